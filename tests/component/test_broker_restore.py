@@ -252,7 +252,7 @@ def test_restore_names_a_batch_that_is_stored_twice_once() -> None:
             queue = MemoryQueue(SystemClock())
             report = await restore(broker, queue, topic)
             assert len(await batch_pointers(queue, topic)) == BATCHES
-            assert [key for key, _ in report.findings] == [misplaced], "its index says another place"
+            assert [key for key, _ in report.findings] == [misplaced], "its index names another batch"
 
     run(work())
 
@@ -300,8 +300,8 @@ def test_restore_reports_and_keeps_a_partition_opened_in_the_new_queue() -> None
             await open_in(queue, topic, epoch=9)
             report = await restore(broker, queue, topic)
             assert (report.intact, report.pointers, await batch_pointers(queue, topic)) == (0, 0, [])
-            ((place, text),) = report.findings
-            assert place == f"topic '{topic.name}' partition 0"
+            ((where, text),) = report.findings
+            assert where == f"topic '{topic.name}' partition 0"
             assert "opened in the new queue before all was restored" in text
 
     run(work())
@@ -457,7 +457,7 @@ def test_the_queue_times_of_staged_batches_continue_those_before_them() -> None:
     run(work())
 
 
-def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their_places_in_others() -> None:
+def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their_positions_in_others() -> None:
     """Offsets of the lost log are other ones: the log had pointers without records, too."""
 
     async def work() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from memq.broker.restore.rebuild import BatchPlace, Rebuilder, find_batch
+from memq.broker.restore.rebuild import BatchLocation, Rebuilder, find_batch
 from memq.format.key import object_key
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
@@ -36,7 +36,7 @@ class LiveCluster:
         """Store one more batch of one record, and let its pointer land."""
         key = object_key("c-1", TOPIC.name, TOPIC.id, 0, 4, number, 1)
         self.objects[key] = joined((batch(number), [block(number, [b"%d" % number])]))
-        found = find_batch(BatchPlace(key, 0, 4, number), self.objects[key], TOPIC)
+        found = find_batch(BatchLocation(key, 0, 4, number), self.objects[key], TOPIC)
         pointer = Rebuilder(TOPIC, "c-1", STORE).pointer(found)
         assert pointer is not None
         entry = read_entry(number, 0, pointer, partial(object_bytes, self.objects))

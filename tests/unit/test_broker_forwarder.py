@@ -12,7 +12,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.restore.rebuild import BatchPlace, Rebuilder, find_batch
+from memq.broker.restore.rebuild import BatchLocation, Rebuilder, find_batch
 from memq.broker.spool import forwarding
 from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
 from memq.broker.spool.segments import Ticket
@@ -128,7 +128,7 @@ class Bench:
         self._batches += 1
         data, key = joined((batch(self._batches), list(blocks))), f"memq/{self._batches}"
         await self.store.put(key, [data], crc32c(data))
-        found = find_batch(BatchPlace(key, 0, 4, self._batches), data, TOPIC)
+        found = find_batch(BatchLocation(key, 0, 4, self._batches), data, TOPIC)
         pointer = Rebuilder(TOPIC, "memq", "main").pointer(found)
         assert pointer is not None
         now_ms = self.services.runtime.clock.wall_ms()

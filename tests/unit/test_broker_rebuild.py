@@ -10,7 +10,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.rebuild import (
-    BatchPlace,
+    BatchLocation,
     FoundBatch,
     PresentLog,
     Rebuilder,
@@ -18,8 +18,8 @@ from memq.broker.restore.rebuild import (
     find_batch,
     find_shared_batch,
     follow_on,
-    places_in,
-    staged_places,
+    locations_in,
+    staged_locations,
 )
 from memq.broker.restore.restore import held_in
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
@@ -45,11 +45,11 @@ KEY = "c-1/one"
 
 
 INDEX_OFFSET = parse_trailer(SHARED[-TRAILER_BYTES:], len(SHARED)).index_offset
-PLACES = places_in(KEY, open_object(SHARED), INDEX_OFFSET)
+LOCATIONS = locations_in(KEY, open_object(SHARED), INDEX_OFFSET)
 
 
 def whole(data: bytes = SHARED, sequence: int = 6, partition: int = 0) -> FoundBatch:
-    return find_batch(BatchPlace(KEY, partition, 4, sequence), data, TOPIC)
+    return find_batch(BatchLocation(KEY, partition, 4, sequence), data, TOPIC)
 
 
 # ---- what an object holds ------------------------------------------------------------------------
@@ -59,12 +59,12 @@ def test_the_batches_of_a_shared_object_are_found_by_topic() -> None:
     index = open_object(SHARED)
     offset = sum(map(len, (*ONE, *TWO))) + len(block(0, [b"e"], topic=OTHER))
     entries = list(index.batches)
-    assert places_in(KEY, index, offset) == {
+    assert locations_in(KEY, index, offset) == {
         ObjectTopic(TOPIC.name, TOPIC.id): [
-            BatchPlace(KEY, 0, 4, 6, entries[0], offset, "b-1"),
-            BatchPlace(KEY, 1, 4, 8, entries[1], offset, "b-1"),
+            BatchLocation(KEY, 0, 4, 6, entries[0], offset, "b-1"),
+            BatchLocation(KEY, 1, 4, 8, entries[1], offset, "b-1"),
         ],
-        ObjectTopic(OTHER.name, OTHER.id): [BatchPlace(KEY, 0, 4, 6, entries[2], offset, "b-1")],
+        ObjectTopic(OTHER.name, OTHER.id): [BatchLocation(KEY, 0, 4, 6, entries[2], offset, "b-1")],
     }
 
 
@@ -75,11 +75,14 @@ def test_a_batch_is_the_same_from_its_object_and_from_its_own_bytes() -> None:
     assert (found.key, found.broker, found.raw_bytes, found.damaged) == (KEY, "b-1", raw, 0)
     assert found.named == (NamedProducer(producer=2, epoch=3, last_sequence=8),)
     assert [each.first_sequence for each in found.blocks] == [0, 7]
-    for place in PLACES[ObjectTopic(TOPIC.name, TOPIC.id)]:
-        assert place.entry is not None
-        own = SHARED[place.entry.offset : place.entry.offset + place.entry.length]
-        alone, expected = find_shared_batch(place, own, TOPIC), whole(SHARED, place.batch_sequence, place.partition)
-        moved = tuple(each._replace(offset=each.offset + place.entry.offset) for each in alone.blocks)
+    for location in LOCATIONS[ObjectTopic(TOPIC.name, TOPIC.id)]:
+        assert location.entry is not None
+        own = SHARED[location.entry.offset : location.entry.offset + location.entry.length]
+        alone, expected = (
+            find_shared_batch(location, own, TOPIC),
+            whole(SHARED, location.batch_sequence, location.partition),
+        )
+        moved = tuple(each._replace(offset=each.offset + location.entry.offset) for each in alone.blocks)
         assert replace(alone, blocks=moved) == expected
 
 
@@ -94,28 +97,31 @@ def test_a_damaged_block_is_counted_and_says_nothing_of_names(damaged: tuple[int
     assert bool(found.named) == (1 not in damaged)
 
 
-@pytest.mark.parametrize("place", [(1, 4, 6), (0, 5, 6), (0, 4, 7)])
-def test_an_object_that_holds_other_batches_than_its_key_says_is_damaged(place: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("location", [(1, 4, 6), (0, 5, 6), (0, 4, 7)])
+def test_an_object_that_holds_other_batches_than_its_key_says_is_damaged(location: tuple[int, int, int]) -> None:
     with pytest.raises(CorruptDataError, match="holds other batches"):
-        find_batch(BatchPlace(KEY, *place), SHARED, TOPIC)
+        find_batch(BatchLocation(KEY, *location), SHARED, TOPIC)
 
 
 def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
-    place = PLACES[ObjectTopic(TOPIC.name, TOPIC.id)][0]
+    location = LOCATIONS[ObjectTopic(TOPIC.name, TOPIC.id)][0]
     for data in (ONE[0], b"".join(ONE)[:-1], b"".join([*ONE, *TWO]), b""):
         with pytest.raises(CorruptDataError, match="do not fit its index"):
-            find_shared_batch(place, data, TOPIC)
+            find_shared_batch(location, data, TOPIC)
 
 
 def test_a_damaged_header_says_nothing_of_sequences_where_the_index_does() -> None:
     """Its first sequence is wrong, and its length is not: the next block is found, and the pointer would lie."""
-    place = PLACES[ObjectTopic(TOPIC.name, TOPIC.id)][0]
+    location = LOCATIONS[ObjectTopic(TOPIC.name, TOPIC.id)][0]
     first_sequence = 40
     assert parse_header(flipped(ONE[0], first_sequence)).first_sequence != 0
     data = flipped(SHARED, first_sequence)
     with pytest.raises(CorruptDataError, match="do not fit its index"):
-        find_shared_batch(place, data[: sum(map(len, ONE))], TOPIC)
-    for at in (place, *follow_on([BatchPlace(KEY, 0, 8, 0)], [place])):  # as staged: with an epoch that no index has
+        find_shared_batch(location, data[: sum(map(len, ONE))], TOPIC)
+    for at in (
+        location,
+        *follow_on([BatchLocation(KEY, 0, 8, 0)], [location]),
+    ):  # as staged: with an epoch that no index has
         found = find_batch(at, data, TOPIC)
         assert [(each.producer_id, each.first_sequence) for each in found.blocks] == [(1, 0), (2, 7)]
         assert (found.damaged, found.entry) == (1, at.entry)
@@ -154,15 +160,15 @@ def test_staged_pieces_have_the_number_that_their_manifest_gives_them_and_follow
             ),
         ),
     )
-    places = staged_places(manifest, 77)
+    locations = staged_locations(manifest, 77)
 
-    def staged(key: str, index: int, entry: BatchEntry, number: int, pieces: int) -> BatchPlace:
+    def staged(key: str, index: int, entry: BatchEntry, number: int, pieces: int) -> BatchLocation:
         writer = NamedProducer(
             producer=writer_id("nightly"), epoch=0, last_sequence=number, batch_id="12", manifest=77, pieces=pieces
         )
-        return BatchPlace(key, entry.partition, 0, 0, entry, index, "nightly", writer)
+        return BatchLocation(key, entry.partition, 0, 0, entry, index, "nightly", writer)
 
-    assert places == {
+    assert locations == {
         ObjectTopic(TOPIC.name, TOPIC.id): [
             staged("s/1", 70, BatchEntry(0, size, 900, 0, 3, 0, 0, 0, 0), 1, 2),
             staged("s/2", 80, BatchEntry(3, 40, 900, 0, 6, 0, 0, 0, 0), 2, 2),
@@ -171,8 +177,8 @@ def test_staged_pieces_have_the_number_that_their_manifest_gives_them_and_follow
         ObjectTopic(OTHER.name, OTHER.id): [staged("s/2", 80, BatchEntry(73, 5, 900, 0, 2, 0, 0, 0, 0), 1, 1)],
     }
 
-    pieces = places[ObjectTopic(TOPIC.name, TOPIC.id)][:2]
-    for others, epoch in (([], 1), ([BatchPlace("k", 0, 9, 0), BatchPlace("k", 0, 4, 8)], 10)):
+    pieces = locations[ObjectTopic(TOPIC.name, TOPIC.id)][:2]
+    for others, epoch in (([], 1), ([BatchLocation("k", 0, 9, 0), BatchLocation("k", 0, 4, 8)], 10)):
         followed = follow_on(others, pieces)
         assert [(each.key, each.epoch, each.batch_sequence) for each in followed] == [
             ("s/1", epoch, 0),
@@ -314,14 +320,14 @@ def test_a_log_should_have_what_lies_before_its_first_opening() -> None:
     for epoch in (5, 7):
         held.note(Entry(2, 0, encode_pointer(said("opened", epoch))))
     assert (held.in_use, held.opened, held.batches) == (True, {0: 5}, {(0, 4, 6)})
-    there, lacking = BatchPlace(KEY, 0, 4, 6), BatchPlace(KEY, 0, 4, 7)
+    there, lacking = BatchLocation(KEY, 0, 4, 6), BatchLocation(KEY, 0, 4, 7)
     assert [held.has(there), held.has(lacking)] == [True, False]
     assert [held.has_pointer(said("data", 4, sequence=number)) for number in (6, 7)] == [True, False]
     staged = replace(there, writer=NamedProducer(producer=1, epoch=0))
-    places = [there, lacking, BatchPlace(KEY, 0, 5, 0), BatchPlace(KEY, 1, 8, 0), staged]
-    assert held.should_have(places) == [there, lacking, places[3]]
+    locations = [there, lacking, BatchLocation(KEY, 0, 5, 0), BatchLocation(KEY, 1, 8, 0), staged]
+    assert held.should_have(locations) == [there, lacking, locations[3]]
     trimmed = PresentLog(trimmed=True)
-    assert (trimmed.in_use, trimmed.should_have(places)) == (True, [])
+    assert (trimmed.in_use, trimmed.should_have(locations)) == (True, [])
 
 
 @pytest.mark.parametrize("kind", ["data", "opened"])

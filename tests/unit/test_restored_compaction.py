@@ -8,7 +8,7 @@ import pytest
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.broker.restore.compacted_batches import compacted_batches, places_below
+from memq.broker.restore.compacted_batches import compacted_batches, locations_below
 from memq.broker.restore.restore import Restorer
 from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.producer.fields import check_fields
@@ -41,8 +41,8 @@ def test_the_batches_below_a_prefix_are_found_by_topic_and_unreadable_indexes_ar
         await cluster.put("p/d", indexed(OTHER, 0))
         await cluster.put("q/e", indexed(TOPIC, 0))
         findings: list[tuple[str, str]] = []
-        found = await places_below(cluster.store, "p/", findings, moved.append)
-        assert {topic.id: [place.key for place in places] for topic, places in found.items()} == {
+        found = await locations_below(cluster.store, "p/", findings, moved.append)
+        assert {topic.id: [location.key for location in locations] for topic, locations in found.items()} == {
             TOPIC.id: ["p/a"],
             OTHER.id: ["p/d"],
         }
@@ -62,7 +62,7 @@ def test_a_manifest_that_can_not_be_read_is_named_and_the_others_count() -> None
         await cluster.put(f"{prefix}a", indexed(TOPIC, 1))
         await cluster.put(files.manifest_key(first, 1), b"no manifest")
         batches = await compacted_batches(CLUSTER, cluster.store, TOPIC)
-        assert [place.key for place in batches.places] == [f"{prefix}a"]
+        assert [location.key for location in batches.locations] == [f"{prefix}a"]
         ((key, text),) = batches.findings
         assert key == files.manifest_key(first, 0)
         assert text.startswith("compacted part of partition 0: ")
@@ -149,12 +149,12 @@ async def made_of_staged(topic: Topic, *, named: bool, producer: bool) -> World:
     await MemoryHandler.put(world.store, key, buffers, checksum)
     (piece, _) = staged.pieces
     body = await MemoryHandler.get_range(world.store, key, piece.offset, piece.length)
-    place = Location(store=STORE, key=key, offset=piece.offset, length=piece.length, index=staged.index_offset)
+    location = Location(store=STORE, key=key, offset=piece.offset, length=piece.length, index=staged.index_offset)
     await world.publish(
         old_ms,
         kind="data",
         batch_sequence=0,
-        locations=(place,),
+        locations=(location,),
         records=piece.records,
         stored_bytes=piece.length,
         producers=(ProducerRanges(99, ((0, 3),)),),

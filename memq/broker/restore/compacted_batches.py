@@ -1,7 +1,7 @@
-"""Objects of many batches for a restore, shared and large, and facts that only pointers had.
+"""The batches in shared and large objects for a restore, and the facts that only their pointers had.
 
-The new queue has new offsets, so the manifests of the old one are invalid. Once the new queue is complete, each
-manifest gets an empty successor, which names the parts as left: a repeated restore needs the facts in them.
+The new queue has new offsets, so the manifests of the old queue are invalid. Once the new queue is complete, each
+manifest gets an empty successor. The successor names the parts as left: a repeated restore needs the facts in them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from memq.broker.restore.rebuild import BatchPlace, FoundBatch, Identity, places_in
+from memq.broker.restore.rebuild import BatchLocation, FoundBatch, Identity, locations_in
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
@@ -26,28 +26,28 @@ READS_AT_ONCE_MAX = 32  # manifests and parts of a topic: the confirmation of a 
 
 @dataclass(slots=True)
 class CompactedBatches:
-    """The batches of a topic in large objects, their pointers' `named`, and faults, by key.
+    """The batches of a topic in large objects, the named producers of their pointers, and faults by key.
 
-    Staged batches among them are known by `producers`, and by `pieces` if their manifest does not name its producers.
+    A staged batch among them is recognised by `producers`, or by `pieces` if its manifest names no producers.
     """
 
-    places: list[BatchPlace] = field(default_factory=list)
+    locations: list[BatchLocation] = field(default_factory=list)
     named: dict[Identity, tuple[NamedProducer, ...]] = field(default_factory=dict)
     producers: dict[tuple[int, int], Identity] = field(default_factory=dict)  # the batch of a partition and a producer
     pieces: dict[tuple[int, int, str, int], None] = field(default_factory=dict)  # partition, writer, batch, number
     findings: list[tuple[str, str]] = field(default_factory=list)
 
-    def take_piece(self, place: BatchPlace) -> bool:
+    def take_piece(self, location: BatchLocation) -> bool:
         """Return whether these batches contain a staged piece; note its writer, if no pointer did.
 
         An object that a writer staged has one piece for each partition, and a producer of its own.
         """
-        if place.writer is None:
+        if location.writer is None:
             return False
-        batch = self.producers.get((place.partition, place.producer))
+        batch = self.producers.get((location.partition, location.producer))
         if batch is not None:
-            self.named.setdefault(batch, (place.writer,))
-        return batch is not None or _piece_of(place.partition, place.writer) in self.pieces
+            self.named.setdefault(batch, (location.writer,))
+        return batch is not None or _piece_of(location.partition, location.writer) in self.pieces
 
     def found(self, found: FoundBatch) -> FoundBatch:
         """Return a batch with the named producers of its old pointer."""
@@ -56,19 +56,19 @@ class CompactedBatches:
         return replace(found, named=named) if named and is_large_object(found.key) else found
 
 
-async def places_below(
+async def locations_below(
     store: StorageHandler,
     prefix: str,
     findings: list[tuple[str, str]],
     moved: Callable[[int], None] = lambda count: None,
     take: Callable[[ObjectIndex], None] = lambda index: None,
-) -> dict[ObjectTopic, list[BatchPlace]]:
-    """Read the indexes of all objects below a prefix; return their batches by topic.
+) -> dict[ObjectTopic, list[BatchLocation]]:
+    """Read the indexes of all objects below a prefix; return the locations of their batches by topic.
 
-    An index that can't be read is added to `findings`; `take` gets each other one. `moved` is called with 1 after each
-    object. Raises: as `ObjectReader`.
+    An index that can't be read is added to `findings`; `take` is called with each other index. `moved` is called with
+    1 after each object. Raises: as `ObjectReader`.
     """
-    found: dict[ObjectTopic, list[BatchPlace]] = {}
+    found: dict[ObjectTopic, list[BatchLocation]] = {}
     async for entry in store.list(prefix):
         try:
             index, trailer = await read_index(store, entry)
@@ -76,8 +76,8 @@ async def places_below(
             findings.append((entry.key, str(error)))
         else:
             take(index)
-            for topic, places in places_in(entry.key, index, trailer.index_offset).items():
-                found.setdefault(topic, []).extend(places)
+            for topic, locations in locations_in(entry.key, index, trailer.index_offset).items():
+                found.setdefault(topic, []).extend(locations)
         moved(1)
     return found
 
@@ -94,8 +94,8 @@ async def compacted_batches(cluster: str, store: StorageHandler, topic: Topic) -
                     batches.producers[entry.partition, block.producer_id] = batch
 
     prefix = f"{compaction_prefix(cluster, topic.name, topic.id)}objects/"
-    found = await places_below(store, prefix, batches.findings, take=take)
-    batches.places += found.get(ObjectTopic(topic.name, topic.id), ())
+    found = await locations_below(store, prefix, batches.findings, take=take)
+    batches.locations += found.get(ObjectTopic(topic.name, topic.id), ())
     await _read_manifests(ManifestFiles(cluster, store), topic, batches)
     return batches
 
@@ -106,7 +106,10 @@ async def _read_manifests(files: ManifestFiles, topic: Topic, batches: Compacted
 
 
 async def _finish(reads: Iterable[Awaitable[None]]) -> None:
-    """Let all reads end, also after a failure: none may use the store later. Raises: the first failure."""
+    """Wait for all reads, also after a failure: none may use the store later.
+
+    Raises: the first failure.
+    """
     for end in await asyncio.gather(*reads, return_exceptions=True):
         if end is not None:
             raise end
@@ -136,7 +139,7 @@ async def _read_part(
     *,
     absent_too: bool = False,
 ) -> None:
-    """Read a part; with `absent_too` it was left, and the sweep may have deleted it.
+    """Read a part. With `absent_too`, it may be missing: the sweep deletes parts that were left.
 
     Raises: as `ManifestFiles`.
     """
@@ -166,9 +169,9 @@ def _piece_of(partition: int, named: NamedProducer) -> tuple[int, int, str, int]
 async def retire_manifests(
     cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition], now_ms: int
 ) -> None:
-    """Put a manifest without parts above each manifest of these read partitions; it names them as left.
+    """Give each read partition's manifest a successor without parts that names the old parts as left.
 
-    `now_ms` is the time since when they are (Unix ms). Raises: as the store.
+    `now_ms` (Unix ms) is the time at which the parts were left. Raises: as the store.
     """
     files = ManifestFiles(cluster, store)
     for partition in partitions:

@@ -2,12 +2,12 @@
 
 `PresentLog` decides from the remaining pointers of a log whether the log is lost, in use, or partly restored.
 
-Theory. The object of a batch has all facts of its pointer, except its place in the queue. `skip` and the totals follow
-from that place. The batches of a write partition were published in the order of epoch and batch sequence; this order
-restores their places. An object without a pointer (an upload of a fenced owner) can't be distinguished from others. Its
-producers sent the same sequences again, so each block is published where it first appears, and a batch without new
-blocks is left out. Thus a block that was never acked may appear, once, as guarantee 3 allows. Equal sequences alone do
-not make a copy: a later instance of a named producer uses the sequences of unacked records again.
+Theory. The object of a batch has all facts of its pointer, except its order in the queue. `skip` and the totals follow
+from that order. The batches of a write partition were published in the order of epoch and batch sequence, so a restore
+publishes them in this order again. An object without a pointer (an upload of a fenced owner) can't be distinguished
+from others. Its producers sent the same sequences again. So each block is published where it first appears, and a batch
+without new blocks is left out. Thus a block that was never acked may appear, once, as guarantee 3 allows. Equal
+sequences alone do not make a copy: a later instance of a named producer uses the sequences of unacked records again.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class FoundBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlace:
-    """Where a batch lies: in an object of its own, or, with `entry`, in one of many batches by `broker`.
+class BatchLocation:
+    """The location of a batch: its own object, or, with `entry`, a part of an object of many batches.
 
-    The entry of a piece that `writer` has staged has no number of blocks, because the manifest does not have it.
-    `producer` is the producer id of such a piece, 0 if the manifest of an earlier writer does not name it.
+    `broker` wrote such an object. A piece that `writer` has staged has an entry without the number of blocks, because
+    the manifest does not have it. `producer` is the producer id of such a piece, 0 if the manifest of an earlier writer
+    does not name it.
     """
 
     key: str
@@ -85,9 +86,12 @@ class BatchPlace:
         return (self.partition, self.entry.offset, self.entry.length) == (entry.partition, entry.offset, entry.length)
 
 
-def staged_places(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[BatchPlace]]:
-    """Return the pieces of a batch by topic, in order; `follow_on` sets epoch and batch sequence."""
-    places: dict[ObjectTopic, list[BatchPlace]] = {}
+def staged_locations(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[BatchLocation]]:
+    """Return the locations of a staged batch's pieces by topic, in order.
+
+    They have no epoch and no batch sequence yet; `follow_on` sets both.
+    """
+    locations: dict[ObjectTopic, list[BatchLocation]] = {}
     for (topic, topic_id, partition), pieces in manifest.by_partition().items():
         for number, (staged, piece) in enumerate(pieces, 1):
             entry = BatchEntry(piece.offset, piece.length, manifest.created_ms, 0, piece.records, 0, 0, partition, 0)
@@ -100,19 +104,21 @@ def staged_places(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[B
                 pieces=len(pieces),
             )
             index_offset, producer = staged.index_offset, int(staged.producer, 16)
-            place = BatchPlace(staged.key, partition, 0, 0, entry, index_offset, manifest.writer, writer, producer)
-            places.setdefault(ObjectTopic(topic, topic_id), []).append(place)
-    return places
+            location = BatchLocation(
+                staged.key, partition, 0, 0, entry, index_offset, manifest.writer, writer, producer
+            )
+            locations.setdefault(ObjectTopic(topic, topic_id), []).append(location)
+    return locations
 
 
-def follow_on(places: list[BatchPlace], staged: list[BatchPlace]) -> list[BatchPlace]:
+def follow_on(locations: list[BatchLocation], staged: list[BatchLocation]) -> list[BatchLocation]:
     """Return the staged pieces of a partition as batches of a further epoch, after the others."""
-    epoch = 1 + max((place.epoch for place in places), default=0)
-    found: list[BatchPlace] = []
-    for number, place in enumerate(staged):
-        assert place.entry is not None, f"'{place.key}' is not staged"
-        entry = place.entry._replace(epoch=epoch, batch_sequence=number)
-        found.append(replace(place, epoch=epoch, batch_sequence=number, entry=entry))
+    epoch = 1 + max((location.epoch for location in locations), default=0)
+    found: list[BatchLocation] = []
+    for number, location in enumerate(staged):
+        assert location.entry is not None, f"'{location.key}' is not staged"
+        entry = location.entry._replace(epoch=epoch, batch_sequence=number)
+        found.append(replace(location, epoch=epoch, batch_sequence=number, entry=entry))
     return found
 
 
@@ -122,46 +128,46 @@ def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
     return replace(found, entry=entry._replace(appended_ms=max(entry.appended_ms, time_ms)))
 
 
-def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[ObjectTopic, list[BatchPlace]]:
-    """Return the batches of an object by topic."""
-    places: dict[ObjectTopic, list[BatchPlace]] = {}
+def locations_in(key: str, index: ObjectIndex, index_offset: int) -> dict[ObjectTopic, list[BatchLocation]]:
+    """Return the locations of an object's batches by topic."""
+    locations: dict[ObjectTopic, list[BatchLocation]] = {}
     for entry in index.batches:
         identity = (entry.partition, entry.epoch, entry.batch_sequence)
-        place = BatchPlace(key, *identity, entry, index_offset, index.meta.broker)
-        places.setdefault(index.meta.topics[entry.topic], []).append(place)
-    return places
+        location = BatchLocation(key, *identity, entry, index_offset, index.meta.broker)
+        locations.setdefault(index.meta.topics[entry.topic], []).append(location)
+    return locations
 
 
-def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
-    """Read the batch at `place` from its whole object, and check its blocks.
+def find_batch(location: BatchLocation, data: Buffer, topic: Topic) -> FoundBatch:
+    """Read the batch at `location` from its whole object, and check its blocks.
 
     Raises: CorruptDataError when trailer or index are damaged or have no such batch; UnsupportedFormatError.
     """
     index = open_object(data)
     index_offset = parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
     for entry in index.batches:
-        if index.meta.topics[entry.topic].id == topic.id and place.is_at(entry):
+        if index.meta.topics[entry.topic].id == topic.id and location.is_at(entry):
             blocks = index.blocks_of(entry)
             pieces = cut_blocks(data, scope_of(topic.id_bytes, entry.partition), None, numbered_entries(blocks))
-            return _found(place, place.entry or entry, blocks, pieces, index.meta.broker, index_offset)
-    raise CorruptDataError(f"object '{place.key}' holds other batches than its key names")
+            return _found(location, location.entry or entry, blocks, pieces, index.meta.broker, index_offset)
+    raise CorruptDataError(f"object '{location.key}' holds other batches than its key names")
 
 
-def find_shared_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
-    """Read the batch at `place` of a shared object from its own bytes alone.
+def find_shared_batch(location: BatchLocation, data: Buffer, topic: Topic) -> FoundBatch:
+    """Read the batch at `location` of a shared object from its own bytes alone.
 
     Raises: CorruptDataError when a block is damaged: then only the index has the sequences of the blocks.
     """
-    assert place.entry is not None, f"'{place.key}' is no shared object"
-    pieces = list(cut_blocks(data, scope_of(topic.id_bytes, place.partition), place.entry.records))
-    if not is_whole(pieces) or (place.writer is None and len(pieces) != place.entry.blocks):
-        raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
+    assert location.entry is not None, f"'{location.key}' is no shared object"
+    pieces = list(cut_blocks(data, scope_of(topic.id_bytes, location.partition), location.entry.records))
+    if not is_whole(pieces) or (location.writer is None and len(pieces) != location.entry.blocks):
+        raise CorruptDataError(f"object '{location.key}': the blocks of a batch do not fit its index")
     blocks = tuple(piece.entry() for piece in pieces)
-    return _found(place, place.entry, blocks, pieces, place.broker, place.index_offset)
+    return _found(location, location.entry, blocks, pieces, location.broker, location.index_offset)
 
 
 def _found(
-    place: BatchPlace,
+    location: BatchLocation,
     entry: BatchEntry,
     blocks: tuple[BlockEntry, ...],
     pieces: Iterable[BlockPiece],
@@ -180,9 +186,9 @@ def _found(
             named[header.producer_id] = NamedProducer(
                 producer=header.producer_id, epoch=header.producer_epoch, last_sequence=header.next_sequence
             )
-    names = tuple(named.values()) if place.writer is None else (place.writer,)
+    names = tuple(named.values()) if location.writer is None else (location.writer,)
     entry = entry._replace(blocks=len(blocks))
-    return FoundBatch(place.key, place.broker or broker, entry, blocks, index_offset, raw, damaged, names)
+    return FoundBatch(location.key, location.broker or broker, entry, blocks, index_offset, raw, damaged, names)
 
 
 class Rebuilder:
@@ -264,12 +270,12 @@ def _identity(entry: BatchEntry, block: BlockEntry) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class PresentLog:
-    """The present beginning of a log that may be lost: empty, part of a restore, or complete.
+    """The pointers at the beginning of a log that may be lost: none, part of a restore, or all.
 
-    An owner begins with `opened`, and its epoch is above all earlier ones. So a log that begins with `opened`, and has
-    no object of a lower epoch, was never lost. A restored log has all objects of lower epochs before `opened`. A log
-    that retention has trimmed was in use for a long time. A log of data only was made by a restore so far.
-    `opened` has the first epoch of each write partition.
+    An owner publishes `opened` first, and its epoch is above all earlier ones. So a log was never lost if it begins
+    with `opened` and no object has a lower epoch. A restored log has all batches of lower epochs before `opened`. A log
+    that retention has trimmed has been in use for a long time. A log without `opened` has pointers of a restore alone.
+    The field `opened` has the first epoch of each write partition.
     """
 
     trimmed: bool = False
@@ -281,20 +287,22 @@ class PresentLog:
         """Whether an owner has opened the log: then no pointer can be put before its `opened`."""
         return self.trimmed or bool(self.opened)
 
-    def should_have(self, places: Iterable[BatchPlace]) -> list[BatchPlace]:
-        """Return the batches that belong before the first opening.
+    def should_have(self, locations: Iterable[BatchLocation]) -> list[BatchLocation]:
+        """Return those of the batches whose pointers must precede the first opening.
 
         Staged batches are left out, because they have no epoch.
         """
         return [
-            place
-            for place in places
-            if not self.trimmed and place.writer is None and place.epoch < self.opened.get(place.partition, math.inf)
+            location
+            for location in locations
+            if not self.trimmed
+            and location.writer is None
+            and location.epoch < self.opened.get(location.partition, math.inf)
         ]
 
-    def has(self, place: BatchPlace) -> bool:
+    def has(self, location: BatchLocation) -> bool:
         """Whether the log has the pointer of a batch."""
-        return (place.partition, place.epoch, place.batch_sequence) in self.batches
+        return (location.partition, location.epoch, location.batch_sequence) in self.batches
 
     def has_pointer(self, pointer: Pointer) -> bool:
         """Whether the log has a pointer of the same batch."""

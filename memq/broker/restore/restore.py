@@ -17,9 +17,9 @@ from awscrt.checksums import crc32c
 
 from memq.broker.assembly import opened_parts
 from memq.broker.process import STORE_NAME
-from memq.broker.restore.compacted_batches import CompactedBatches, compacted_batches, places_below, retire_manifests
+from memq.broker.restore.compacted_batches import CompactedBatches, compacted_batches, locations_below, retire_manifests
 from memq.broker.restore.rebuild import (
-    BatchPlace,
+    BatchLocation,
     FoundBatch,
     PresentLog,
     Rebuilder,
@@ -27,7 +27,7 @@ from memq.broker.restore.rebuild import (
     find_batch,
     find_shared_batch,
     follow_on,
-    staged_places,
+    staged_locations,
 )
 from memq.broker.restore.unknown_topics import LOST_TEXT, unknown_objects
 from memq.errors import (
@@ -63,8 +63,8 @@ from memq.topic import Committed, Position, ReadPartition, Topic, Totals, read_p
 T = TypeVar("T")
 
 ANY_AGE_MS = 1 << 53
-Places = dict[int, list[BatchPlace]]  # by write partition
-PlacesByTopic = dict[ObjectTopic, list[BatchPlace]]
+LocationsByPartition = dict[int, list[BatchLocation]]  # by write partition
+LocationsByTopic = dict[ObjectTopic, list[BatchLocation]]
 OPENED_TEXT = (
     "it was opened in the new queue before all was restored: remove it there, and restore before brokers start"
 )
@@ -74,14 +74,14 @@ OPENED_TEXT = (
 class Restored:
     """The results of a topic.
 
-    `copies` are batches without new records; `findings` are pairs of an object and its fault. `intact` read partitions
-    exist in the queue, and owners use them: their batches were neither restored nor counted. `groups` had positions in
-    a lost log, and begin at the beginning of the new one.
+    `copies` counts batches without new records; `findings` are pairs of an object and its fault. `intact` counts read
+    partitions whose log owners use: their batches were neither restored nor counted. The consumer groups in `groups`
+    had positions in a lost log, and start at the beginning of the new log.
     """
 
     topic: str
     objects: int = 0  # each batch of a shared object counts as one
-    pointers: int = 0  # published, or to be published in a dry run
+    pointers: int = 0  # published pointers; in a dry run those that a restore would publish
     intact: int = 0
     held: int = 0  # in the queue already, from an earlier run
     records: int = 0
@@ -118,16 +118,16 @@ class Restorer:
         self._clock = clock
         self._dry_run = dry_run
         self._moved = moved
-        self._shared: PlacesByTopic | None = None
-        self._staged: PlacesByTopic | None = None  # in the order of their commits
+        self._shared: LocationsByTopic | None = None
+        self._staged: LocationsByTopic | None = None  # in the order of their commits
         self._compacted = CompactedBatches()
 
     async def restore_all(self, coordinator: Coordinator) -> list[Restored]:
         """Restore all topics of the coordinator, and return the result of each.
 
         Objects of a topic that it does not know, and that was not deleted, are counted in a result with a finding.
-        Raises: InvalidRequestError when brokers run, also if one has come meanwhile, or when the coordinator knows no
-        topic and the store has such objects, except in a dry run; MemqError of the parts.
+        Raises: InvalidRequestError when a broker runs or starts meanwhile, or when the coordinator knows no topic and
+        the store has such objects, except in a dry run; MemqError of the parts.
         """
         await _check_stopped(coordinator)
         topics = await coordinator.topics()
@@ -137,8 +137,8 @@ class Restorer:
             await _check_stopped(coordinator)  # a paused broker may have returned
         others = Restored("")
         shared, staged = await self._of_many(others)
-        batches = Counter({topic: len(places) for topic, places in shared.items()})
-        batches += Counter({topic: len(places) for topic, places in staged.items()})
+        batches = Counter({topic: len(locations) for topic, locations in shared.items()})
+        batches += Counter({topic: len(locations) for topic, locations in staged.items()})
         unknown = await unknown_objects(self._cluster, self._store, coordinator, topics, batches)
         if unknown and not topics and not self._dry_run:
             raise InvalidRequestError(
@@ -155,27 +155,29 @@ class Restorer:
         """Publish the lost pointers of a topic's objects, and return the result.
 
         A call after an interrupted one continues where that one ended. A dry run publishes and creates nothing. A read
-        partition that brokers opened in the new queue too early is a finding: no pointer can be put before the opening.
+        partition that a broker opened before its restore is a finding: no pointer can be put before the opening.
         Raises: MemqError of store and queue.
         """
         result = Restored(topic.name)
-        places = await self._places(topic, result)
-        lost = await self._lost(topic, places, result)
+        locations = await self._locations(topic, result)
+        lost = await self._lost(topic, locations, result)
         if not lost or self._dry_run:
-            await self._restore(topic, places, lost, result)
+            await self._restore(topic, locations, lost, result)
             return result
         partitions = read_partitions(topic)
         await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
         try:
             lost = await self._lost_still(topic, lost)
             await self._rewind(lost, result)
-            await self._restore(topic, places, lost, result)
+            await self._restore(topic, locations, lost, result)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
         await retire_manifests(self._cluster, self._store, topic, lost, self._clock.wall_ms())
         return result
 
-    async def _lost(self, topic: Topic, places: Places, result: Restored) -> dict[ReadPartition, PresentLog]:
+    async def _lost(
+        self, topic: Topic, locations: LocationsByPartition, result: Restored
+    ) -> dict[ReadPartition, PresentLog]:
         """Return the read partitions to restore, with the present log of each."""
         lost: dict[ReadPartition, PresentLog] = {}
         for partition in read_partitions(topic):
@@ -188,7 +190,7 @@ class Restorer:
                 continue
             if not held.in_use:
                 lost[partition] = held
-            elif await self._is_whole(topic, partition, held, places):
+            elif await self._is_whole(topic, partition, held, locations):
                 result.intact += 1
             else:
                 result.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
@@ -224,13 +226,15 @@ class Restorer:
                 result.groups.append(group)
                 await self._queue.commit(group, "", OUTSIDE_GENERATION, stale)
 
-    async def _is_whole(self, topic: Topic, partition: ReadPartition, held: PresentLog, places: Places) -> bool:
+    async def _is_whole(
+        self, topic: Topic, partition: ReadPartition, held: PresentLog, locations: LocationsByPartition
+    ) -> bool:
         """Whether a log in use has all batches that belong before its first opening.
 
         Reads objects only if a batch has no pointer: it may be a copy.
         """
-        earlier = [held.should_have(places.get(writer, ())) for writer in topic.writers_of(partition)]
-        if all(held.has(place) for each in earlier for place in each):
+        earlier = [held.should_have(locations.get(writer, ())) for writer in topic.writers_of(partition)]
+        if all(held.has(location) for each in earlier for location in each):
             return True
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         async for found in self._in_order(topic, earlier, Restored(topic.name)):
@@ -240,27 +244,27 @@ class Restorer:
         return True
 
     async def _restore(
-        self, topic: Topic, places: Places, lost: dict[ReadPartition, PresentLog], result: Restored
+        self, topic: Topic, locations: LocationsByPartition, lost: dict[ReadPartition, PresentLog], result: Restored
     ) -> None:
         for partition in read_partitions(topic):
             rebuilder = Rebuilder(topic, self._cluster, self._store_name)  # of each: time begins again with it
-            writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
+            writers = [locations.pop(writer, []) for writer in topic.writers_of(partition)]
             if partition not in lost:
                 continue
             async for found in self._in_order(topic, writers, result):
                 await self._take(partition, rebuilder.pointer(found), lost[partition], result)
-        for stray in places.values():
-            result.findings += [(place.key, "the topic has no such partition") for place in stray]
+        for stray in locations.values():
+            result.findings += [(location.key, "the topic has no such partition") for location in stray]
 
-    async def _places(self, topic: Topic, result: Restored) -> Places:
-        """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
+    async def _locations(self, topic: Topic, result: Restored) -> LocationsByPartition:
+        """Locate the topic's batches by write partition, in the order of epoch and batch sequence."""
         shared, every_staged = await self._of_many(result)
         of_topic = ObjectTopic(topic.name, topic.id)
-        places: Places = {}
+        locations: LocationsByPartition = {}
         self._compacted = await compacted_batches(self._cluster, self._store, topic)
         result.findings += self._compacted.findings
-        for place in (*self._compacted.places, *shared.get(of_topic, ())):
-            places.setdefault(place.partition, []).append(place)
+        for location in (*self._compacted.locations, *shared.get(of_topic, ())):
+            locations.setdefault(location.partition, []).append(location)
         compacted = compaction_prefix(self._cluster, topic.name, topic.id)
         async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
             if entry.key.startswith(compacted):
@@ -271,30 +275,35 @@ class Restorer:
                 result.findings.append((entry.key, str(error)))
                 continue
             if isinstance(named, ObjectKey):
-                place = BatchPlace(entry.key, named.partition, named.epoch, named.batch_sequence)
-                places.setdefault(named.partition, []).append(place)
-        for found in places.values():
-            found.sort(key=lambda place: (place.epoch, place.batch_sequence))
-        staged: Places = {}
-        for place in every_staged.get(of_topic, ()):
-            if self._compacted.take_piece(place):
+                location = BatchLocation(entry.key, named.partition, named.epoch, named.batch_sequence)
+                locations.setdefault(named.partition, []).append(location)
+        for found in locations.values():
+            found.sort(key=lambda location: (location.epoch, location.batch_sequence))
+        staged: LocationsByPartition = {}
+        for location in every_staged.get(of_topic, ()):
+            if self._compacted.take_piece(location):
                 continue
-            staged.setdefault(place.partition, []).append(place)
+            staged.setdefault(location.partition, []).append(location)
         for partition, pieces in staged.items():
-            own = places.setdefault(partition, [])
+            own = locations.setdefault(partition, [])
             own += follow_on(own, pieces)
-        return places
+        return locations
 
-    async def _of_many(self, result: Restored) -> tuple[PlacesByTopic, PlacesByTopic]:
-        """Return the batches in shared and in staged objects; read them once."""
+    async def _of_many(self, result: Restored) -> tuple[LocationsByTopic, LocationsByTopic]:
+        """Return the locations of the batches in shared and in staged objects; list each kind once."""
         if self._shared is None:
-            self._shared = await places_below(self._store, shared_prefix(self._cluster), result.findings, self._moved)
+            self._shared = await locations_below(
+                self._store, shared_prefix(self._cluster), result.findings, self._moved
+            )
         if self._staged is None:
-            self._staged = await self._staged_places(result)
+            self._staged = await self._staged_locations(result)
         return self._shared, self._staged
 
-    async def _staged_places(self, result: Restored) -> PlacesByTopic:
-        """Read all manifests of staged batches: their pieces were committed, or were about to be."""
+    async def _staged_locations(self, result: Restored) -> LocationsByTopic:
+        """Locate the pieces of all staged batches that have a manifest.
+
+        Such a batch was committed, or its commit had begun.
+        """
         manifests: list[tuple[Manifest, int]] = []
         async for entry in self._store.list(staged_prefix(self._cluster)):
             if "/commits/" in entry.key:
@@ -304,17 +313,17 @@ class Restorer:
                 except (CorruptDataError, UnsupportedFormatError) as error:
                     result.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
-        found: PlacesByTopic = {}
+        found: LocationsByTopic = {}
         for manifest, checksum in manifests:
-            for topic, places in staged_places(manifest, checksum).items():
-                found.setdefault(topic, []).extend(places)
+            for topic, locations in staged_locations(manifest, checksum).items():
+                found.setdefault(topic, []).extend(locations)
         return found
 
     async def _in_order(
-        self, topic: Topic, writers: list[list[BatchPlace]], result: Restored
+        self, topic: Topic, writers: list[list[BatchLocation]], result: Restored
     ) -> AsyncIterator[FoundBatch]:
         """Yield the batches of one read partition: each writer's in its order, the writers merged by time."""
-        streams = [self._batches(topic, places, result) for places in writers]
+        streams = [self._batches(topic, locations, result) for locations in writers]
         heads: list[tuple[int, int, FoundBatch]] = []
         for number, stream in enumerate(streams):
             async for found in stream:
@@ -327,40 +336,44 @@ class Restorer:
                 heapq.heappush(heads, (found.entry.appended_ms, number, found))
                 break
 
-    async def _batches(self, topic: Topic, places: list[BatchPlace], result: Restored) -> AsyncIterator[FoundBatch]:
+    async def _batches(
+        self, topic: Topic, locations: list[BatchLocation], result: Restored
+    ) -> AsyncIterator[FoundBatch]:
         last_ms = 0
-        for place in places:
+        for location in locations:
             result.objects += 1
             try:
-                found = await self._find(topic, place)
+                found = await self._find(topic, location)
             except (CorruptDataError, UnsupportedFormatError) as error:
-                result.findings.append((place.key, str(error)))
+                result.findings.append((location.key, str(error)))
             except NotFoundError as error:
-                if place.writer is None:
+                if location.writer is None:
                     raise
-                result.findings.append((place.key, f"retention took what was staged: {error}"))
+                result.findings.append((location.key, f"retention took what was staged: {error}"))
             else:
-                if place.writer is not None:  # staged pieces come last, and queue times must not decrease
+                if location.writer is not None:  # staged pieces come last, and queue times must not decrease
                     found = at_least(found, last_ms)
                 last_ms = max(last_ms, found.entry.appended_ms)
                 if found.damaged:
                     result.damaged_blocks += found.damaged
-                    result.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
+                    result.findings.append((location.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
                 yield found
-            if place.entry is None:
+            if location.entry is None:
                 self._moved(1)
 
-    async def _find(self, topic: Topic, place: BatchPlace) -> FoundBatch:
-        return await self._surely(place.key, partial(self._find_once, topic, place), lambda found: not found.damaged)
+    async def _find(self, topic: Topic, location: BatchLocation) -> FoundBatch:
+        return await self._surely(
+            location.key, partial(self._find_once, topic, location), lambda found: not found.damaged
+        )
 
-    async def _find_once(self, topic: Topic, place: BatchPlace) -> FoundBatch:
-        if place.entry is not None:
+    async def _find_once(self, topic: Topic, location: BatchLocation) -> FoundBatch:
+        if location.entry is not None:
             try:
-                data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
-                return self._compacted.found(find_shared_batch(place, data, topic))
+                data = await self._store.get_range(location.key, location.entry.offset, location.entry.length)
+                return self._compacted.found(find_shared_batch(location, data, topic))
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still has the offsets and sequences of the blocks
-        return self._compacted.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
+        return self._compacted.found(find_batch(location, await self._store.get(location.key, checked=False), topic))
 
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True
