@@ -41,7 +41,7 @@ from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
 from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
@@ -290,7 +290,7 @@ class Sink:
         self.redirected: list[int] = []
 
     def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()
     ) -> None:
         """Take it."""
 

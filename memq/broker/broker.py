@@ -160,7 +160,7 @@ class Broker:
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self._step("read assignments", self.partitions.refresh)
-        await self._make_places()
+        await self._create_logs()
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         if services.spool.disk is not None:
@@ -184,7 +184,7 @@ class Broker:
     async def _step(self, name: str, step: Callable[[], Awaitable[T]]) -> T:
         return await start_step(self.services.runtime, self.services.events, name, step)
 
-    async def _make_places(self) -> None:
+    async def _create_logs(self) -> None:
         """Create the missing logs of topics in the queue; skip damaged logs.
 
         Many topics at the same time, because the queue can then ask for them together: one by one, 10,000 topics took

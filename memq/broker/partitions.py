@@ -78,13 +78,13 @@ class Partitions:
         self._confirming = asyncio.Semaphore(CONFIRMED_AT_ONCE)
         self._silent_until_s = 0.0  # monotonic; until then the coordinator is not asked to confirm topics
         self._sharing = sharing
-        self.forwarder = Forwarder(services, self.place)
+        self.forwarder = Forwarder(services, self.locate)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[PartitionKey, Assignment] = {}
         self._read: Sequence[Assignment] = ()
         self._owned: dict[PartitionKey, None] = {}
         self._held: dict[PartitionKey, None] = {}  # owned, or not released yet
-        self._next_refresh: asyncio.Task[None] | None = None  # not begun yet: callers of `place` share it
+        self._next_refresh: asyncio.Task[None] | None = None  # not begun yet: callers of `locate` share it
         self._refresh_turn = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
@@ -329,7 +329,7 @@ class Partitions:
             processor.start()
         return processor
 
-    async def place(self, topic: Topic, partition: int) -> TopicProcessor | str:
+    async def locate(self, topic: Topic, partition: int) -> TopicProcessor | str:
         """Return the processor of a partition of this broker, else its owner's address.
 
         The last broker that drains takes a partition without an owner, because no governor is left to assign it. While

@@ -123,7 +123,7 @@ class Services:
         return LostLogs(self.settings.cluster, self.store, self.queue, self.coordinator)
 
     @property
-    def store_place(self) -> str:
+    def store_location(self) -> str:
         """Name and URL of the store for new objects, for messages."""
         return f"store '{self.store_name}' at {self.store.url}"
 

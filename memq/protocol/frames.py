@@ -33,10 +33,10 @@ from memq.protocol.messages import Forward, decode_message, encode_message
 
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
-ACK = struct.Struct("<IBBHQII")  # a whole frame without places: prefix, epoch, number of places
-_PLACE = struct.Struct("<QQQQ")
+ACK = struct.Struct("<IBBHQII")  # a whole frame without positions: prefix, epoch, number of positions
+_POSITION = struct.Struct("<QQQQ")
 _CHECKSUM_BYTES = 4
-ACK_PLACES_MAX = 1_024  # in one ACK; records beyond it are acked without a place
+ACK_POSITIONS_MAX = 1_024  # in one ACK; further records are acked without a position
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
@@ -103,7 +103,7 @@ BODY_BYTES_MAX: dict[int, int] = {int(api): CONTROL_BODY_BYTES_MAX for api in Ap
     Api.WRITE: BLOCK_BYTES_MAX,
     Api.FORWARD: BLOCK_BYTES_MAX + KIB,
     Api.READ: READ_BYTES_MAX,
-    Api.ACK: ACK.size - FRAME_PREFIX_BYTES + ACK_PLACES_MAX * _PLACE.size,
+    Api.ACK: ACK.size - FRAME_PREFIX_BYTES + ACK_POSITIONS_MAX * _POSITION.size,
     Api.NACK: 64 * KIB,
     Api.THROTTLE: 4 * KIB,
     Api.DRAINING: 4 * KIB,
@@ -111,8 +111,8 @@ BODY_BYTES_MAX: dict[int, int] = {int(api): CONTROL_BODY_BYTES_MAX for api in Ap
 }
 
 
-class AckPlace(NamedTuple):
-    """Where records `first` up to `next` of a stream lie: in the batch of a pointer, from an index on."""
+class AckPosition(NamedTuple):
+    """The position of records `first` up to `next` of a stream: in a pointer's batch, from an index on."""
 
     first: int
     next: int
@@ -145,20 +145,20 @@ def encode_frame(api: int, stream: int, argument: int, body: bytes = b"", flags:
     return encode_prefix(api, stream, argument, len(body), flags) + body
 
 
-def encode_ack(level: int, stream: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()) -> bytes:
+def encode_ack(level: int, stream: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()) -> bytes:
     """Build an ACK frame: all records below `next_sequence` of the stream are acked at `level`."""
-    named = places[:ACK_PLACES_MAX]
-    length = ACK.size - FRAME_PREFIX_BYTES + len(named) * _PLACE.size
+    named = positions[:ACK_POSITIONS_MAX]
+    length = ACK.size - FRAME_PREFIX_BYTES + len(named) * _POSITION.size
     head = ACK.pack(length, Api.ACK, level, stream, next_sequence, epoch, len(named))
-    return head + b"".join(_PLACE.pack(*place) for place in named) if named else head
+    return head + b"".join(_POSITION.pack(*position) for position in named) if named else head
 
 
-def decode_places(body: Buffer) -> list[AckPlace]:
-    """Return the places in the body of an ACK. Raises: ProtocolError."""
+def decode_positions(body: Buffer) -> list[AckPosition]:
+    """Return the positions in the body of an ACK. Raises: ProtocolError."""
     head = ACK.size - FRAME_PREFIX_BYTES
-    if len(body) < head or len(body) != head + int.from_bytes(body[4:8], "little") * _PLACE.size:
-        raise ProtocolError(f"the {len(body)} bytes of an ACK do not fit its number of places")
-    return [AckPlace(*place) for place in _PLACE.iter_unpack(body[head:])]
+    if len(body) < head or len(body) != head + int.from_bytes(body[4:8], "little") * _POSITION.size:
+        raise ProtocolError(f"the {len(body)} bytes of an ACK do not fit its number of positions")
+    return [AckPosition(*position) for position in _POSITION.iter_unpack(body[head:])]
 
 
 def add_checksum(frame: bytes, body: bytes = b"") -> tuple[bytes, ...]:

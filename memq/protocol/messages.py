@@ -90,7 +90,7 @@ class Open(msgspec.Struct, kw_only=True):
     """Bind the frame's stream to a partition for one producer, from its oldest live sequence on.
 
     `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is the epoch
-    of a named producer, from the answer to `BeginProducer`; 0 without a name. `positions` requests places in ACKs.
+    of a named producer, from the answer to `BeginProducer`; 0 without a name. `positions` requests positions in ACKs.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""The position in an ack is the place of its records; there is none if the broker is not sure of it."""
+"""The position in an ack is the position of its records; there is none if the broker is not sure of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import QueueError
 from memq.format.pointer import ProducerRanges
 from memq.notification import Publication
-from memq.protocol.frames import AckLevel, AckPlace, Api, Frame, decode_places, encode_frame
+from memq.protocol.frames import AckLevel, AckPosition, Api, Frame, decode_positions, encode_frame
 from memq.protocol.messages import Open, encode_message
 from memq.testing import Cluster
 from memq.topic import CLOCK_ERROR_MS, Position, Topic, TopicSettings
@@ -48,8 +48,8 @@ async def acked(client: BareClient, next_sequence: int) -> Frame:
             return frame
 
 
-def place_of(frame: Frame) -> list[AckPlace]:
-    return decode_places(frame.body)
+def place_of(frame: Frame) -> list[AckPosition]:
+    return decode_positions(frame.body)
 
 
 def test_the_position_of_a_sync_ack_reads_back_exactly_its_record() -> None:
@@ -98,8 +98,8 @@ def test_blocks_of_two_streams_that_lie_between_each_other_have_their_own_places
             found = {frame.stream: place_of(frame) for frame in (await client.frame(), await client.frame())}
             offset = found[1][0].pointer_offset
             assert found == {
-                1: [AckPlace(0, 3, offset, 0), AckPlace(3, 5, offset, 5)],
-                2: [AckPlace(0, 2, offset, 3)],
+                1: [AckPosition(0, 3, offset, 0), AckPosition(3, 5, offset, 5)],
+                2: [AckPosition(0, 2, offset, 3)],
             }
             assert await read_from(broker, Position(0, offset, 5)) == [b"d", b"e"]
             assert await read_from(broker, Position(0, offset, 3)) == [b"x", b"y", b"d", b"e"]
@@ -132,15 +132,15 @@ def test_a_repeated_block_has_the_position_of_the_copy_that_is_read(where: str) 
             again.write(write_frame(block_of(topic, 2, [b"c"])))
             await until(lambda: broker.services.counters.duplicate_blocks == 1)
             store.gate.set()
-            places = place_of(await acked(again, 3))
+            positions = place_of(await acked(again, 3))
             if where == "too far back to be remembered":
-                assert places == []
+                assert positions == []
                 await again.close()
                 await client.close()
                 return
-            (place,) = places
-            assert (place.first, place.next) == (2, 3)
-            assert await read_from(broker, Position(0, place.pointer_offset, place.record_index)) == [b"c"]
+            (position,) = positions
+            assert (position.first, position.next) == (2, 3)
+            assert await read_from(broker, Position(0, position.pointer_offset, position.record_index)) == [b"c"]
             await client.close()
             await again.close()
 
@@ -185,12 +185,12 @@ def test_after_a_publish_without_an_answer_the_position_is_in_doubt_unless_it_fo
 
             queue.publish = fails_once
             client.write(write_frame(block_of(topic, 0, [b"a"])))
-            places = place_of(await acked(client, 1))
+            positions = place_of(await acked(client, 1))
             if landed != "never":
-                assert places == [], "readers take the first one, and this owner does not know where it lies"
+                assert positions == [], "readers take the first one, and this owner does not know where it lies"
             else:
-                (place,) = places
-                assert await read_from(broker, Position(0, place.pointer_offset, place.record_index)) == [b"a"]
+                (position,) = positions
+                assert await read_from(broker, Position(0, position.pointer_offset, position.record_index)) == [b"a"]
             await client.close()
 
     run(work())

@@ -336,7 +336,7 @@ def test_held_blocks_go_to_the_owner_and_the_last_broker_takes_what_nobody_has(
                 said.brokers_[1] = msgspec.structs.replace(said.brokers_[1], draining=True)
             said.partitions.draining = draining
             looks = said.looks
-            places = [asyncio.create_task(said.partitions.place(said.topic, 0)) for _ in range(3)]
+            places = [asyncio.create_task(said.partitions.locate(said.topic, 0)) for _ in range(3)]
             results = await asyncio.gather(*places, return_exceptions=True)
             assert said.looks < looks + len(places), "they share it"
             for result in results:
@@ -363,7 +363,7 @@ def test_while_the_coordinator_is_away_what_it_said_last_must_do() -> None:
             owned_by(said, 0, "near")
             await said.partitions.refresh()
             failing(said.services.coordinator, "topics", UnreachableError("not now"))
-            assert await said.partitions.place(said.topic, 0) == NEAR
+            assert await said.partitions.locate(said.topic, 0) == NEAR
 
     run(work())
 

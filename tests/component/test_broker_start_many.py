@@ -154,9 +154,9 @@ def test_concurrent_owner_lookups_share_one_read(monkeypatch: pytest.MonkeyPatch
                 return list(await read(self))
 
             monkeypatch.setattr(MemoryCoordinator, "assignments", assignments)
-            first = asyncio.create_task(broker.partitions.place(topic, 0))
+            first = asyncio.create_task(broker.partitions.locate(topic, 0))
             await until(lambda: reads == 1)
-            rest = [broker.partitions.place(topic, number) for number in range(1, 50)]
+            rest = [broker.partitions.locate(topic, number) for number in range(1, 50)]
             found = await asyncio.gather(first, *rest)
             assert [each.partition for each in found if isinstance(each, TopicProcessor)] == list(range(50))
             assert reads == 2, "what was under way when the others asked may be of before"

@@ -42,8 +42,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         POLLS,
         "blocks take more memory than is free for answers",
-        "if place.length > bytes_max:",
-        "if place.length > POLL_BYTES_MAX:",
+        "if location.length > bytes_max:",
+        "if location.length > POLL_BYTES_MAX:",
     ),
     (
         POLLS,
@@ -237,8 +237,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         APPENDER,
         "a duplicate is acked before its copy is in the queue",
-        "            if waits_for is None:\n                places",
-        "            if waits_for is not stream:\n                places",
+        "            if waits_for is None:\n                positions",
+        "            if waits_for is not stream:\n                positions",
     ),
     (
         APPENDER,

@@ -74,8 +74,8 @@ IDENTITY_BUGS = (
     Planted(
         "position of the record behind",
         "memq.broker.partition.ring",
-        "SlotRun.places",
-        swap("AckPlace(first, end, pointer_offset, index)", "AckPlace(first, end, pointer_offset, index + 1)"),
+        "SlotRun.positions",
+        swap("AckPosition(first, end, pointer_offset, index)", "AckPosition(first, end, pointer_offset, index + 1)"),
         level="calm",
         producers=("product",),
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from memq.broker.ingest.connection import Connection
 from memq.broker.partition.append import Stream
-from memq.protocol.frames import AckLevel, AckPlace
+from memq.protocol.frames import AckLevel, AckPosition
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from tests.simulation.checker import Checker
 
@@ -25,11 +25,11 @@ def noted_acks(note: Callable[[Stream, int, int], None]) -> Iterator[None]:
         level: int,
         next_sequence: int,
         epoch: int,
-        places: Sequence[AckPlace] = (),
+        positions: Sequence[AckPosition] = (),
     ) -> None:
         if level == AckLevel.ALL:
             note(stream, next_sequence, epoch)
-        send(connection, stream, level, next_sequence, epoch, places)
+        send(connection, stream, level, next_sequence, epoch, positions)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Connection, "send_ack", noting)

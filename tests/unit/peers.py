@@ -61,7 +61,7 @@ class HoldingPartition:
         self.own: Ownership | None = None
         limits = Quotas(SystemClock(), NO_CLIENT_LIMITS)
         self.services = SimpleNamespace(limits=limits, spool=None, counters=Counters(), waits=Waits(SystemClock()))
-        self.known = SimpleNamespace(holds=lambda producer, header: (False, None), places_of=lambda *claim: [])
+        self.known = SimpleNamespace(holds=lambda producer, header: (False, None), positions_of=lambda *claim: [])
         self.appender = Appender(cast(Any, self))
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
 

@@ -131,7 +131,7 @@ def test_a_starved_broker_reads_no_blocks_but_requests() -> None:
     run(work)
 
 
-def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> None:
+def test_a_frame_that_waits_for_a_region_gets_it_before_anything_new_begins() -> None:
     def work() -> None:
         dice = random.Random(0)
         house = House(BUDGET, SLAB)
@@ -199,7 +199,7 @@ def test_connection_that_closes_while_it_waits_leaves_its_turn_to_the_next() -> 
 
 
 class Waiting:
-    """A connection whose frame finds a place when the test says so."""
+    """A connection whose frame gets a region when the test says so."""
 
     reads_on = False
 
@@ -213,12 +213,12 @@ class Waiting:
     def resume(self) -> None:
         self.calls.append("resume")
 
-    def take_place(self) -> bool:
-        self.calls.append("take_place")
+    def take_region(self) -> bool:
+        self.calls.append("take_region")
         return self.fits
 
 
-def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
+def test_a_frame_behind_one_that_is_given_up_gets_its_region_at_once() -> None:
     intake = Intake(SlabPool(BUDGET, SLAB))
     starving: list[bool] = []
     intake.starving = lambda: starving.append(intake.starved)
@@ -230,12 +230,12 @@ def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
     assert starving == [True], "memory becomes short once"
     second.fits = True
     intake.feed()
-    assert "take_place" not in second.calls, "it is not its turn"
+    assert "take_region" not in second.calls, "it is not its turn"
     intake.forget(third)
-    assert "take_place" not in second.calls
+    assert "take_region" not in second.calls
     intake.forget(first)
     assert (list(intake.readers), list(intake.waiting)) == ([second], [])
-    assert second.calls[-2:] == ["take_place", "resume"]
+    assert second.calls[-2:] == ["take_region", "resume"]
     assert not intake.starved
 
 

@@ -32,7 +32,7 @@ from memq.broker.partition.ring import (
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.errors import MemqError
 from memq.format.pointer import Location
-from memq.protocol.frames import AckLevel, AckPlace
+from memq.protocol.frames import AckLevel, AckPosition
 from tests.unit.peers import append_to
 
 WORTH = 1000 // WORTH_SHARE
@@ -47,7 +47,7 @@ class Nobody:
     """A sink that takes everything."""
 
     def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()
     ) -> None:
         """Take it."""
 
@@ -463,7 +463,7 @@ def test_a_greater_batch_is_waited_for_at_once() -> None:
     assert ring.plan(0.001).wake_s == pytest.approx(200_000 / FAST_BYTES_S), "it was full before"
 
 
-def test_places_of_records_are_known_with_the_pointer_and_go_to_who_asks_for_them() -> None:
+def test_positions_of_records_are_known_with_the_pointer_and_go_to_who_asks_for_them() -> None:
     ring, memory = Ring(LIMITS), slab()
     asks, silent = stream_of(1), stream_of(2)
     asks.positions = True
@@ -471,19 +471,20 @@ def test_places_of_records_are_known_with_the_pointer_and_go_to_who_asks_for_the
         assert append_to(ring, stream, first, count, memory, 50 * number, 50 * number + 50, 0.0)
     slot = ring.open
     assert slot is not None
-    assert slot.places() == {}
-    assert slot.places_of(1, 0, 99) == []
+    assert slot.positions() == {}
+    assert slot.positions_of(1, 0, 99) == []
     slot.pointer_offset = 7
-    lie = [AckPlace(10, 13, 7, 0), AckPlace(13, 18, 7, 5)]
-    assert slot.places() == {asks: lie}
+    lie = [AckPosition(10, 13, 7, 0), AckPosition(13, 18, 7, 5)]
+    assert slot.positions() == {asks: lie}
     again = stream_of(1)
     slot.later_acks = [(again, 13, lambda: lie[:1]), (silent, 2, lambda: lie)]
-    assert slot.places() == {asks: lie}
+    assert slot.positions() == {asks: lie}
     again.positions = True
-    assert slot.places() == {asks: lie, again: lie[:1]}
+    assert slot.positions() == {asks: lie, again: lie[:1]}
     found = [
-        slot.places_of(1, first, next_) for first, next_ in ((10, 11), (12, 13), (13, 14), (17, 18), (0, 10), (18, 20))
+        slot.positions_of(1, first, next_)
+        for first, next_ in ((10, 11), (12, 13), (13, 14), (17, 18), (0, 10), (18, 20))
     ]
     assert found == [lie[:1], lie[:1], lie[1:], lie[1:], [], []]
-    assert slot.places_of(1, 12, 14) == lie
-    assert slot.places_of(2, 0, 2) == [AckPlace(0, 2, 7, 3)]
+    assert slot.positions_of(1, 12, 14) == lie
+    assert slot.positions_of(2, 0, 2) == [AckPosition(0, 2, 7, 3)]

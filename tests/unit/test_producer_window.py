@@ -50,17 +50,19 @@ from memq.errors import (
     TooLargeError,
     TooOldError,
 )
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened
 
 
 def test_each_block_gets_its_place_from_the_ack_that_settles_it() -> None:
     blocks = [block(0), block(10), block(20), block(30)]
     window = opened(*blocks)
-    window.handle(Acked(30, [AckPlace(20, 25, 7, 99), AckPlace(0, 20, 7, 3)]))
-    assert [each.place for each in blocks] == [AckPlace(0, 20, 7, 3)] * 2 + [None, None], "one is not named as a whole"
+    window.handle(Acked(30, [AckPosition(20, 25, 7, 99), AckPosition(0, 20, 7, 3)]))
+    assert [each.position for each in blocks] == [AckPosition(0, 20, 7, 3)] * 2 + [None, None], (
+        "one is not named as a whole"
+    )
     window.handle(Acked(40))
-    assert blocks[3].place is None
+    assert blocks[3].position is None
 
 
 def in_state(state: WindowState) -> ProducerWindow:

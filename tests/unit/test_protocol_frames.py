@@ -19,14 +19,14 @@ from memq.errors import (
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, MIB
 from memq.protocol.frames import (
     ACK,
-    ACK_PLACES_MAX,
+    ACK_POSITIONS_MAX,
     BODY_BYTES_MAX,
     HELLO_MAGIC,
     PREFIX,
     VERSIONS,
     WRITE_PREFIX,
     AckLevel,
-    AckPlace,
+    AckPosition,
     Api,
     Frame,
     FrameReader,
@@ -34,7 +34,7 @@ from memq.protocol.frames import (
     check_hello_start,
     check_prefix,
     check_version,
-    decode_places,
+    decode_positions,
     encode_ack,
     encode_frame,
     take_checksum,
@@ -144,9 +144,9 @@ def test_every_api_has_its_bound(api: Api) -> None:
             encode_frame(api, 0, 0, bytes(bound + 1))
 
 
-@pytest.mark.parametrize("places", [[], [AckPlace(4, 9, 70, 2)]])
-def test_no_bit_of_a_frame_with_a_checksum_may_differ(places: list[AckPlace]) -> None:
-    frame = encode_ack(AckLevel.ALL, 3, 9, 1, places)
+@pytest.mark.parametrize("positions", [[], [AckPosition(4, 9, 70, 2)]])
+def test_no_bit_of_a_frame_with_a_checksum_may_differ(positions: list[AckPosition]) -> None:
+    frame = encode_ack(AckLevel.ALL, 3, 9, 1, positions)
     data = b"".join(add_checksum(frame))
     assert b"".join(add_checksum(frame[:16], frame[16:])) == data
     (taken,) = feed(FrameReader(), data, [len(data)])
@@ -171,19 +171,19 @@ def test_acks_are_24_bytes_and_come_back(level: AckLevel, stream: int, next_: in
     assert struct.unpack("<II", frame.body) == (epoch, 0)
 
 
-@given(places=st.lists(st.builds(AckPlace, U64, U64, U64, U64), max_size=3), cut=st.integers(0, 40))
-def test_places_of_an_ack_come_back_and_another_length_is_refused(places: list[AckPlace], cut: int) -> None:
-    body = encode_ack(AckLevel.ALL, 1, 5, 2, places)[16:]
-    assert decode_places(body) == places
+@given(positions=st.lists(st.builds(AckPosition, U64, U64, U64, U64), max_size=3), cut=st.integers(0, 40))
+def test_positions_of_an_ack_come_back_and_another_length_is_refused(positions: list[AckPosition], cut: int) -> None:
+    body = encode_ack(AckLevel.ALL, 1, 5, 2, positions)[16:]
+    assert decode_positions(body) == positions
     if 0 < cut <= len(body):
-        with pytest.raises(ProtocolError, match="number of places"):
-            decode_places(body[:-cut])
+        with pytest.raises(ProtocolError, match="number of positions"):
+            decode_positions(body[:-cut])
 
 
 def test_an_ack_names_no_more_places_than_its_bound() -> None:
-    body = encode_ack(AckLevel.ALL, 1, 5, 2, [AckPlace(n, n + 1, 3, n) for n in range(ACK_PLACES_MAX + 1)])[16:]
+    body = encode_ack(AckLevel.ALL, 1, 5, 2, [AckPosition(n, n + 1, 3, n) for n in range(ACK_POSITIONS_MAX + 1)])[16:]
     check_prefix(len(body), Api.ACK)
-    assert decode_places(body)[-1].first == ACK_PLACES_MAX - 1
+    assert decode_positions(body)[-1].first == ACK_POSITIONS_MAX - 1
 
 
 def test_a_write_may_have_been_sent_before_the_connection_began() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
+from memq.broker.partition.staged_batch import StagedBatch, check_bounds, staged_batch, staged_index
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -19,7 +19,7 @@ from memq.protocol.messages import WirePiece
 from tests.unit.audited import TOPIC
 from tests.unit.blocks import NOW_MS, Record, build, seal
 
-PLACE = ("c", TOPIC.id, 0)
+TARGET = ("c", TOPIC.id, 0)
 WRITERS = (NamedProducer(producer=9, epoch=0, last_sequence=1),)
 RAW = 777
 
@@ -59,11 +59,11 @@ class Staged:
             raw_bytes=RAW,
         )
 
-    def read(self, place: tuple[str, str, int] = PLACE, **piece: Any) -> StagedBatch:
+    def read(self, target: tuple[str, str, int] = TARGET, **piece: Any) -> StagedBatch:
         """Read it as a broker does, by what a writer says of its piece."""
         asked = msgspec.structs.replace(self.piece, **piece)
-        check_place(asked)
-        return staged_batch(staged_index(self.index, asked), asked, "main", place, WRITERS, settled, 12.5)
+        check_bounds(asked)
+        return staged_batch(staged_index(self.index, asked), asked, "main", target, WRITERS, settled, 12.5)
 
 
 def settled(error: MemqError | None) -> None:
@@ -85,17 +85,17 @@ def test_a_batch_has_what_all_of_its_blocks_have_together() -> None:
     assert Staged(BLOCKS[::-1]).read().slots == (10, 90), "in any order"
 
 
-def test_a_batch_before_another_one_names_the_place_of_the_index() -> None:
+def test_a_batch_before_another_one_names_the_offset_of_the_index() -> None:
     staged = Staged()
     first = staged.read(("c", TOPIC.id, 5), offset=0, length=len(BLOCKS[0]))
     assert first.location.index == staged.piece.index_offset
     assert (first.records, first.slots) == (2, (20, 30))
 
 
-@pytest.mark.parametrize("place", [("d", TOPIC.id, 0), ("c", "ff" * 16, 0), ("c", TOPIC.id, 1), ("c", TOPIC.id, 5)])
-def test_a_batch_of_another_place_is_refused(place: tuple[str, str, int]) -> None:
-    with pytest.raises(CorruptDataError, match=f"object 'o' has no batch of partition {place[2]} at"):
-        Staged().read(place)
+@pytest.mark.parametrize("target", [("d", TOPIC.id, 0), ("c", "ff" * 16, 0), ("c", TOPIC.id, 1), ("c", TOPIC.id, 5)])
+def test_a_batch_of_another_target_is_refused(target: tuple[str, str, int]) -> None:
+    with pytest.raises(CorruptDataError, match=f"object 'o' has no batch of partition {target[2]} at"):
+        Staged().read(target)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 0), (-1, 1), (0, -1), (1, -1)])
@@ -105,7 +105,7 @@ def test_a_batch_that_lies_elsewhere_is_refused(offset: int, length: int) -> Non
         staged.read(offset=staged.piece.offset + offset, length=staged.piece.length + length)
 
 
-def test_an_index_at_another_place_than_the_writer_says_is_refused() -> None:
+def test_an_index_at_another_offset_than_the_writer_says_is_refused() -> None:
     with pytest.raises(CorruptDataError, match=r"object 'o' has its index at \d+, not \d+"):
         Staged().read(index_offset=Staged().piece.index_offset + 1)
 
@@ -148,8 +148,8 @@ SOUND = {"object_bytes": 1_000, "index_offset": 700, "offset": 100, "length": 60
         {"raw_bytes": (1 << 53) - (1 << 32) - 1},
     ],
 )
-def test_a_place_within_its_object_is_taken(changes: dict[str, int]) -> None:
-    check_place(WirePiece(key="o", **{**SOUND, **changes}))
+def test_a_piece_within_its_object_is_taken(changes: dict[str, int]) -> None:
+    check_bounds(WirePiece(key="o", **{**SOUND, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,6 @@ def test_a_place_within_its_object_is_taken(changes: dict[str, int]) -> None:
         ({"raw_bytes": (1 << 53) - (1 << 32)}, "raw bytes"),
     ],
 )
-def test_a_place_that_can_not_be_is_refused(changes: dict[str, int], said: str) -> None:
+def test_a_piece_with_impossible_bounds_is_refused(changes: dict[str, int], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
-        check_place(WirePiece(key="o", **{**SOUND, **changes}))
+        check_bounds(WirePiece(key="o", **{**SOUND, **changes}))

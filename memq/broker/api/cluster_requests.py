@@ -124,10 +124,10 @@ class ClusterRequests:
 
 def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
     owned = [entry.broker for entry in view.assignments]
-    places = {(entry.topic_id, entry.partition): entry.broker for entry in view.assignments}
+    owners = {(entry.topic_id, entry.partition): entry.broker for entry in view.assignments}
     traffic = dict.fromkeys((broker.id for broker in view.brokers), 0)
     for load in view.loads:
-        owner = places.get((load.topic_id, load.partition), "")
+        owner = owners.get((load.topic_id, load.partition), "")
         if owner in traffic:
             traffic[owner] += load.bytes_s
     return [

@@ -189,12 +189,12 @@ class GroupRequests:
             log = partition_of(part.partition)
             for entry in part.entries:
                 pointer = self._recent.find(log, entry.offset)
-                place = pointer.location if pointer is not None else None
-                if place is None:
+                location = pointer.location if pointer is not None else None
+                if location is None:
                     continue
-                if place.length > bytes_max:
+                if location.length > bytes_max:
                     break
-                blocks = self._services.hot.read(place.key, place.offset, place.length)
+                blocks = self._services.hot.read(location.key, location.offset, location.length)
                 if blocks is None:
                     break  # the consumer takes batches in order: it would drop later ones
                 entry.blocks_bytes = len(blocks)

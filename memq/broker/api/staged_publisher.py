@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memq.broker.partition.ownership import Ownership, batch_of
-from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
+from memq.broker.partition.staged_batch import StagedBatch, check_bounds, staged_batch, staged_index
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import IdentityConflictError, InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
 from memq.format.key import staged_prefix
@@ -96,7 +96,7 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
     if not 0 <= ask.first <= ask.first + len(ask.pieces) <= ask.pieces_total < BATCH_ID_END:
         raise InvalidRequestError(f"pieces {ask.first}+{len(ask.pieces)} of {ask.pieces_total}")
     for piece in ask.pieces:
-        check_place(piece)
+        check_bounds(piece)
         if not piece.key.startswith(prefix) or piece.object_bytes - piece.index_offset > INDEX_BYTES_MAX:
             raise InvalidRequestError(f"object {piece.key[:120]!a} was not staged by writer '{ask.writer}'")
 
@@ -164,7 +164,7 @@ async def _read(
     """Read the indexes of the pieces from number `held` on; return their batches."""
     turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
     store = processor.services.stores[ask.store]
-    place = (processor.services.settings.cluster, processor.topic.id, processor.partition)
+    target = (processor.services.settings.cluster, processor.topic.id, processor.partition)
 
     async def read(number: int, piece: WirePiece) -> StagedBatch:
         async with turn:
@@ -179,7 +179,7 @@ async def _read(
         )
         writers = (writer,) if ask.remember else ()
         until_s = _until_s(processor, piece, index.meta.created_ms)
-        return staged_batch(index, piece, ask.store, place, writers, settle, until_s)
+        return staged_batch(index, piece, ask.store, target, writers, settle, until_s)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))

@@ -39,7 +39,7 @@ from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, S
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
-    AckPlace,
+    AckPosition,
     Api,
     Frame,
     add_checksum,
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._region: Region | None = None
-        self._waiting: tuple[bytes, int] | None = None  # beginning and length of a frame that found no place
+        self._waiting: tuple[bytes, int] | None = None  # beginning and length of a frame that got no region
         self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._intake.buffer(self._region)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take received bytes: complete frames at once; an incomplete one keeps its place."""
+        """Take received bytes: complete frames at once; an incomplete one keeps its region."""
         intake, region = self._intake, self._region
         self._services.counters.received_bytes += nbytes
         at_cursor = intake.at_cursor(region)
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         intake.after_read(self)
 
     def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
-        """Reserve a place for an incomplete frame; without memory, wait for one."""
+        """Reserve a region for an incomplete frame; without memory, wait for one."""
         if at == end:
             self._region = None
             self.half_since_s = None
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def reads_on(self) -> bool:
-        """Whether the connection may read while memory is short: its frame has a place, or it sends no blocks."""
+        """Whether it may read while memory is short: its frame has a region, or it sends no blocks."""
         return self._region is not None or not (self.streams or self._waiting or self._forwards)
 
     def pause(self) -> None:
@@ -207,14 +207,14 @@ class Connection(asyncio.BufferedProtocol):
             self.paused = True
             self._transport.pause_reading()
 
-    def take_place(self) -> bool:
-        """Get a place for the waiting frame and resume reading; False when memory is still short."""
-        assert self._waiting is not None, "no frame waits for a place"
+    def take_region(self) -> bool:
+        """Get a region for the waiting frame and resume reading; False when memory is still short."""
+        assert self._waiting is not None, "no frame waits for a region"
         beginning, need = self._waiting
-        place = self._intake.place(need)
-        if place is None:
+        free = self._intake.allocate(need)
+        if free is None:
             return False
-        slab, at = place
+        slab, at = free
         slab.view[at : at + len(beginning)] = beginning
         self._region = Region(slab, at, at + len(beginning), at + need)
         self._waiting = None
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- out -----------------------------------------------------------------------------------------
 
     def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()
     ) -> None:
         """See `memq.broker.partition.append.AckSink`.
 
@@ -382,7 +382,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.streams.get(stream.number) is not stream:
             return
         self._services.counters.acks += 1
-        self._send_frame(encode_ack(level, stream.number, next_sequence, epoch, places))
+        self._send_frame(encode_ack(level, stream.number, next_sequence, epoch, positions))
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         """See `memq.broker.partition.append.AckSink`."""

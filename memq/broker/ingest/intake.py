@@ -1,7 +1,7 @@
 """Receives bytes into slabs and finds runs of sound blocks, checked in place.
 
 Reads are synchronous, so one current slab serves all connections. Each read starts at the cursor. An incomplete frame
-keeps its place (a region) until the rest arrives. A connection whose region is the last one in the current slab may
+keeps its region until the rest arrives. A connection whose region is the last one in the current slab may
 read beyond its frame. Other connections read up to the end of their frame.
 
 `sound_run` accepts only blocks without any doubt. Any other block (damaged, too old, out of sequence, repeated, of
@@ -28,7 +28,7 @@ _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
 class Region:
-    """The place of an incomplete frame: `start` to `end` in a slab, filled up to `filled`."""
+    """The memory of an incomplete frame: `start` to `end` in a slab, filled up to `filled`."""
 
     __slots__ = ("end", "filled", "slab", "start")
 
@@ -50,13 +50,13 @@ class SlabReader(Protocol):
         """Read again."""
         ...
 
-    def take_place(self) -> bool:
-        """Get a place for the waiting frame and resume reading; False when memory is still short."""
+    def take_region(self) -> bool:
+        """Get a region for the waiting frame and resume reading; False when memory is still short."""
         ...
 
     @property
     def reads_on(self) -> bool:
-        """Whether the connection may read while memory is short: its frame has a place, or it sends no blocks."""
+        """Whether it may read while memory is short: its frame has a region, or it sends no blocks."""
         ...
 
 
@@ -65,7 +65,7 @@ class Intake:
 
     An eighth of the budget is reserved for incomplete frames, so that they can be completed. When the rest is used up,
     the intake is starved: it pauses connections that send blocks until memory is released. Then incomplete frames
-    without a place get one first, in order. Connections without blocks (polls, heartbeats) continue in the slab
+    without a region get one first, in order. Connections without blocks (polls, heartbeats) continue in the slab
     `aside`, from which complete frames are copied.
     """
 
@@ -73,7 +73,7 @@ class Intake:
         self.pool = pool
         self.starved = False
         self.readers: dict[SlabReader, None] = {}
-        self.waiting: dict[SlabReader, None] = {}  # with an incomplete frame that found no place
+        self.waiting: dict[SlabReader, None] = {}  # with an incomplete frame that got no region
         self.aside = Slab(ASIDE_BYTES)
         self.starving: Callable[[], None] = lambda: None  # called when memory has become short
         self.frame_bytes_max = pool.budget_bytes - 2 * pool.slab_bytes  # a larger frame would wait for ever
@@ -94,7 +94,7 @@ class Intake:
     def follow(self, region: Region) -> Region:
         """Move the start of a small frame to the cursor, so that the next read follows it, or leave it.
 
-        At its old place, only the rest of the frame can be read. With many connections that send small blocks, every
+        In its old region, only the rest of the frame can be read. With many connections that send small blocks, every
         second read would get some hundred bytes, at the cost of a read of 100 KiB.
         """
         need, length = region.end - region.start, region.filled - region.start
@@ -120,25 +120,25 @@ class Intake:
         return self.aside, 0
 
     def reserve(self, slab: Slab, start: int, filled: int, need: int) -> Region | None:
-        """Give the frame that begins at `start` of `slab` a place of `need` bytes; None when memory is short.
+        """Give the frame that begins at `start` of `slab` `need` bytes; None when memory is short.
 
-        The frame stays where it is if its rest fits there. Otherwise its beginning is copied to another place. The
+        The frame stays where it is if its rest fits there. Otherwise its beginning is copied to a free range. The
         region has a reference on its slab.
         """
         if slab is self.slab and filled == self.cursor and start + need <= slab.size:
             self.cursor = max(self.cursor, start + need)
             slab.references += 1
             return Region(slab, start, filled, start + need)
-        place = self.place(need)
-        if place is None:
+        free = self.allocate(need)
+        if free is None:
             return None
-        other, at = place
+        other, at = free
         length = filled - start
         other.view[at : at + length] = slab.view[start:filled]
         return Region(other, at, at + length, at + need)
 
-    def place(self, need: int) -> tuple[Slab, int] | None:
-        """Find `need` bytes: in the current slab, a fresh one, or a slab of its own for a large frame."""
+    def allocate(self, need: int) -> tuple[Slab, int] | None:
+        """Allocate `need` bytes: in the current slab, a new one, or a separate slab for a large frame."""
         if need <= self.pool.slab_bytes:
             if self.cursor + need > self.slab.size and not self._renew(0):
                 return None
@@ -166,7 +166,7 @@ class Intake:
             self._starve()
 
     def wait(self, reader: SlabReader) -> None:
-        """Let an incomplete frame wait for memory; it gets a place before any new frame."""
+        """Let an incomplete frame wait for memory; it gets a region before any new frame."""
         self.waiting[reader] = None
         reader.pause()
         self._starve()
@@ -183,7 +183,7 @@ class Intake:
     def feed(self) -> None:
         """Give released memory to waiting frames first; then all connections read again."""
         for reader in list(self.waiting):
-            if not reader.take_place():
+            if not reader.take_region():
                 return
             del self.waiting[reader]
         if self.starved and self._renew(self._leave_bytes):

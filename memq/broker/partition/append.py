@@ -17,7 +17,7 @@ from memq.broker.ingest.slabs import Extent
 from memq.errors import MemqError, MovedError, ThrottledError
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 from memq.topic import Topic
 
 
@@ -124,9 +124,9 @@ class AckSink(Protocol):
     """Gets the outcome of the blocks of a stream after `append`; the connection, as a partition sees it."""
 
     def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()
     ) -> None:
-        """Ack the stream's blocks below `next_sequence`; `places` are the known places of records."""
+        """Ack the stream's blocks below `next_sequence`, with the known `positions` of their records."""
         ...
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
@@ -139,17 +139,17 @@ class AckSink(Protocol):
 
 
 class AwaitedAck:
-    """Sink of a stream of one run: `acked` gets the places of its records, or the error without an ack."""
+    """Sink of a stream of one run: `acked` gets the positions of its records, or the error without an ack."""
 
     def __init__(self) -> None:
-        self.acked: asyncio.Future[Sequence[AckPlace]] = asyncio.get_running_loop().create_future()
+        self.acked: asyncio.Future[Sequence[AckPosition]] = asyncio.get_running_loop().create_future()
 
     def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, positions: Sequence[AckPosition] = ()
     ) -> None:
         """See `AckSink`."""
         if not self.acked.done():
-            self.acked.set_result(places)
+            self.acked.set_result(positions)
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         """See `AckSink`."""
@@ -185,7 +185,7 @@ class Stream:
     """One stream of blocks: dense sequences of one producer for one partition through one front door.
 
     `limiters` are the limits of its client; None: its blocks were counted before, so no limit applies to them.
-    With `positions`, its acks have the places of its records.
+    With `positions`, its acks have the positions of its records.
     """
 
     __slots__ = (

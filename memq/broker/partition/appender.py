@@ -255,13 +255,13 @@ class Appender:
             if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
                 waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
             claim = (stream.producer_id, run.first, run.next)
-            places_of = partial((processor.known if holder is None else holder).places_of, *claim)
+            positions_of = partial((processor.known if holder is None else holder).positions_of, *claim)
             if waits_for is None:
-                places = places_of() if stream.positions else ()
-                stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch, places)
+                positions = positions_of() if stream.positions else ()
+                stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch, positions)
             else:
                 stream.run_slot = waits_for  # acks of later copies wait, too: they cover this block
-                waits_for.later_acks.append((stream, run.next, places_of))
+                waits_for.later_acks.append((stream, run.next, positions_of))
         elif stream.acks == AckLevel.ONE:
             if holder is not None:
                 holder.promised.append((stream.producer_id, run.first, run.next))

@@ -40,7 +40,7 @@ class Origin:
 
 @dataclass(slots=True)
 class SealedBatch:
-    """One sealed batch: views of its blocks, the data of its index and pointer, and its place once known."""
+    """One sealed batch: views of its blocks, data of its index and pointer, and its location once known."""
 
     origin: Origin
     entry: BatchEntry  # as if the batch were the first of its object

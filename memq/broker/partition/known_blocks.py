@@ -23,7 +23,7 @@ from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification.log_reader import valid_seek
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition
 
@@ -70,14 +70,14 @@ class KnownBlocks:
         if len(headers) <= RECENT_BLOCKS_MAX * BLOCK_HEADER_BYTES:
             self._recent.append((headers, pointer_offset))
 
-    def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
-        """Return the place of a block in the last published batches; empty for older blocks."""
+    def positions_of(self, producer_id: int, first: int, next_: int) -> list[AckPosition]:
+        """Return the position of a block in the last published batches; empty for older blocks."""
         found = self._find_recent((producer_id, first, next_))
         if found is None:
             return []
         headers, pointer_offset, number = found
         counts = memoryview(headers).cast("I")[5::18].tolist()
-        return [] if pointer_offset is None else [AckPlace(first, next_, pointer_offset, sum(counts[:number]))]
+        return [] if pointer_offset is None else [AckPosition(first, next_, pointer_offset, sum(counts[:number]))]
 
     # ---- a block comes in ------------------------------------------------------------------------
 

@@ -42,10 +42,10 @@ class RecentBatchCache:
 
     def add(self, batch: RecentBatch) -> None:
         """Take over the batch's references on its slabs."""
-        place = (batch.key, batch.offset)
-        if place in self._batches:
-            self._drop(place)
-        self._batches[place] = batch
+        location = (batch.key, batch.offset)
+        if location in self._batches:
+            self._drop(location)
+        self._batches[location] = batch
         insort(self._offsets.setdefault(batch.key, []), batch.offset)
         self.pinned_bytes += _pinned(batch)
         self._unread_bytes += batch.length
@@ -88,8 +88,8 @@ class RecentBatchCache:
         """Release all batches."""
         self.reclaim(self.pinned_bytes)
 
-    def _drop(self, place: tuple[str, int]) -> None:
-        batch = self._batches.pop(place)
+    def _drop(self, location: tuple[str, int]) -> None:
+        batch = self._batches.pop(location)
         offsets = self._offsets[batch.key]
         offsets.remove(batch.offset)
         if not offsets:

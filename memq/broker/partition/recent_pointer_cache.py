@@ -19,7 +19,7 @@ BYTES_MAX = 2 * MIB  # of pointers: about 6,000
 
 
 class RecentPointer(NamedTuple):
-    """An entry of the queue, and the place of its batch; None for a pointer without a batch."""
+    """An entry of the queue, and the location of its batch; None for a pointer without a batch."""
 
     entry: Entry
     location: Location | None
@@ -67,10 +67,10 @@ class RecentPointerCache:
     def forget(self, partition: ReadPartition) -> None:
         """Drop the pointers of a partition, which another owner may continue."""
         if partition in self._ends:
-            for place in [place for place in self._pointers if place[0] == partition]:
-                self._drop(place)
+            for key in [key for key in self._pointers if key[0] == partition]:
+                self._drop(key)
 
-    def _drop(self, place: tuple[ReadPartition, int]) -> None:
-        self._bytes -= len(self._pointers.pop(place).entry.body)
-        if place[1] + 1 == self._ends.get(place[0]):
-            del self._ends[place[0]]
+    def _drop(self, key: tuple[ReadPartition, int]) -> None:
+        self._bytes -= len(self._pointers.pop(key).entry.body)
+        if key[1] + 1 == self._ends.get(key[0]):
+            del self._ends[key[0]]

@@ -17,7 +17,7 @@ from memq.broker.ingest.slabs import Extent, Slab
 from memq.broker.partition.append import BlockRun, Stream
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.segments import Ticket
-from memq.protocol.frames import AckLevel, AckPlace
+from memq.protocol.frames import AckLevel, AckPosition
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are arriving
 WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload in parallel with others
@@ -27,7 +27,7 @@ GAP_S_MAX = 0.016  # longest gap between blocks during that wait
 GOAL_GROWS = 1.05  # growth of the size for which such a batch waits, with each batch that reaches it
 _IDENTITY = struct.Struct("<QQ")  # producer id and first sequence in a block's header
 _IDENTITY_AT = 32
-LaterAck = tuple[Stream, int, Callable[[], list[AckPlace]]]  # stream, next sequence, places of the copy
+LaterAck = tuple[Stream, int, Callable[[], list[AckPosition]]]  # stream, next sequence, positions of the copy
 
 
 class SlotState(Enum):
@@ -73,11 +73,12 @@ class SlotRun:
         self.next = first
         self.pieces: list[tuple[int, int]] = []
 
-    def places(self, pointer_offset: int) -> list[AckPlace]:
-        """Return the places of its records in the batch whose pointer is at `pointer_offset`."""
+    def positions(self, pointer_offset: int) -> list[AckPosition]:
+        """Return the positions of its records in the batch whose pointer is at `pointer_offset`."""
         ends = [first for first, _ in self.pieces[1:]] + [self.next]
         return [
-            AckPlace(first, end, pointer_offset, index) for (first, index), end in zip(self.pieces, ends, strict=True)
+            AckPosition(first, end, pointer_offset, index)
+            for (first, index), end in zip(self.pieces, ends, strict=True)
         ]
 
 
@@ -141,25 +142,25 @@ class BatchSlot:
             acks[stream] = max(sequence, acks.get(stream, sequence))
         return acks
 
-    def places(self) -> dict[Stream, list[AckPlace]]:
-        """Return the known places of acked records, for each stream that asked for positions."""
-        found: dict[Stream, list[AckPlace]] = {}
+    def positions(self) -> dict[Stream, list[AckPosition]]:
+        """Return the known positions of acked records, for each stream that asked for positions."""
+        found: dict[Stream, list[AckPosition]] = {}
         for run in self.runs:
             if run.stream.positions and self.pointer_offset is not None:
-                found.setdefault(run.stream, []).extend(run.places(self.pointer_offset))
-        for stream, _, places_of in self.later_acks:
+                found.setdefault(run.stream, []).extend(run.positions(self.pointer_offset))
+        for stream, _, positions_of in self.later_acks:
             if stream.positions:
-                found.setdefault(stream, []).extend(places_of())
+                found.setdefault(stream, []).extend(positions_of())
         return found
 
-    def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
-        """Return the places of some records of a producer; empty while they are unknown."""
+    def positions_of(self, producer_id: int, first: int, next_: int) -> list[AckPosition]:
+        """Return the positions of some records of a producer; empty while they are unknown."""
         return [
-            place
+            position
             for run in self.runs
             if run.stream.producer_id == producer_id and self.pointer_offset is not None
-            for place in run.places(self.pointer_offset)
-            if place.first < next_ and first < place.next
+            for position in run.positions(self.pointer_offset)
+            if position.first < next_ and first < position.next
         ]
 
     def settle(self) -> None:

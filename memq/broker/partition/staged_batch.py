@@ -39,7 +39,7 @@ class StagedBatch:
     until_s: float  # monotonic s: no pointer is handed over later, because the sweep may delete the object
 
 
-def check_place(piece: WirePiece) -> None:
+def check_bounds(piece: WirePiece) -> None:
     """Refuse a piece with impossible offsets or sizes. Raises: InvalidRequestError."""
     end = piece.offset + piece.length
     if not (0 <= piece.offset < end <= piece.index_offset < piece.object_bytes - TRAILER_BYTES < OBJECT_BYTES_MAX):
@@ -68,16 +68,16 @@ def staged_batch(
     index: ObjectIndex,
     piece: WirePiece,
     store: str,
-    place: tuple[str, str, int],
+    target: tuple[str, str, int],
     writers: tuple[NamedProducer, ...],
     settle: Callable[[MemqError | None], None],
     until_s: float,
 ) -> StagedBatch:
-    """Return the batch that a piece names; `place` is its cluster, topic id and partition.
+    """Return the batch that a piece names; `target` is its cluster, topic id and partition.
 
     Raises: CorruptDataError when the index has no such batch, or the blocks do not fill it.
     """
-    entry = _entry_of(index, piece, place)
+    entry = _entry_of(index, piece, target)
     blocks = index.blocks_of(entry)
     if sum(block.length for block in blocks) != entry.length or any(not _is_sound(block) for block in blocks):
         raise CorruptDataError(f"blocks of object '{piece.key}' do not fit the batch at {entry.offset}")
@@ -107,13 +107,13 @@ def staged_batch(
     )
 
 
-def _entry_of(index: ObjectIndex, piece: WirePiece, place: tuple[str, str, int]) -> BatchEntry:
+def _entry_of(index: ObjectIndex, piece: WirePiece, target: tuple[str, str, int]) -> BatchEntry:
     for entry in index.batches:
         home = (index.meta.cluster, index.meta.topics[entry.topic].id, entry.partition)
-        if (entry.offset, entry.length) == (piece.offset, piece.length) and home == place and entry.blocks:
+        if (entry.offset, entry.length) == (piece.offset, piece.length) and home == target and entry.blocks:
             return entry
     raise CorruptDataError(
-        f"object '{piece.key}' has no batch of partition {place[2]} at {piece.offset}+{piece.length}"
+        f"object '{piece.key}' has no batch of partition {target[2]} at {piece.offset}+{piece.length}"
     )
 
 

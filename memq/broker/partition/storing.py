@@ -42,7 +42,7 @@ async def store_object(
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries = clock.monotonic(), 0
-    with services.waits.on(services.store_place, name) as wait:
+    with services.waits.on(services.store_location, name) as wait:
         while wanted() and clock.monotonic() < started_s + key_s(services.settings):
             try:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
@@ -118,7 +118,7 @@ class SharedObjects:
         self._in_flight: dict[GatheringObject, None] = {}
 
     async def store(self, batch: SealedBatch, slabs: list[Slab]) -> float:
-        """Store a batch and set its place; return when the put of its object began (monotonic s).
+        """Store a batch and set its location; return when the put of its object began (monotonic s).
 
         A caller that cancels `store` may release its slabs: the object has its own references.
         """

@@ -496,9 +496,9 @@ class TopicProcessor:
 
     def _ack(self, slot: BatchSlot, epoch: int) -> None:
         """Ack the published batch to the streams with ack=all."""
-        places = slot.places()
+        positions = slot.positions()
         for stream, sequence in slot.acks().items():
-            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch, places.get(stream, ()))
+            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch, positions.get(stream, ()))
         self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
 
     async def _publish_ends(self) -> None:

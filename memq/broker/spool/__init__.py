@@ -39,7 +39,7 @@ class SpoolDisk(Protocol):
         ...
 
     async def set_aside(self, name: str) -> str:
-        """Move a segment to where `sizes` does not show it; return the place, for the operator."""
+        """Move a segment to a path that `sizes` does not list; return the path, for the operator."""
         ...
 
     async def close(self) -> None:

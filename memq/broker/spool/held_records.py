@@ -1,8 +1,8 @@
 """The records that this broker holds: in its rings, in forwarded blocks, and on its disk.
 
-Theory: from its ack with ack=1 until the queue shows its pointer, a record is in one of these places. In memory, a
-record moves from one place to the next within one step of the event loop. So `find` reads the disk first, and then all
-of memory in one step. A record in none of these places is in the queue, or this broker does not have it.
+Theory: from its ack with ack=1 until the queue shows its pointer, a record is in one of these three. In memory, a
+record moves from one to the next within one step of the event loop. So `find` reads the disk first, and then all of
+memory in one step. A record in none of the three is in the queue, or this broker does not have it.
 """
 
 from __future__ import annotations

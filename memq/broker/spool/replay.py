@@ -252,8 +252,8 @@ class Replay:
         self._ticket(segment, tuple(entry.span for entry in blocks))
         for entry in blocks:
             header = entry.header
-            place = (topic_id, entry.partition, header.producer_id)
-            self._forwarder.keep(*place, header.first_sequence, header.next_sequence)
+            writer = (topic_id, entry.partition, header.producer_id)
+            self._forwarder.keep(*writer, header.first_sequence, header.next_sequence)
         counters = self._services.counters
         counters.spool_undecided_blocks += len(blocks)
         counters.spool_kept_blocks += len(blocks)
@@ -379,8 +379,8 @@ def _is_sound(content: SpoolContent | MemqError) -> bool:
 def _unsound(content: SpoolContent | MemqError) -> str:
     if isinstance(content, MemqError):
         return str(content)
-    places = [f"bytes {damage.start} to {damage.end}: {damage.cause}" for damage in content.damages[:1]]
-    return "; ".join(places) or f"the last {content.torn_bytes} bytes are no entry"
+    damages = [f"bytes {damage.start} to {damage.end}: {damage.cause}" for damage in content.damages[:1]]
+    return "; ".join(damages) or f"the last {content.torn_bytes} bytes are no entry"
 
 
 def _index_of(content: SpoolContent) -> SegmentIndex:

@@ -234,7 +234,7 @@ class Spool:
         """Write the blocks that are not in the queue yet, then ack. Raises: SpoolError."""
         runs = [run for run in group if not run.ticket.released]
         if runs:
-            segment, buffers = self._place()
+            segment, buffers = self._open_segment()
             blocks = sum(len(run.extents) for run in runs)
             at = segment.bytes + sum(map(len, buffers))
             spans: list[Span] = []
@@ -255,7 +255,7 @@ class Spool:
         for stream, run in acks.items():
             stream.sink.send_ack(stream, AckLevel.ONE, run.next, run.epoch)
 
-    def _place(self) -> tuple[Segment, list[bytes | memoryview]]:
+    def _open_segment(self) -> tuple[Segment, list[bytes | memoryview]]:
         """Return the segment to append to, and its head when it is new."""
         segment = self.segments.open
         if segment is not None:
@@ -274,7 +274,7 @@ class Spool:
             return False
         try:
             data = await disk.read(old.name)
-            segment, buffers = self._place()
+            segment, buffers = self._open_segment()
             entries, moves = await _wanted_entries(old, data, segment.seed, segment.bytes + sum(map(len, buffers)))
         except (SpoolError, CorruptDataError) as error:
             old.fixed = True
@@ -316,8 +316,8 @@ class Spool:
         for segment in self.segments.unwanted():
             try:
                 if segment.kept:
-                    place = await disk.set_aside(segment.name)
-                    self._events.error("spool-aside", f"segment {place} holds what could not be brought to the queue")
+                    path = await disk.set_aside(segment.name)
+                    self._events.error("spool-aside", f"segment {path} holds what could not be brought to the queue")
                 else:
                     await disk.remove(segment.name)
             except SpoolError as error:
@@ -340,7 +340,7 @@ def _entries(seed: int, run: PendingRun) -> list[bytes | memoryview]:
 
 
 async def _wanted_entries(segment: Segment, data: bytes, seed: int, at: int) -> tuple[list[bytes | memoryview], Moves]:
-    """Return a segment's needed entries as entries of segment `seed` from byte `at` on, with places.
+    """Return a segment's needed entries as entries of segment `seed` from byte `at` on, with their moves.
 
     Raises: CorruptDataError when one of them can't be read.
     """

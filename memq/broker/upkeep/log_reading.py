@@ -108,4 +108,4 @@ async def whole_log(
 
 def keys_of(pointer: Pointer | None) -> list[str]:
     """Return the keys of the objects that a pointer names."""
-    return [] if pointer is None else [place.key for place in pointer.locations]
+    return [] if pointer is None else [location.key for location in pointer.locations]

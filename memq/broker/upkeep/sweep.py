@@ -167,12 +167,12 @@ class Sweep:
             if key in kept:
                 continue
             since_ms = since.get(key, self._now_ms)
-            place = (key, entry.size, entry.modified_ms, why[key], since_ms)
+            facts = (key, entry.size, entry.modified_ms, why[key], since_ms)
             if why[key] == UNPROVEN and not self.takes_unproven:
-                found.append(Unnamed(*place, new=False, goes=False, kept=True))
+                found.append(Unnamed(*facts, new=False, goes=False, kept=True))
             else:
                 goes = key in since and since_ms <= self._now_ms - self._confirm_ms
-                found.append(Unnamed(*place, new=key not in since, goes=goes))
+                found.append(Unnamed(*facts, new=key not in since, goes=goes))
         return found
 
     async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, dict[str, ObjectEntry]]]:
@@ -258,8 +258,8 @@ class Sweep:
             async for entry, pointer in reading.entries():
                 if pointer is None:
                     return "a pointer is damaged"
-                place = (topic.id, pointer.partition)
-                shown.setdefault(place, LogCoverage()).take(pointer, trimmed=reading.begin > 0, time_ms=entry.time_ms)
+                writer = (topic.id, pointer.partition)
+                shown.setdefault(writer, LogCoverage()).take(pointer, trimmed=reading.begin > 0, time_ms=entry.time_ms)
                 for key in keys_of(pointer):
                     keys.pop(key, None)
             tries += 1

@@ -327,11 +327,11 @@ class ProducerCore:
             stats.bytes_acked += len(block.data)
             home = block.home
             level = self._settings.acks
-            position, place = None, block.place
-            if place is not None:
+            position, acked = None, block.position
+            if acked is not None:
                 read = home.topic.read_partition_of(home.partition).partition
-                index = place.record_index + block.first - place.first
-                position = Position(read, place.pointer_offset, index)
+                index = acked.record_index + block.first - acked.first
+                position = Position(read, acked.pointer_offset, index)
             outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level, position)
         else:
             error = _with_name(error, self._settings.name)

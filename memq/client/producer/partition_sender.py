@@ -49,7 +49,7 @@ from memq.errors import (
 )
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
-from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_places
+from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_positions
 from memq.protocol.link import Link
 from memq.protocol.messages import Close, Done, Message, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.runtime.logs import EventLog
@@ -409,8 +409,8 @@ class PartitionSender:
                 return Opened()
             return OpenFailed(error_of(self._message(frame, Nack)), now_s)
         if frame.api == Api.ACK:
-            places, self._acked_s = decode_places(frame.body), now_s
-            return Acked(frame.argument, places) if frame.flags >= self._parts.settings.acks else None
+            positions, self._acked_s = decode_positions(frame.body), now_s
+            return Acked(frame.argument, positions) if frame.flags >= self._parts.settings.acks else None
         if frame.api == Api.NACK:
             return Nacked(frame.argument, error_of(self._message(frame, Nack)), now_s)
         if frame.api == Api.THROTTLE:

@@ -58,7 +58,7 @@ from memq.errors import (
     TooOldError,
     UnsupportedVersionError,
 )
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 from memq.runtime.clock import backoff_s
 
 RETRY_S_BASE = 0.05
@@ -182,23 +182,23 @@ class ProducerWindow:
 
     def _acked(self, event: Acked) -> None:
         if self.state in (WindowState.OPEN, WindowState.LEAVING):
-            self._settle_below(self._sent, event.next_sequence, event.places)
+            self._settle_below(self._sent, event.next_sequence, event.positions)
         elif self.state in (
             WindowState.WAITING,
             WindowState.OPENING,
         ):  # a late one of the stream that was closed: still true
-            self._settle_below(self._queued, min(event.next_sequence, self._seen_next), event.places)
+            self._settle_below(self._queued, min(event.next_sequence, self._seen_next), event.positions)
         self._close_when_done()
         self._rest_without_stream()
 
-    def _settle_below(self, blocks: deque[UnackedBlock], bound: int, places: Sequence[AckPlace]) -> None:
-        ordered = sorted(places)
-        firsts = [place.first for place in ordered]
+    def _settle_below(self, blocks: deque[UnackedBlock], bound: int, positions: Sequence[AckPosition]) -> None:
+        ordered = sorted(positions)
+        firsts = [position.first for position in ordered]
         while blocks and blocks[0].next <= bound:
             block = blocks.popleft()
             at = bisect_right(firsts, block.first) - 1
             if at >= 0 and block.next <= ordered[at].next:
-                block.place = ordered[at]
+                block.position = ordered[at]
             self._out.append(Settle(block, None))
             self._attempts, self._why = 0, None
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memq.errors import MemqError
-from memq.protocol.frames import AckPlace
+from memq.protocol.frames import AckPosition
 
 
 class UnackedBlock:
     """A sealed block from its seal to its settlement: records `first` up to `next`.
 
     `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
-    until the first write. `place` is its position, once its ack has named it.
+    until the first write. `position` is known once its ack has named it.
     """
 
-    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "place", "writes")
+    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "position", "writes")
 
     def __init__(self, first: int, records: int, deadline_s: float, data: bytes | bytearray | memoryview = b"") -> None:
         self.first = first
@@ -26,7 +26,7 @@ class UnackedBlock:
         self.data = data
         self.first_sent_s: float | None = None
         self.writes = 0
-        self.place: AckPlace | None = None
+        self.position: AckPosition | None = None
 
 
 # ---- events ----------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Acked:
     """All blocks of the stream below `next_sequence` are acked at the level that the producer asked for."""
 
     next_sequence: int
-    places: Sequence[AckPlace] = ()
+    positions: Sequence[AckPosition] = ()
 
 
 @dataclass(frozen=True, slots=True)
