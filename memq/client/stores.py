@@ -73,11 +73,11 @@ class OpenStores:
 class _WatchedReader:
     """Reads a store, and notes what it owes."""
 
-    def __init__(self, store: StorageHandler, place: str, waits: Waits) -> None:
-        self._store, self._place, self._waits = store, place, waits
+    def __init__(self, store: StorageHandler, location: str, waits: Waits) -> None:
+        self._store, self._location, self._waits = store, location, waits
 
     async def get_range(self, key: str, offset: int, length: int) -> Buffer:
-        with self._waits.on(self._place, f"object '{key}'"):
+        with self._waits.on(self._location, f"object '{key}'"):
             return await self._store.get_range(key, offset, length)
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from memq.compaction.plan import (
     CompactionRule,
-    copied_place,
+    copied_location,
     entries_of,
     following,
     spans_to_compact,
@@ -130,16 +130,16 @@ class BatchCopier:
         created_ms, object_id = self._runtime.clock.wall_ms(), self._runtime.random.getrandbits(64)
         name = (self._cluster, partition.topic, partition.topic_id)
         key = large_object_key(*name, object_id, created_ms)
-        large, places, findings = _LargeObject(), dict[int, int](), list[tuple[str, str]]()
+        large, copied, findings = _LargeObject(), dict[int, int](), list[tuple[str, str]]()
         async for entry, pointer, found in self._batches(entries):
             if isinstance(found, MemqError):
                 await self._expect(partition, entry)
                 findings.append((pointer.locations[0].key, f"{found}; it stays as it is"))
             elif len(large.blocks) + len(found[1]) <= COMPACTION_BLOCKS_MAX:
-                places[entry.offset] = large.add(pointer, *found)
+                copied[entry.offset] = large.add(pointer, *found)
         topic = ObjectTopic(partition.topic, partition.topic_id)
-        bodies = self._bodies(entries, places, key, large.bytes)
-        if places:
+        bodies = self._bodies(entries, copied, key, large.bytes)
+        if copied:
             meta = ObjectMeta(cluster=self._cluster, broker=WRITER, topics=(topic,), created_ms=created_ms)
             large.buffers.append(encode_index(meta, large.batches, large.blocks, large.bytes))
             await self._store.put(key, large.buffers, joined_crc(large.buffers))
@@ -159,7 +159,7 @@ class BatchCopier:
         self, entries: Sequence[tuple[Entry, Pointer | None]]
     ) -> AsyncIterator[tuple[Entry, Pointer, tuple[Buffer, list[BlockEntry]] | MemqError]]:
         """Yield each batch to copy, in order, with its blocks or with the error of its read."""
-        wanted = [(entry, pointer) for entry, pointer in entries if pointer is not None and copied_place(pointer)]
+        wanted = [(entry, pointer) for entry, pointer in entries if pointer is not None and copied_location(pointer)]
         for at in range(0, len(wanted), READS_MAX):
             group = wanted[at : at + READS_MAX]
             found = await asyncio.gather(*(self._read(pointer) for _, pointer in group))
@@ -167,14 +167,14 @@ class BatchCopier:
                 yield entry, pointer, batch
 
     async def _read(self, pointer: Pointer) -> tuple[Buffer, list[BlockEntry]] | MemqError:
-        place = pointer.locations[0]
+        location = pointer.locations[0]
 
         async def read() -> tuple[Buffer, list[BlockEntry]]:
-            data = await self._open_store(place.store).get_range(place.key, place.offset, place.length)
+            data = await self._open_store(location.store).get_range(location.key, location.offset, location.length)
             return data, checked_blocks(pointer, data)
 
         try:
-            return await ConfirmedReads().read([Way(f"object '{place.key}'", read)])
+            return await ConfirmedReads().read([Way(f"object '{location.key}'", read)])
         except (CorruptDataError, NotFoundError) as error:
             return error
 
@@ -185,17 +185,17 @@ class BatchCopier:
             raise NotReadyError(f"retention removed the pointer at offset {entry.offset} of topic '{partition.topic}'")
 
     def _bodies(
-        self, entries: Sequence[tuple[Entry, Pointer | None]], places: dict[int, int], key: str, index: int
+        self, entries: Sequence[tuple[Entry, Pointer | None]], copied: dict[int, int], key: str, index: int
     ) -> list[tuple[ManifestEntry, Pointer | None]]:
         """Return the entries as the part has them, each with its pointer."""
         found: list[tuple[ManifestEntry, Pointer | None]] = []
         for entry, pointer in entries:
             body = entry.body
-            if pointer is not None and entry.offset in places:
-                at, length = places[entry.offset], pointer.locations[0].length
+            if pointer is not None and entry.offset in copied:
+                at, length = copied[entry.offset], pointer.locations[0].length
                 behind = 0 if at + length == index else index
-                place = Location(store=self._store_name, key=key, offset=at, length=length, index=behind)
-                moved = replace(pointer, locations=(place,))
+                location = Location(store=self._store_name, key=key, offset=at, length=length, index=behind)
+                moved = replace(pointer, locations=(location,))
                 try:
                     body = encode_pointer(moved)
                 except TooLargeError:
@@ -211,8 +211,8 @@ class BatchCopier:
         bodies: Sequence[tuple[ManifestEntry, Pointer | None]],
         created_ms: int,
     ) -> PartRef:
-        objects = dict.fromkeys(place.key for _, pointer in bodies if pointer for place in pointer.locations)
-        named = dict.fromkeys(place.key for _, pointer in entries if pointer for place in pointer.locations)
+        objects = dict.fromkeys(each.key for _, pointer in bodies if pointer for each in pointer.locations)
+        named = dict.fromkeys(each.key for _, pointer in entries if pointer for each in pointer.locations)
         originals = tuple(each for each in named if each not in objects)
         data = encode_manifest_part(ManifestPart(tuple(entry for entry, _ in bodies), originals))
         await self._store.put(key, [data], crc32c(data))

@@ -47,7 +47,7 @@ class TailNeeds:
 
 
 class RepeatedBatches:
-    """Finds the places where a log may be trimmed: those that do not separate two pointers of one batch.
+    """Finds the offsets where a log may be trimmed: those that separate no two pointers of one batch.
 
     Theory. The queue may be slow with a try to publish, so that the next try and later batches land before it: 5 6 7 5
     8. A log that begins with the second 5 shows no 6 and 7, as if it had lost them. Then the sweep keeps and reports
@@ -99,8 +99,8 @@ class CompactionRule:
     rest: bool = False
 
 
-def copied_place(pointer: Pointer | None) -> Location | None:
-    """Return the place of the batch to copy; None when there is nothing to copy.
+def copied_location(pointer: Pointer | None) -> Location | None:
+    """Return the location of the batch to copy; None when there is nothing to copy.
 
     Nothing is copied for a damaged pointer, one without a batch, and one into a large object.
     """
@@ -129,8 +129,8 @@ async def spans_to_compact(
     async for entry, pointer in entries_of(queue, partition, all_):
         if entry.time_ms >= before_ms:
             break
-        place = copied_place(pointer)
-        length = place.length if place is not None else 0
+        location = copied_location(pointer)
+        length = location.length if location is not None else 0
         full = size and size + length > rule.object_bytes
         if first >= 0 and (
             full or pointer_bytes + len(entry.body) > COMPACTION_POINTER_BYTES_MAX or count == POINTERS_MAX

@@ -93,7 +93,7 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
     @property
     def url(self) -> str:
-        """The place of the objects, for operators and for direct clients: `file:///…`, `memory:`."""
+        """The location of the objects, for operators and for direct clients: `file:///…`, `memory:`."""
         ...
 
     async def check(self, *, deletes: bool = True) -> None:

@@ -9,7 +9,7 @@ byte; an error on the way does not come again, or comes with other bytes.
 an answer                          what follows
 =================================  =======================================================================
 whole                              it is returned; doubtful answers before it were changed on the way
-damaged, or short                  fetched again; two equal answers from one place are the stored bytes
+damaged, or short                  fetched again; two equal answers of one source are the stored bytes
 missing                            fetched again; missing when all ways reported it `MISSING_ROUNDS` times, and for
                                    `missing_s`. A consumer that would skip the object asks for 30 s
 an error of another kind           the way is ignored in this round
@@ -99,13 +99,13 @@ async def read_sealed(
 
 @dataclass(frozen=True, slots=True)
 class Way(Generic[T]):
-    """One way to read; ways with the same `place` must bring the same bytes.
+    """One way to read; ways with the same `source` must bring the same bytes.
 
     Each call of `read` makes a new request. It raises CorruptDataError, UnsupportedFormatError or NotFoundError for
     possible damage, and other errors.
     """
 
-    place: str
+    source: str
     read: Callable[[], Awaitable[T]]
 
 
@@ -140,10 +140,10 @@ class ConfirmedReads:
         is_whole: Callable[[T], bool] = lambda value: True,
         same: Callable[[T, T], bool] = eq,
     ) -> T:
-        """Return the first whole answer, else the damaged one on which two fetches of one place agree.
+        """Return the first whole answer, else the damaged one on which two fetches of one source agree.
 
-        Raises: CorruptDataError or UnsupportedFormatError on which two fetches agree; NotFoundError when all places are
-        missing; StoreError when answers differ each time; the worst error of the ways when there is no other answer.
+        Raises: CorruptDataError or UnsupportedFormatError on which two fetches agree; NotFoundError when all sources
+        lack it; StoreError when answers differ each time; the worst error of the ways when there is no other answer.
         """
         doubts: list[_Doubt[T]] = []
         number, waited_s, left_s = 0, 0.0, 0.0
@@ -178,7 +178,7 @@ class ConfirmedReads:
             number += 1
         text = "; ".join(dict.fromkeys(_text_of(doubt) for doubt in doubts))
         raise StoreError(
-            f"{doubts[0].way.place} was fetched {len(doubts)} times, and no two fetches agree: {text[:300]}",
+            f"{doubts[0].way.source} was fetched {len(doubts)} times, and no two fetches agree: {text[:300]}",
             hint="bytes change on the way from the store: check the network and proxies between",
         )
 
@@ -192,7 +192,7 @@ class ConfirmedReads:
         """Return or raise the agreed answer; the failure of a way comes before `missing` of the others."""
         if found.missing and failures:
             raise worst(failures)
-        self._note([each for each in doubts if each.way.place == found.way.place and not _agree(each, found, same)])
+        self._note([each for each in doubts if each.way.source == found.way.source and not _agree(each, found, same)])
         if found.error is not None:
             raise found.error
         assert found.value is not None
@@ -204,13 +204,13 @@ class ConfirmedReads:
 
     def _note(self, contradicted: Sequence[_Doubt[T]]) -> None:
         if contradicted:
-            self.note(contradicted[0].way.place, _text_of(contradicted[0]), len(contradicted))
+            self.note(contradicted[0].way.source, _text_of(contradicted[0]), len(contradicted))
 
-    def note(self, place: str, text: str, count: int = 1) -> None:
+    def note(self, source: str, text: str, count: int = 1) -> None:
         """Count answers that a second fetch contradicted; `text` describes the first fault."""
         self.transit_errors += count
         if self._events is not None:
-            self._events.warning("bytes-differed", f"{place} had other bytes when it was fetched again: {text}")
+            self._events.warning("bytes-differed", f"{source} had other bytes when it was fetched again: {text}")
 
 
 def worst(failures: Sequence[MemqError]) -> MemqError:
@@ -227,18 +227,18 @@ def _is_contradicted(doubt: _Doubt[T], whole: Way[T]) -> bool:
 
     A way that reports an object missing may lead to another machine's folder: only the same way contradicts it.
     """
-    return doubt.way is whole if doubt.missing else doubt.way.place == whole.place
+    return doubt.way is whole if doubt.missing else doubt.way.source == whole.source
 
 
 def _settled(doubts: Sequence[_Doubt[T]], number: int, same: Callable[[T, T], bool]) -> _Doubt[T] | None:
-    """Return the result after round `number`: damage of a place, or that all are missing.
+    """Return the result after round `number`: damage of a source, or that all are missing.
 
     None means that another round is necessary.
     """
     missing: _Doubt[T] | None = None
     agreed: _Doubt[T] | None = None
-    for place in dict.fromkeys(doubt.way.place for doubt in doubts):
-        answers = [doubt for doubt in doubts if doubt.way.place == place]
+    for source in dict.fromkeys(doubt.way.source for doubt in doubts):
+        answers = [doubt for doubt in doubts if doubt.way.source == source]
         found = next(
             (
                 one

@@ -100,7 +100,7 @@ class CompactionRules:
                 raise FindingError(f"the pointer at {entry.offset} is another one in part '{part.key}'")
             if read_entry(entry.offset, entry.time_ms, pointer, self._fetch).blocks != was.blocks:
                 raise FindingError(f"the batch at {entry.offset} is another one in part '{part.key}'")
-            missing = [place.key for place in pointer.locations if place.key not in part.objects]
+            missing = [location.key for location in pointer.locations if location.key not in part.objects]
             if missing:
                 raise FindingError(f"part '{part.key}' does not say that it names '{missing[0]}'")
             log.moved[entry.offset] = pointer.locations

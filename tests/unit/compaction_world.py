@@ -212,10 +212,10 @@ class World:
     async def check_pointer(self, entry: Entry, pointer: Pointer, body: bytes) -> None:
         now = decode_pointer(entry.body)
         assert now == replace(pointer, locations=now.locations)
-        for place in now.locations:
-            assert await MemoryHandler.get_range(self.store, place.key, place.offset, place.length) == body
-            whole = await self.store.get(place.key)
-            blocks = open_object(whole).blocks_in(place.offset, place.length)
+        for location in now.locations:
+            assert await MemoryHandler.get_range(self.store, location.key, location.offset, location.length) == body
+            whole = await self.store.get(location.key)
+            blocks = open_object(whole).blocks_in(location.offset, location.length)
             assert (blocks[0].first_sequence, blocks[-1].next_sequence) == pointer.producers[0].ranges[0]
             for block in blocks:
                 header = check_block(memoryview(whole)[block.offset : block.offset + block.length])

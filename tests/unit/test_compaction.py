@@ -333,12 +333,12 @@ def test_pointers_of_a_batch_that_landed_again_behind_the_compacted_ones_lose_no
 
     async def work() -> None:
         world = await World.made()
-        place, pointer, body = next(each for each in world.expected if each[1].batch_sequence == OLD - 2)
-        offset = await world.queue.publish(Publication(PARTITION, 0, 1, place.time_ms, place.body))
-        world.expected.append((Entry(offset, place.time_ms, place.body), pointer, body))
+        first, pointer, body = next(each for each in world.expected if each[1].batch_sequence == OLD - 2)
+        offset = await world.queue.publish(Publication(PARTITION, 0, 1, first.time_ms, first.body))
+        world.expected.append((Entry(offset, first.time_ms, first.body), pointer, body))
         await world.batch(OLD + YOUNG, world.clock.wall_ms())
         await world.compact()
-        assert (await world.queue.span(PARTITION)).begin == place.offset
+        assert (await world.queue.span(PARTITION)).begin == first.offset
         assert await world.sweep() == OLD - 2, "the queue still has the pointers from the first of the two on"
         await world.check()
         world.clock.advance(2 * DAY_MS)
@@ -369,8 +369,8 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
             assert (found.batch_sequence, found.records, found.producers, found.named) == (
                 (pointer.batch_sequence, pointer.records, pointer.producers, pointer.named)
             )
-            (place,) = found.locations
-            assert await world.store.get_range(place.key, place.offset, place.length) == body
+            (location,) = found.locations
+            assert await world.store.get_range(location.key, location.offset, location.length) == body
         assert await CompactedLogReader(new, world.parts().files, world.clock).read(PARTITION, 0, 1 << 20) == entries
         assert (await restorer.restore(TOPIC)).held == len(entries)
         world.queue = new

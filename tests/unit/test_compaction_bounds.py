@@ -223,7 +223,7 @@ def test_a_large_object_takes_batches_while_their_blocks_fit(
         world = await World.made()
         _, pointers = await part_with(world, Span(1, 5))
         assert [pointer.records for pointer in pointers] == [3] * 4
-        keys = [place.key for pointer in pointers for place in pointer.locations]
+        keys = [location.key for pointer in pointers for location in pointer.locations]
         assert sum(map(is_large_object, keys)) == moved
 
     asyncio.run(work())
@@ -233,10 +233,10 @@ def test_only_the_last_batch_of_an_object_lies_before_its_index() -> None:
     async def work() -> None:
         world = await World.made()
         _, pointers = await part_with(world, Span(1, 4))
-        places = [place for pointer in pointers for place in pointer.locations]
-        end = places[-1].offset + places[-1].length
-        assert [place.index for place in places] == [end, end, 0]
-        assert [place.index_offset for place in places] == [end] * 3
+        locations = [location for pointer in pointers for location in pointer.locations]
+        end = locations[-1].offset + locations[-1].length
+        assert [location.index for location in locations] == [end, end, 0]
+        assert [location.index_offset for location in locations] == [end] * 3
 
     asyncio.run(work())
 
@@ -445,11 +445,11 @@ def test_a_known_manifest_is_not_read_again() -> None:
 class FalseOnceQueue(MemoryQueue):
     """Answers one question falsely: the `false_at`th of those that a subclass counts."""
 
-    def __init__(self, queue: MemoryQueue, clock: ManualClock, place: int, false_at: int) -> None:
+    def __init__(self, queue: MemoryQueue, clock: ManualClock, offset: int, false_at: int) -> None:
         super().__init__(clock)
         self.logs = queue.logs
         self.asked = 0
-        self.place = place
+        self.offset = offset
         self._false_at = false_at
 
     def lies(self) -> bool:
@@ -459,29 +459,29 @@ class FalseOnceQueue(MemoryQueue):
 
 
 class OmittingQueue(FalseOnceQueue):
-    """Leaves the entry at `place` out of one answer."""
+    """Leaves the entry at `offset` out of one answer."""
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         found = await super().read(partition, offset, bytes_max)
-        if self.place not in [entry.offset for entry in found] or not self.lies():
+        if self.offset not in [entry.offset for entry in found] or not self.lies():
             return found
-        left = [entry for entry in found if entry.offset != self.place] or await super().read(
-            partition, self.place + 1, bytes_max
+        left = [entry for entry in found if entry.offset != self.offset] or await super().read(
+            partition, self.offset + 1, bytes_max
         )
         return Entries(left, left[-1].offset + 1)
 
 
 class LaggingQueue(FalseOnceQueue):
-    """Shows one end too low, as a replica that has only the entries before `place`."""
+    """Shows one end too low, as a replica that has only the entries before `offset`."""
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
         found = await super().span(partition)
-        return Span(found.begin, max(found.begin, self.place)) if self.lies() else found
+        return Span(found.begin, max(found.begin, self.offset)) if self.lies() else found
 
 
-def check_compaction_with_each_answer_false(kind: type[FalseOnceQueue], place: int) -> None:
+def check_compaction_with_each_answer_false(kind: type[FalseOnceQueue], offset: int) -> None:
     """Compact new worlds, in each of which another answer is false, and check that readers lose nothing."""
 
     async def work() -> None:
@@ -489,7 +489,7 @@ def check_compaction_with_each_answer_false(kind: type[FalseOnceQueue], place: i
         while True:
             false_at += 1
             world = await World.made()
-            queue = kind(world.queue, world.clock, place, false_at)
+            queue = kind(world.queue, world.clock, offset, false_at)
             with suppress(RetryableError):
                 await parts_on(queue, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
             await world.check()

@@ -107,7 +107,7 @@ DAY_MS = 86_400_000
 
 def data_body(length: int, *, key: str = "c/t/clicks/0/1/7") -> bytes:
     """Return a pointer to a batch of so many bytes."""
-    place = Location(store="main", key=key, offset=0, length=length, index=length + 1)
+    location = Location(store="main", key=key, offset=0, length=length, index=length + 1)
     return encode_pointer(
         Pointer(
             kind="data",
@@ -117,7 +117,7 @@ def data_body(length: int, *, key: str = "c/t/clicks/0/1/7") -> bytes:
             partition=0,
             epoch=1,
             records=1,
-            locations=(place,),
+            locations=(location,),
         )
     )
 

@@ -167,7 +167,7 @@ async def no_broker(store: str, key: str, offset: int, length: int) -> Buffer:
 # ---- the table of the module: what follows from which answers -------------------------------------
 
 
-def scripted(place: str, *answers: bytes | Exception) -> Way[bytes]:
+def scripted(source: str, *answers: bytes | Exception) -> Way[bytes]:
     """Return a way that gives these answers, the last one again and again; one that begins with `ok` is whole."""
     left = list(answers)
 
@@ -177,7 +177,7 @@ def scripted(place: str, *answers: bytes | Exception) -> Way[bytes]:
             raise answer
         return answer
 
-    return Way(place, read)
+    return Way(source, read)
 
 
 def outcome(*ways: Way[bytes], missing_s: float = 0.0) -> tuple[object, float, int]:
@@ -216,7 +216,7 @@ ONE, TWO, THREE = 0.05, 0.2, 0.65  # virtual seconds at which the second, third 
         ([[MISSING], [SICK, SICK, SICK, b"ok"]], (SICK, TWO, 0)),
         ([[MISSING], [SICK, SICK, b"ok"]], (b"ok", TWO, 0)),
         ([[MISSING, MISSING, b"ok"]], (b"ok", TWO, 2)),
-        # Damage is settled by two equal answers of one place; places that are missing are asked three times.
+        # Damage is settled by two equal answers of one source; sources that are missing are asked three times.
         ([[b"bad"]], (b"bad", ONE, 0)),
         ([[DAMAGED]], (DAMAGED, ONE, 0)),
         ([[NEWER]], (NEWER, ONE, 0)),
@@ -236,8 +236,8 @@ ONE, TWO, THREE = 0.05, 0.2, 0.65  # virtual seconds at which the second, third 
 def test_result_of_a_read_follows_from_the_answers(
     ways: list[list[bytes | Exception]], expected: tuple[object, float, int]
 ) -> None:
-    """Each way leads to a place of its own."""
-    assert outcome(*(scripted(f"place {at}", *answers) for at, answers in enumerate(ways))) == expected
+    """Each way has a source of its own."""
+    assert outcome(*(scripted(f"source {at}", *answers) for at, answers in enumerate(ways))) == expected
 
 
 def hiding(hidden_s: float, then: bytes | MemqError = b"ok") -> Way[bytes]:
@@ -278,9 +278,9 @@ def test_only_the_same_place_contradicts_damage_and_only_the_same_way_an_absence
 
 
 def test_answers_that_never_agree_are_asked_for_six_seconds_and_all_named() -> None:
-    error, seconds, _ = outcome(scripted("place", *(CorruptDataError(f"damage {number}") for number in range(9))))
+    error, seconds, _ = outcome(scripted("source", *(CorruptDataError(f"damage {number}") for number in range(9))))
     assert isinstance(error, StoreError)
-    assert str(error) == "place was fetched 6 times, and no two fetches agree: " + "; ".join(
+    assert str(error) == "source was fetched 6 times, and no two fetches agree: " + "; ".join(
         f"damage {number}" for number in range(6)
     )
     assert seconds == pytest.approx(6.05)

@@ -143,8 +143,8 @@ def meaning(status: int, code: str, *, has_body: bool = True) -> Meaning:
 MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED, Meaning.UNEXPLAINED)
 
 
-def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> MemqError:
-    """Return memq's error for an answer; `failure` begins its text, `place` names the bucket.
+def error_for(answer: StoreAnswer, failure: str, location: str, key: str = "") -> MemqError:
+    """Return memq's error for an answer; `failure` begins its text, `location` names the bucket.
 
     `key` is used for NO_KEY only, which callers of `Attempts.run` handle.
     """
@@ -153,18 +153,20 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> M
         case Meaning.NO_KEY:
             return NotFoundError(f"object '{key}' does not exist")
         case Meaning.NO_BUCKET:
-            return InvalidRequestError(f"{failure}: {place} does not exist", hint="make it, or correct the store's URL")
+            return InvalidRequestError(
+                f"{failure}: {location} does not exist", hint="make it, or correct the store's URL"
+            )
         case Meaning.DENIED:
-            return DeniedError(f"{failure}: {place} says {answer}", hint=hint)
+            return DeniedError(f"{failure}: {location} says {answer}", hint=hint)
         case Meaning.DAMAGED if answer.status == 200:
             return CorruptDataError(f"{failure}: {answer.text}")
         case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED | Meaning.UNEXPLAINED:
             without_keys = answer.code == "NoCredentials"
             silent = "can't be asked without keys" if without_keys else "gives no answer"
             reply = f"says {answer}" if answer.status else f"{silent}: {answer.text}"
-            return StoreError(f"{failure}: {place} {reply}", hint=hint or _reach_hint(answer))
+            return StoreError(f"{failure}: {location} {reply}", hint=hint or _reach_hint(answer))
         case _:
-            return InvalidRequestError(f"{failure}: {place} says {answer}", hint=hint)
+            return InvalidRequestError(f"{failure}: {location} says {answer}", hint=hint)
 
 
 def _hint(answer: StoreAnswer) -> str:

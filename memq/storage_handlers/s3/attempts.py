@@ -50,7 +50,7 @@ class Attempts:
     def __init__(self, bucket: Bucket, runtime: Runtime, counters: S3Counters) -> None:
         settings = bucket.settings
         self.breaker = CircuitBreaker(runtime.random)
-        self._place = bucket.place
+        self._location = bucket.location
         self._runtime = runtime
         self._counters = counters
         self._hedger = Hedger(settings.hedge_permille)
@@ -88,7 +88,7 @@ class Attempts:
                 if answer.meaning in (Meaning.TAKEN, Meaning.NO_KEY, Meaning.NO_RANGE):
                     raise
                 tries += 1
-                await self._pause(answer, tries, until_s, error_for(answer, failure, self._place))
+                await self._pause(answer, tries, until_s, error_for(answer, failure, self._location))
 
     async def pause(self, tries: int, until_s: float, text: str) -> None:
         """Wait before retry number `tries` of a call. Raises: StoreError when its time is over."""
@@ -111,7 +111,7 @@ class Attempts:
         while wait_s := self.breaker.ask(self._now(), _LEASE_S):
             wait_s = min(wait_s, _LOOK_AGAIN_S)  # the trying request may succeed before its lease ends
             if self._now() + wait_s >= until_s:
-                error = error_for(self._last, failure, self._place)
+                error = error_for(self._last, failure, self._location)
                 error.add_note("not asked again so soon: it has failed too often")
                 raise error from self._last
             await asyncio.sleep(wait_s)

@@ -103,7 +103,7 @@ class S3Handler:
                 return
             except StoreAnswer as answer:
                 if answer.meaning is not Meaning.TAKEN:
-                    raise error_for(answer, f"object '{key}' not stored", self.bucket.place, key) from answer
+                    raise error_for(answer, f"object '{key}' not stored", self.bucket.location, key) from answer
             found = await self._found_under(key, order, until_s)
             if found is not None and found.is_ours:
                 self.counters.lost_answers += 1
@@ -282,7 +282,7 @@ class S3Handler:
         except StoreAnswer as answer:
             if answer.meaning is Meaning.NO_RANGE:
                 raise
-            raise error_for(answer, f"{what} {failure}", self.bucket.place, key) from answer
+            raise error_for(answer, f"{what} {failure}", self.bucket.location, key) from answer
 
     def _whole(self, key: str) -> str:
         return self.bucket.prefix + key
@@ -305,7 +305,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
             refusal = await _refusal(bucket, attempts, key, request)
         except NotFoundError as error:  # S3 has another answer for a missing bucket
             raise InvalidRequestError(
-                f"{bucket.place} not checked: what answers there says {error.__cause__}, as no S3 does",
+                f"{bucket.location} not checked: what answers there says {error.__cause__}, as no S3 does",
                 hint="check endpoint in [s3]",
             ) from error
         if refusal is not None:
@@ -319,7 +319,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
         body, _ = await path.get(key)
         if body != _PROBE:
             raise StoreError(
-                f"object '{key}' of {bucket.place} was read back with other bytes", hint="the store damages objects"
+                f"object '{key}' of {bucket.location} was read back with other bytes", hint="the store damages objects"
             )
 
     if deletes:
@@ -331,7 +331,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
             if deletes:
                 await tried("s3:DeleteObject", "retention and sweep delete objects", lambda: path.delete(key))
     if missing:
-        head = f"{bucket.place}: {len(missing)} of {4 if deletes else 2} rights are missing"
+        head = f"{bucket.location}: {len(missing)} of {4 if deletes else 2} rights are missing"
         raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
 
 
@@ -352,14 +352,14 @@ async def _refusal(
     Raises: MemqError for all other failures, also when the keys themselves are wrong.
     """
     try:
-        await attempts.run("check", 0, request, f"{bucket.place} not checked")
+        await attempts.run("check", 0, request, f"{bucket.location} not checked")
     except DeniedError as error:
         cause = error.__cause__
         if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
             raise
         return cause
     except StoreAnswer as answer:
-        raise error_for(answer, "not checked", bucket.place, key) from answer
+        raise error_for(answer, "not checked", bucket.location, key) from answer
     return None
 
 
@@ -375,6 +375,6 @@ async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> 
     with suppress(StoreAnswer):  # without the right to delete, the object stays
         await path.delete(order.key)
     raise InvalidRequestError(
-        f"{bucket.place} overwrites objects in spite of If-None-Match",
+        f"{bucket.location} overwrites objects in spite of If-None-Match",
         hint="use a server that knows put-if-absent: two owners of a partition could overwrite each other's batches",
     )

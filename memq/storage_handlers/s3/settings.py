@@ -39,7 +39,7 @@ _KEYS_TTL = timedelta(minutes=6)
 class S3Settings:
     """The section `[s3]`.
 
-    Without keys in it, boto3 searches its usual places: environment variables, profile, role of the machine.
+    Without keys in it, boto3 searches the usual ones: environment variables, profile, role of the machine.
     """
 
     data_path: str = section_setting("obstore", "library that moves the bytes", choices=("obstore", "aiobotocore"))
@@ -78,7 +78,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The place of objects: a bucket, and the prefix of every key (empty, or ending in a slash)."""
+    """The location of objects: a bucket, and the prefix of every key (empty, or ending in a slash)."""
 
     name: str
     prefix: str
@@ -92,7 +92,7 @@ class Bucket:
         return f"s3://{self.name}/{self.prefix.rstrip('/')}".rstrip("/") + (f"?{query}" if query else "")
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The bucket for messages."""
         return f"bucket '{self.name}' at {self.settings.endpoint or 'its region'}"
 
@@ -243,7 +243,7 @@ def check_keys(bucket: Bucket, session: boto3.session.Session) -> None:
         why = (str(error).strip() or type(error).__name__)[:300]
     if why is not None:
         raise DeniedError(
-            f"no keys for {bucket.place}: {why}",
+            f"no keys for {bucket.location}: {why}",
             hint="set access_key_id and secret_access_key in [s3], or what boto3 reads: variables, a profile, a role",
         )
 

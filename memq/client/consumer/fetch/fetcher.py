@@ -213,7 +213,7 @@ class BatchFetcher:
         """
         ways = self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer), sent is not None)
         if sent is not None:
-            ways = [Way(ways[0].place, partial(_cut_once, pointer, [sent])), *ways]
+            ways = [Way(ways[0].source, partial(_cut_once, pointer, [sent])), *ways]
         cut = await self._confirmed.read(ways, lambda cut: is_whole(cut.pieces), _same_cut)
         return cut.pieces
 
