@@ -325,7 +325,7 @@ def test_a_row_that_comes_while_rows_become_columns_is_taken_back() -> None:
     late = (b"late", b"k")
     rows.cells.extend(late)
     assert (rows.closed, block.count) == (True, 2)
-    assert hands.buffer.place_late(rows, late) is None
+    assert hands.buffer.put_late(rows, late) is None
     assert (rows.cells, sealed(block).values()) == ([b"in time", b"k"], [b"in time", b"other"])
 
 
@@ -424,21 +424,21 @@ def test_a_refused_first_record_leaves_no_block_that_nobody_looks_at() -> None:
 
 
 @given(st.binary(max_size=20), st.integers(1, 40))
-def test_a_key_has_one_place_that_holds_its_slot(key: bytes, count: int) -> None:
+def test_a_key_has_one_index_that_holds_its_slot(key: bytes, count: int) -> None:
     topic = toy_topic(partitions=count)
     found = PartitionMap(topic)
-    place = found.place_of_key(key)
-    assert found.slots[place][0] <= slot_of_key(key) <= found.slots[place][1]
+    index = found.index_of_key(key)
+    assert found.slots[index][0] <= slot_of_key(key) <= found.slots[index][1]
     holders = [part.partition for part in topic.partitions if part.slot_first <= slot_of_key(key) <= part.slot_last]
-    assert [found.partitions[place]] == holders
+    assert [found.partitions[index]] == holders
 
 
-def test_the_turn_passes_over_stalled_places_unless_all_are() -> None:
+def test_the_turn_passes_over_stalled_partitions_unless_all_are() -> None:
     found = PartitionMap(toy_topic(partitions=4))
-    assert [found.next_place(place, lambda _: False) for place in range(4)] == [1, 2, 3, 0]
-    assert found.next_place(0, lambda place: place in (1, 2)) == 3
-    assert found.next_place(0, lambda _: True) == 1
-    assert found.next_place(3, lambda place: place != 3) == 3
+    assert [found.next_index(index, lambda _: False) for index in range(4)] == [1, 2, 3, 0]
+    assert found.next_index(0, lambda index: index in (1, 2)) == 3
+    assert found.next_index(0, lambda _: True) == 1
+    assert found.next_index(3, lambda index: index != 3) == 3
 
 
 @pytest.mark.parametrize(

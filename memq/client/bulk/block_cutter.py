@@ -171,45 +171,47 @@ class RecordCutter:
     def __init__(self, bytes_max: int = BLOCK_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._cutters: dict[tuple[str, int], Cutter] = {}
-        self._turns: dict[str, int] = {}  # by topic the place whose turn it is
+        self._turns: dict[str, int] = {}  # by topic the index of the partition whose turn it is
 
     def add(
-        self, topic: str, places: PartitionMap, fields: RecordFields, size: int, partition: int | None
+        self, topic: str, partition_map: PartitionMap, fields: RecordFields, size: int, partition: int | None
     ) -> Cut | None:
         """Take a record; return a block that is full. Raises: as `Cutter.add`; NotFoundError for a partition."""
         free = fields.key is None and partition is None
         if partition is not None:
-            place = places.place_of(partition)
+            index = partition_map.index_of(partition)
         else:
-            place = self._turn(topic, places) if fields.key is None else places.place_of_key(fields.key)
-        cutter = self._cutter(topic, places, place)
+            index = self._turn(topic, partition_map) if fields.key is None else partition_map.index_of_key(fields.key)
+        cutter = self._cutter(topic, partition_map, index)
         cut = cutter.add(cutter.next, fields, size, chosen=partition is not None)
         if cut is not None and free:
-            self._next_turn(topic, places)
+            self._next_turn(topic, partition_map)
         return cut
 
-    def add_many(self, topic: str, places: PartitionMap, many: RecordColumns, sizes: Sequence[int]) -> Iterator[Cut]:
+    def add_many(
+        self, topic: str, partition_map: PartitionMap, many: RecordColumns, sizes: Sequence[int]
+    ) -> Iterator[Cut]:
         """Take many records of these sizes, by key or in turn; yield the blocks that become full.
 
         Blocks are the same as with `add`. Raises: as `Cutter.extend`.
         """
         if many.keys is None:
-            yield from self._add_in_turn(topic, places, many, _totals(sizes))
-        elif len(places.partitions) == 1:
-            yield from _extended(self._cutter(topic, places, 0), many, _totals(sizes))
+            yield from self._add_in_turn(topic, partition_map, many, _totals(sizes))
+        elif len(partition_map.partitions) == 1:
+            yield from _extended(self._cutter(topic, partition_map, 0), many, _totals(sizes))
         elif None in many.keys:  # the turn follows from all records before
             times = many.timestamps_ms or repeat(None)
             for value, key, time_ms, size in zip(many.values, many.keys, times, sizes, strict=False):
-                cut = self.add(topic, places, RecordFields(value, key, None, time_ms, many.tag), size, None)
+                cut = self.add(topic, partition_map, RecordFields(value, key, None, time_ms, many.tag), size, None)
                 if cut is not None:
                     yield cut
         else:
             rows: dict[int, list[int]] = {}
-            for row, place in enumerate(map(places.place_of_key, cast(Sequence[bytes], many.keys))):
-                rows.setdefault(place, []).append(row)
-            for place, chosen in rows.items():
+            for row, index in enumerate(map(partition_map.index_of_key, cast(Sequence[bytes], many.keys))):
+                rows.setdefault(index, []).append(row)
+            for index, chosen in rows.items():
                 totals = _totals(map(sizes.__getitem__, chosen))
-                yield from _extended(self._cutter(topic, places, place), many.pick(chosen), totals)
+                yield from _extended(self._cutter(topic, partition_map, index), many.pick(chosen), totals)
 
     @property
     def empty(self) -> bool:
@@ -224,11 +226,11 @@ class RecordCutter:
                 yield cut
 
     def _add_in_turn(
-        self, topic: str, places: PartitionMap, many: RecordColumns, totals: Sequence[int]
+        self, topic: str, partition_map: PartitionMap, many: RecordColumns, totals: Sequence[int]
     ) -> Iterator[Cut]:
         done, count = 0, len(many.values)
         while True:
-            cutter = self._cutter(topic, places, self._turn(topic, places))
+            cutter = self._cutter(topic, partition_map, self._turn(topic, partition_map))
             done = cutter.extend(many, done, count, totals)
             if done == count:
                 return
@@ -236,20 +238,20 @@ class RecordCutter:
             assert cut is not None, "a block that takes no record holds some"
             yield cut
             done = cutter.extend(many, done, done + 1, totals)
-            self._next_turn(topic, places)
+            self._next_turn(topic, partition_map)
 
-    def _cutter(self, topic: str, places: PartitionMap, place: int) -> Cutter:
-        partition = places.partitions[place]
+    def _cutter(self, topic: str, partition_map: PartitionMap, index: int) -> Cutter:
+        partition = partition_map.partitions[index]
         cutter = self._cutters.get((topic, partition))
         if cutter is None:
             cutter = self._cutters[topic, partition] = Cutter(topic, partition, self._bytes_max)
         return cutter
 
-    def _turn(self, topic: str, places: PartitionMap) -> int:
-        return self._turns.setdefault(topic, 0) % len(places.partitions)
+    def _turn(self, topic: str, partition_map: PartitionMap) -> int:
+        return self._turns.setdefault(topic, 0) % len(partition_map.partitions)
 
-    def _next_turn(self, topic: str, places: PartitionMap) -> None:
-        self._turns[topic] = places.next_place(self._turn(topic, places), lambda _: False)
+    def _next_turn(self, topic: str, partition_map: PartitionMap) -> None:
+        self._turns[topic] = partition_map.next_index(self._turn(topic, partition_map), lambda _: False)
 
 
 def _totals(sizes: Iterable[int]) -> list[int]:

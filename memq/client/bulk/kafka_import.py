@@ -135,14 +135,14 @@ class PartitionImport:
 
     def __init__(
         self,
-        place: KafkaPartition,
+        partition: KafkaPartition,
         imported: ImportProgress,
         copier: FixedIdentityWriter,
         target: str,
         end: int,
         last_end: int,
     ) -> None:
-        self.place = place
+        self.partition = partition
         self.imported = imported
         self.copier = copier
         self.end = end
@@ -151,7 +151,7 @@ class PartitionImport:
         self.records = 0
         self.reached = copier.acked >= end  # the plan's end was met in the source
         self._next = copier.acked  # the offset after the last record that was taken
-        self._cutter = Cutter(target, place[1])
+        self._cutter = Cutter(target, partition[1])
 
     @property
     def position(self) -> tuple[int, str]:
@@ -178,7 +178,7 @@ class PartitionImport:
         size = fields.size
         if size > record_bytes_max:
             raise TooLargeError(
-                f"record {record.offset} of partition {self.place[1]} of Kafka topic '{self.place[0]}' has "
+                f"record {record.offset} of partition {self.partition[1]} of Kafka topic '{self.partition[0]}' has "
                 f"{size} bytes, record_bytes_max of the topic is {record_bytes_max}",
                 hint="memq topic alter TOPIC --set record_bytes_max=…, then start the import again",
             )
@@ -257,24 +257,28 @@ class KafkaImport:
         self._step(f"asking for topic {self._into}")
         target = await self._target(max(each.partitions for each in found.values()))
         self._group = f"memq-import.{target.id}"
-        places = [(topic, number) for topic, each in found.items() for number in range(each.partitions)]
+        partitions = [(topic, number) for topic, each in found.items() for number in range(each.partitions)]
         self._step(f"joining group {self._group} of Kafka; it waits until an earlier import has left")
-        await self._source.join(self._group, topics, places)
-        self._step(f"asking Kafka where {len(places)} partitions begin and end")
-        ends = await self._source.ends(places)
-        stored = await self._source.stored(places)
+        await self._source.join(self._group, topics, partitions)
+        self._step(f"asking Kafka where {len(partitions)} partitions begin and end")
+        ends = await self._source.ends(partitions)
+        stored = await self._source.stored(partitions)
         self._step("looking for records that an earlier import has copied")
-        for place in places:
-            producer = producer_of(cluster, found[place[0]].id, place[1], target.id)
-            self._lanes[place] = await self._lane(place, target, producer, ends[place], stored.get(place))
-        await self._source.store({place: lane.position for place, lane in self._lanes.items()})
-        await self._source.start({place: lane.begin for place, lane in self._lanes.items()})
+        for partition in partitions:
+            producer = producer_of(cluster, found[partition[0]].id, partition[1], target.id)
+            self._lanes[partition] = await self._lane(
+                partition, target, producer, ends[partition], stored.get(partition)
+            )
+        await self._source.store({partition: lane.position for partition, lane in self._lanes.items()})
+        await self._source.start({partition: lane.begin for partition, lane in self._lanes.items()})
         self._step("reading the first records")
         await self._copy(target)
         self._step("closing")
         for lane in self._lanes.values():
             await lane.copier.close()
-        return [ImportedPartition(*place, lane.records, lane.begin, lane.end) for place, lane in self._lanes.items()]
+        return [
+            ImportedPartition(*partition, lane.records, lane.begin, lane.end) for partition, lane in self._lanes.items()
+        ]
 
     async def copy_groups(self) -> dict[str, int]:
         """Give the target's groups the positions of the source's groups of the same names.
@@ -290,18 +294,18 @@ class KafkaImport:
         found = await self._source.committed_of_others(list(self._lanes), self._group)
         wanted: dict[KafkaPartition, list[int]] = {}
         for offsets in found.values():
-            for place, offset in offsets.items():
-                wanted.setdefault(place, []).append(offset)
-        places = {place: await self._lanes[place].imported.positions(offsets) for place, offsets in wanted.items()}
-        placed: dict[str, int] = {}
+            for partition, offset in offsets.items():
+                wanted.setdefault(partition, []).append(offset)
+        known = {each: await self._lanes[each].imported.positions(offsets) for each, offsets in wanted.items()}
+        copied: dict[str, int] = {}
         for group, offsets in found.items():
-            positions: list[Position] = [places[place][offset] for place, offset in offsets.items()]
+            positions: list[Position] = [known[partition][offset] for partition, offset in offsets.items()]
             try:
                 await self._admin.reset_group(group, self._into, positions, new_ok=True)
             except InvalidNameError:
                 positions = []
-            placed[group] = len(positions)
-        return placed
+            copied[group] = len(positions)
+        return copied
 
     async def close(self) -> None:
         """Leave the group and disconnect."""
@@ -327,10 +331,15 @@ class KafkaImport:
         return found
 
     async def _lane(
-        self, place: KafkaPartition, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
+        self,
+        partition: KafkaPartition,
+        target: Topic,
+        producer: int,
+        ends: tuple[int, int],
+        stored: tuple[int, str] | None,
     ) -> PartitionImport:
-        partition = target.read_partition_of(place[1])
-        imported = ImportProgress(self._queue, self._fetcher.index_of, partition, place[1], producer)
+        target_partition = target.read_partition_of(partition[1])
+        imported = ImportProgress(self._queue, self._fetcher.index_of, target_partition, partition[1], producer)
         held = await imported.held()
         offset, planned = (stored[0], decode_plan(stored[1])) if stored is not None else (0, None)
         if planned is None and held is not None:
@@ -339,7 +348,7 @@ class KafkaImport:
         if planned is None or begin >= planned:
             begin, planned = max(begin, ends[0]), max(ends[1], begin, ends[0])
         copier = FixedIdentityWriter(self._bootstrap, self._runtime, producer, begin)
-        return PartitionImport(place, imported, copier, target.name, planned, max(ends[1], planned))
+        return PartitionImport(partition, imported, copier, target.name, planned, max(ends[1], planned))
 
     async def _wait_out(self, target: Topic, held: Held) -> None:
         """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""
@@ -350,7 +359,7 @@ class KafkaImport:
 
     async def _copy(self, target: Topic) -> None:
         record_bytes_max, stored_s = target.settings.record_bytes_max, self._runtime.clock.monotonic()
-        left = {place: lane for place, lane in self._lanes.items() if not await self._advance(lane)}
+        left = {partition: lane for partition, lane in self._lanes.items() if not await self._advance(lane)}
         while left:
             taken = await self._source.take(TAKE_S)
             for each in taken:
@@ -362,22 +371,22 @@ class KafkaImport:
                 else:
                     await lane.take(each, record_bytes_max)
             self._moved(sum(1 for each in taken if not isinstance(each, SourceEnd)))
-            left = {place: lane for place, lane in left.items() if not await self._advance(lane)}
+            left = {partition: lane for partition, lane in left.items() if not await self._advance(lane)}
             if left and self._runtime.clock.monotonic() - stored_s >= STORE_S:
                 stored_s = self._runtime.clock.monotonic()
-                await self._source.store({place: lane.position for place, lane in left.items()})
+                await self._source.store({partition: lane.position for partition, lane in left.items()})
 
     async def _advance(self, lane: PartitionImport) -> bool:
         """Close a plan whose end was met, and begin the next; return True when nothing is left to copy."""
         if not lane.reached:
             return False
         await lane.finish()
-        await self._source.store({lane.place: lane.position})
+        await self._source.store({lane.partition: lane.position})
         if lane.done:
             return True
         lane.renew()
-        await self._source.store({lane.place: lane.position})  # before the first record of it is sent
-        await self._source.seek(lane.place, lane.copier.acked)
+        await self._source.store({lane.partition: lane.position})  # before the first record of it is sent
+        await self._source.seek(lane.partition, lane.copier.acked)
         return False
 
 

@@ -63,8 +63,8 @@ class StagedObjectBuilder:
 
         Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
         """
-        places, size = self._places(topic, fields.size), fields.size
-        cut = self._cutter.add(topic, places, fields, size, partition)
+        partition_map, size = self._map_of(topic, fields.size), fields.size
+        cut = self._cutter.add(topic, partition_map, fields, size, partition)
         self.bytes += size
         self._digest += digest_of((fields.value,), (fields.key,))
         if cut is not None:
@@ -73,8 +73,8 @@ class StagedObjectBuilder:
     def add_many(self, topic: str, many: RecordColumns, now_ms: int) -> None:
         """Add records by key, or without. Raises: as `add`."""
         sizes = many.sizes(0, len(many.values))
-        places = self._places(topic, max(sizes))
-        for cut in self._cutter.add_many(topic, places, many, sizes):
+        partition_map = self._map_of(topic, max(sizes))
+        for cut in self._cutter.add_many(topic, partition_map, many, sizes):
             self._seal(cut, now_ms)
         self.bytes += sum(sizes)
         self._digest += digest_of(many.values, many.keys or ())
@@ -133,21 +133,21 @@ class StagedObjectBuilder:
         )
         return buffers, checksum, staged
 
-    def _places(self, topic: str, size: int) -> PartitionMap:
+    def _map_of(self, topic: str, size: int) -> PartitionMap:
         """Return the partitions for a record of `size` bytes."""
         known = self._topics.get(topic)
         if known is None:
             raise NotFoundError(f"topic {topic[:60]!a} is unknown to this writer")
         check_size(size, known)
-        places = self._maps.get(topic)
-        if places is None:
-            places = self._maps[topic] = PartitionMap(known)
-        return places
+        partition_map = self._maps.get(topic)
+        if partition_map is None:
+            partition_map = self._maps[topic] = PartitionMap(known)
+        return partition_map
 
     def _seal(self, cut: Cut, now_ms: int) -> None:
-        topic, places = self._topics[cut.topic], self._maps[cut.topic]
+        topic, partition_map = self._topics[cut.topic], self._maps[cut.topic]
         part = self._parts.setdefault((cut.topic, cut.partition), _Part(topic, cut.partition))
-        slots = places.slots[places.place_of(cut.partition)]
+        slots = partition_map.slots[partition_map.index_of(cut.partition)]
         sealed = cut.builder.seal(
             producer_id=self._producer_id,
             first_sequence=cut.first,

@@ -228,8 +228,8 @@ class StagedCommits(AsyncClosing):
         turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for place, pieces in manifest.by_partition().items():
-                    group.create_task(self._publish(turn, manifest, checksum, place, pieces, remember=remember))
+                for staged, pieces in manifest.by_partition().items():
+                    group.create_task(self._publish(turn, manifest, checksum, staged, pieces, remember=remember))
         except TimeoutError as error:
             raise TimedOutError(
                 f"batch {batch_id} of writer '{self._writer}' is not published after {timeout_s:g} s",
@@ -310,13 +310,13 @@ class StagedCommits(AsyncClosing):
         turn: asyncio.Semaphore,
         manifest: Manifest,
         checksum: int,
-        place: StagedPartition,
+        staged: StagedPartition,
         pieces: Sequence[tuple[StagedObject, StagedPiece]],
         *,
         remember: bool,
     ) -> None:
         """Have the owner of one partition publish its pieces."""
-        name, topic_id, partition = place
+        name, topic_id, partition = staged
         async with turn:
             topic = (await self._metadata.topic(name)).topic
             if topic.id != topic_id:

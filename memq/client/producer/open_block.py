@@ -20,11 +20,10 @@ kernel: Any = native or rows  # what makes rows, slots and lanes
 
 
 class OpenBlock(BlockBuilder):
-    """The builder of a partition's next block, with its place in the producer and its promise.
+    """The builder of a partition's next block, with its buffer in the producer and its delivery.
 
-    `limit` is the raw size up to which the block may grow before anybody must be asked: it starts small and
-    doubles, so that thousands of open blocks of a few records claim little of the producer's memory. `claimed` are the
-    bytes that it claims.
+    `limit` is the raw size that the block may reach before it needs more of the producer's memory. It starts small and
+    doubles, so thousands of open blocks of a few records claim little memory. `claimed` are the claimed bytes.
     """
 
     __slots__ = ("claimed", "delivery", "home", "opened_s", "slots_hold")
@@ -154,9 +153,9 @@ class PartitionBuffer:
 
 
 class Route:
-    """How the records of a topic find their partition: the map, and a buffer for each of its places.
+    """The way of a topic's records to their partitions: the map, and a buffer for each partition in it.
 
-    `current` until another map takes its place: who finds a record in a block by this one then looks again.
+    It is `current` until another route replaces it; a caller that holds a replaced route takes the new one.
     """
 
     __slots__ = (
@@ -185,7 +184,7 @@ class Route:
             kernel.Lane(self.map.firsts, [each.open_rows for each in buffers]) if lockless else None
         )
         self.sticky: OpenBlock | None = None  # the block that keyless records go to
-        self.turn = turn  # the place of the last one
+        self.turn = turn  # the index of the last one
 
     def resume_points(self) -> dict[int, int]:
         """Return, by partition, the sequence that its producer began with."""
@@ -193,5 +192,5 @@ class Route:
 
     def next_turn(self) -> PartitionBuffer:
         """Return the partition whose turn it is to get records without a key."""
-        self.turn = self.map.next_place(self.turn, lambda place: self.buffers[place].stalled())
+        self.turn = self.map.next_index(self.turn, lambda index: self.buffers[index].stalled())
         return self.buffers[self.turn]

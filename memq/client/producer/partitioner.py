@@ -19,7 +19,7 @@ NAMED_MAX = 20  # in the error about one that is not there: others may have been
 class PartitionMap:
     """A topic's partition map for lookups.
 
-    A place is an index of the partitions in the order of their slots.
+    Partitions are numbered from 0 in the order of their slots: the index of a partition.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -27,31 +27,31 @@ class PartitionMap:
         self.partitions = [part.partition for part in parts]
         self.slots = [(part.slot_first, part.slot_last) for part in parts]
         self.firsts = [part.slot_first for part in parts]
-        self._places = {partition: place for place, partition in enumerate(self.partitions)}
+        self._indexes = {partition: index for index, partition in enumerate(self.partitions)}
         self._name = topic.name
 
-    def place_of_key(self, key: bytes) -> int:
-        """Return the place whose slot range holds the key's slot, `crc32(key) >> 16`."""
+    def index_of_key(self, key: bytes) -> int:
+        """Return the index of the partition that takes the key's slot, `crc32(key) >> 16`."""
         if len(self.firsts) == 1:
             return 0  # saves the checksum
         return bisect_right(self.firsts, zlib.crc32(key) >> 16) - 1
 
-    def place_of(self, partition: int) -> int:
-        """Return the place of a partition that the caller chose. Raises: TypeError, NotFoundError."""
+    def index_of(self, partition: int) -> int:
+        """Return the index of a partition that the caller chose. Raises: TypeError, NotFoundError."""
         check_kind("partition", partition, int)
-        place = self._places.get(partition)
-        if place is None:
+        index = self._indexes.get(partition)
+        if index is None:
             numbers = sorted(self.partitions)
             there = ", ".join(map(str, numbers[:NAMED_MAX])) + (", …" if len(numbers) > NAMED_MAX else "")
             raise NotFoundError(
                 f"topic '{self._name}' has no partition {partition} that accepts records", hint=f"these do: {there}"
             )
-        return place
+        return index
 
-    def next_place(self, place: int, stalled: Callable[[int], bool]) -> int:
-        """Return the place after `place` in turn, passing over stalled ones unless all are."""
+    def next_index(self, index: int, stalled: Callable[[int], bool]) -> int:
+        """Return the index after `index` in turn, passing over stalled ones unless all are."""
         count = len(self.partitions)
         for step in range(1, count + 1):
-            if not stalled((place + step) % count):
-                return (place + step) % count
-        return (place + 1) % count
+            if not stalled((index + step) % count):
+                return (index + step) % count
+        return (index + 1) % count

@@ -191,7 +191,7 @@ class PythonSender:
                         rows.room = room  # type: ignore[union-attr]
                         if not rows.closed:  # type: ignore[union-attr]
                             return rows.delivery  # type: ignore[no-any-return, union-attr]  # no other kind is here
-                        late = self._buffer.place_late(rows, (value,))  # type: ignore[arg-type]
+                        late = self._buffer.put_late(rows, (value,))  # type: ignore[arg-type]
                         if late is not None:
                             return cast(Delivery, late)
             except (AttributeError, KeyError, TypeError, ValueError):  # the path is closed, or the topic has no hash

@@ -113,12 +113,12 @@ class SendBuffer:
     def _new_route(self, topic: Topic) -> Route:
         buffers = []
         for part in topic.taking:
-            place = (topic.id, part.partition)
-            if place not in self._buffers:
+            key = (topic.id, part.partition)
+            if key not in self._buffers:
                 slots = (part.slot_first, part.slot_last)
-                start = self.starts.get(place, (0, 0))
-                self._buffers[place] = PartitionBuffer(topic, part.partition, slots, start)
-            buffers.append(self._buffers[place])
+                start = self.starts.get(key, (0, 0))
+                self._buffers[key] = PartitionBuffer(topic, part.partition, slots, start)
+            buffers.append(self._buffers[key])
         turn = self._runtime.random.randrange(len(buffers))
         # The lock-free paths do not check the topic's bound, so each record that fits into a block must be below it.
         lockless = (native is not None or _GIL) and topic.settings.record_bytes_max >= self._settings.block_bytes
@@ -188,9 +188,9 @@ class SendBuffer:
         rows.room = room
         if not rows.closed and lane.current:
             return rows.delivery  # type: ignore[no-any-return]  # the kernel does not know its class
-        return self.place_late(rows, row)
+        return self.put_late(rows, row)
 
-    def place_late(self, rows: Rows, row: tuple[object, ...]) -> _Delivery | None:
+    def put_late(self, rows: Rows, row: tuple[object, ...]) -> _Delivery | None:
         """Return the delivery of a row added to a closed block in time; None if it must be put again.
 
         A row that a replaced lane added to an open block must be put again, too.
@@ -209,9 +209,9 @@ class SendBuffer:
                 route = self._current(route)
                 size += _ROW * (1 + len(fields.headers or ())) + len(fields.tag or "")
                 if partition is not None:
-                    buffer = route.buffers[route.map.place_of(partition)]
+                    buffer = route.buffers[route.map.index_of(partition)]
                 elif fields.key is not None:
-                    buffer = route.buffers[route.map.place_of_key(fields.key)]
+                    buffer = route.buffers[route.map.index_of_key(fields.key)]
                 else:
                     buffer = self._keyless_home(route, size, cut)
                 block = self._block_with_room(buffer, size, cut)
@@ -236,7 +236,7 @@ class SendBuffer:
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal
-            buffer = route.buffers[route.map.place_of(partition)]
+            buffer = route.buffers[route.map.index_of(partition)]
             assert buffer.open is None, "blocks of two kinds in one partition"
             # acks are cumulative: a block below an acked one would wait for its ack for ever
             assert first >= buffer.next_sequence, f"sequence {first} is below {buffer.next_sequence}"
@@ -274,20 +274,20 @@ class SendBuffer:
             done = self._put_column(route, route.buffers[0], many, delivered)
             rest = range(done, len(many.values))
         else:
-            return self._put_by_place(route, many, many.keys, delivered)
+            return self._put_by_partition(route, many, many.keys, delivered)
         return many.pick(rest) if rest else None
 
-    def _put_by_place(
+    def _put_by_partition(
         self, route: Route, many: RecordColumns, keys: Sequence[bytes | None], delivered: list[Any]
     ) -> RecordColumns | None:
         """Add records with keys to their partitions, one partition after the other."""
         turn = route.turn  # those without a key go together
-        places = [turn if key is None else route.map.place_of_key(key) for key in keys]
+        indexes = [turn if key is None else route.map.index_of_key(key) for key in keys]
         rest: list[int] = []
-        for place in range(len(route.buffers)):
-            numbers = [number for number, chosen in enumerate(places) if chosen == place]
+        for index in range(len(route.buffers)):
+            numbers = [number for number, chosen in enumerate(indexes) if chosen == index]
             if numbers:
-                done = self._put_column(route, route.buffers[place], many.pick(numbers), delivered)
+                done = self._put_column(route, route.buffers[index], many.pick(numbers), delivered)
                 rest += numbers[done:]
         return many.pick(sorted(rest)) if rest else None
 
@@ -436,7 +436,7 @@ class SendBuffer:
         self.pending_bytes += count
 
     def _cut(self, block: OpenBlock) -> PendingBlock:
-        """End an open block: from here on it has its sequences and its place in the order."""
+        """End an open block: from here on its sequences and its order in the partition are fixed."""
         block.close()
         self._hide_rows(block)
         buffer = block.home
@@ -453,7 +453,7 @@ class SendBuffer:
         return opened_s + (route.delivery_timeout_s if route is not None else self._settings.delivery_timeout_s)
 
     def _queue(self, pending: PendingBlock) -> None:
-        """Give a block its place in the order of its partition."""
+        """Append a block to the queue of its partition."""
         buffer = pending.home
         buffer.next_sequence = pending.next
         assert buffer.next_sequence < SEQUENCE_END
