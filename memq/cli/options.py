@@ -1,4 +1,4 @@
-"""Options shared by several commands: settings from their table, addresses, places in a topic."""
+"""Options shared by several commands: settings from their table, addresses, positions in a topic."""
 
 from __future__ import annotations
 

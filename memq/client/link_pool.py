@@ -164,7 +164,7 @@ class LinkPool:
     def candidates(self) -> list[Address]:
         """Return all known brokers in order: those of the client's zone, then connected ones, then others.
 
-        Who did not answer a moment ago comes last, and has its place again after a while. Else the order is random.
+        A broker that did not answer a moment ago comes last for a while. Otherwise the order is random.
         """
         known = list(self._known)
         self._runtime.random.shuffle(known)

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 from memq.errors import MemqError, QueueError, ThrottledError
 from memq.topic import ReadPartition
 
-LOGS_AT_ONCE_MAX = 16  # logs that are asked at the same time; one that hangs takes one of these places
+LOGS_AT_ONCE_MAX = 16  # logs that are asked at the same time; one that hangs takes one of these slots
 LOG_S = 15.0  # for all requests about one log; a broker ends each of them after 5 s
 THROTTLED_PAUSE_S = 0.1
 Key = TypeVar("Key")

@@ -128,7 +128,7 @@ def test_inspect_shows_a_spool_segment_and_its_damage(tmp_path: Path, capsys: py
     assert run(["inspect", str(path), "--records"]) == 1
     streams = capsys.readouterr()
     assert [json.loads(line) for line in streams.out.splitlines()] == whole[: shown["blocks"][0]["count"]]
-    assert "1 place can't be read" in streams.err
+    assert "1 byte range can't be read" in streams.err
 
 
 def test_inspect_of_a_folder_shows_each_object(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,14 +153,14 @@ class Reader:
         if self._again:
             return self._again.pop()
         found = self._deliver(whole=whole)
-        while found is not None and _place_of(found) in self._lost:
+        while found is not None and _position_of(found) in self._lost:
             found = self._deliver(whole=whole)
-        if found is not None and _place_of(found) in self._twice:
+        if found is not None and _position_of(found) in self._twice:
             self._again.append(found)
         return found
 
 
-def _place_of(found: tuple[Assigned, ReadyRange]) -> PointerPosition:
+def _position_of(found: tuple[Assigned, ReadyRange]) -> PointerPosition:
     first = found[1].first
     return first.read_partition, first.pointer_offset
 

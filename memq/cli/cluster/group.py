@@ -175,8 +175,8 @@ def tell_unknown(groups: Iterable[GroupDescription]) -> int:
     """Print to stderr why the lag of partitions is unknown; return the exit code, 0 when all are known."""
     unknown = [(found.group, one) for found in groups for one in found.partitions if one.error]
     for group, one in unknown:
-        place = f"partition {one.topic_partition.partition} of topic '{one.topic_partition.topic}'"
-        click.echo(f"memq: lag of group '{group}' in {place} is unknown: {one.error}", err=True)
+        partition = f"partition {one.topic_partition.partition} of topic '{one.topic_partition.topic}'"
+        click.echo(f"memq: lag of group '{group}' in {partition} is unknown: {one.error}", err=True)
     return 1 if unknown else 0
 
 

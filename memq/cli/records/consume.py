@@ -194,25 +194,25 @@ def resolve_range(brokers: str, topic: str, start: Start, partition: int | None)
         if partition is not None and (topic, partition) not in ends:
             raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
         starts = dict(ends)
-        for place, end in sorted(ends.items()):
-            if partition is None or place == (topic, partition):
-                starts[place] = _start_of(consumer, TopicPartition(*place), start, end)
+        for each, end in sorted(ends.items()):
+            if partition is None or each == (topic, partition):
+                starts[each] = _start_of(consumer, TopicPartition(*each), start, end)
         return starts, ends
 
 
-def _start_of(consumer: Consumer, place: TopicPartition, start: Start, end: Position) -> Position:
+def _start_of(consumer: Consumer, source: TopicPartition, start: Start, end: Position) -> Position:
     if isinstance(start, LastRecords):
-        consumer.seek(place.topic, place.partition, "beginning")
-        ends = consumer.position()[place].pointer_offset, end.pointer_offset
-        offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, place))
-        return Position(place.partition, offset, before)
-    consumer.seek(place.topic, place.partition, start)
-    return consumer.position()[place]
+        consumer.seek(source.topic, source.partition, "beginning")
+        ends = consumer.position()[source].pointer_offset, end.pointer_offset
+        offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, source))
+        return Position(source.partition, offset, before)
+    consumer.seek(source.topic, source.partition, start)
+    return consumer.position()[source]
 
 
-def _lag_at(consumer: Consumer, place: TopicPartition, offset: int) -> int:
-    consumer.seek(place.topic, place.partition, Position(place.partition, offset))
-    return consumer.lag()[place].records
+def _lag_at(consumer: Consumer, source: TopicPartition, offset: int) -> int:
+    consumer.seek(source.topic, source.partition, Position(source.partition, offset))
+    return consumer.lag()[source].records
 
 
 def last_offset(begin: int, end: int, records: int, lag_at: Callable[[int], int]) -> tuple[int, int]:
@@ -285,6 +285,6 @@ def _values(end: bytes, null: bytes) -> Printer:
 
 
 def _json_line(record: Record, topic: str, partition: int) -> bytes:
-    place = {"topic": topic, "partition": partition, "offset": record.offset, "position": str(record.position)}
-    line = encode_record(place, record.value, record.key, record.headers, record.timestamp_ms, record.tag)
+    identity = {"topic": topic, "partition": partition, "offset": record.offset, "position": str(record.position)}
+    line = encode_record(identity, record.value, record.key, record.headers, record.timestamp_ms, record.tag)
     return line.encode() + b"\n"

@@ -59,15 +59,15 @@ def kafka(
     settings = settings_of(config, profile, **flags)
     chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
     with GrowingCount("import", "records") as counted:
-        done, placed = asyncio.run(
+        done, copied = asyncio.run(
             _import(chosen, settings.client().brokers, topics, into, groups=groups, counted=counted)
         )
     if as_json:
-        print_json({"partitions": [asdict(one) for one in done], "groups": placed})
+        print_json({"partitions": [asdict(one) for one in done], "groups": copied})
         return
     heads = ("topic", "partition", "records", "from offset", "to offset")
     print_table(heads, [(one.topic, one.partition, one.records, one.begin, one.end) for one in done])
-    for group, partitions in placed.items():
+    for group, partitions in copied.items():
         print_message(f"group {group}: {count_text(partitions, 'position')} copied")
 
 

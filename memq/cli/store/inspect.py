@@ -175,17 +175,17 @@ def _print_records(data: memoryview) -> None:
             damaged += 1
             print_message(f"at {at}: {error}")
     if damaged:
-        raise CorruptDataError(f"{count_text(damaged, 'place')} can't be read")
+        raise CorruptDataError(f"{count_text(damaged, 'byte range')} can't be read")
 
 
 def _print_block(reader: BlockReader) -> None:
     header = reader.header
     for number, (value, key, headers, timestamp_ms, tag) in enumerate(reader.records()):
-        place: dict[str, object] = {
+        identity: dict[str, object] = {
             "producer_id": f"{header.producer_id:016x}",
             "sequence": header.first_sequence + number,
         }
-        click.echo(encode_record(place, value, key, headers, timestamp_ms, tag))
+        click.echo(encode_record(identity, value, key, headers, timestamp_ms, tag))
 
 
 def is_segment(data: memoryview) -> bool:
@@ -220,7 +220,7 @@ def print_segment(name: str, data: memoryview, *, as_json: bool) -> None:
 
 
 def segment_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
-    """Yield place and reader of each block, or its error, in the order of the segment."""
+    """Yield offset and reader of each block, or its error, in the order of the segment."""
     content = decode_segment(bytes(data))
     found: dict[int, BlockReader | MemqError] = {}
     for damage in content.damages:

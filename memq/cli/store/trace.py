@@ -108,11 +108,11 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
             if len(found) == FOUND_MAX:
                 break
         groups: Groups = {}
-        places = {sighting.position.read_partition: None for sighting in found}
-        partitions = [each for each in read_partitions(opened.topic) if each.partition in places]
+        numbers = {sighting.position.read_partition: None for sighting in found}
+        partitions = [each for each in read_partitions(opened.topic) if each.partition in numbers]
         for group in await opened.queue.groups():
-            for place, committed in (await opened.queue.committed(group, partitions)).items():
-                groups.setdefault(place.partition, {})[group] = committed.position
+            for partition, committed in (await opened.queue.committed(group, partitions)).items():
+                groups.setdefault(partition.partition, {})[group] = committed.position
         return found, groups, late_ms(opened.topic.settings)
 
 

@@ -32,7 +32,7 @@ READS_MAX = 5  # of an object that seems to be damaged
 
 @dataclass(slots=True)
 class VerifiedCount:
-    """Checked objects and their findings: object, place in it, code and text of the error."""
+    """Checked objects and their findings: object, position in it, code and text of the error."""
 
     quiet: bool
     objects: int = 0
@@ -46,11 +46,11 @@ class VerifiedCount:
         """Number of objects with a finding."""
         return len({finding["object"] for finding in self.findings})
 
-    def find(self, name: str, place: dict[str, object], code: str, text: str) -> None:
+    def find(self, name: str, where: dict[str, object], code: str, text: str) -> None:
         """Record a fault, and print it at once."""
-        self.findings.append({"object": name, **place, "error": code, "text": text})
+        self.findings.append({"object": name, **where, "error": code, "text": text})
         if not self.quiet:
-            click.echo(f"{name}: {' '.join(f'{what} {at}' for what, at in place.items())}: {text}")
+            click.echo(f"{name}: {' '.join(f'{what} {at}' for what, at in where.items())}: {text}")
 
 
 @click.command()
@@ -236,8 +236,8 @@ async def _verified(
         async for batch in named.check(partition):
             tally.pointers += bool(batch.key)
             for found in batch.findings:
-                place: dict[str, object] = {"partition": partition.partition, "pointer": found.offset}
-                tally.find(name(found.key) if found.key else log, place, found.error.code, str(found.error))
+                where: dict[str, object] = {"partition": partition.partition, "pointer": found.offset}
+                tally.find(name(found.key) if found.key else log, where, found.error.code, str(found.error))
             yield batch
     except (CorruptDataError, QueueError) as error:
         tally.find(log, {}, error.code, str(error))

@@ -77,6 +77,6 @@ class Assigned:
     observer: ReadObserver | None = None  # of the audit; None without one
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """The partition in the type of the public API."""
         return topic_partition_of(self.cursor.partition)

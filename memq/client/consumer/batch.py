@@ -90,7 +90,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged block: its place, number of records, raw bytes as found, and the cause."""
+    """A damaged block: its position, number of records, raw bytes as found, and the cause."""
 
     object_key: str
     block: int
@@ -127,7 +127,7 @@ class Batch:
 
     def __init__(
         self,
-        place: TopicPartition,
+        source: TopicPartition,
         span: tuple[Position, Position],
         slices: Sequence[Slice],
         damaged: list[Damage],
@@ -136,7 +136,7 @@ class Batch:
         write_partition: int = 0,
         behind: Committed | None = None,
     ) -> None:
-        self.topic, self.partition = place
+        self.topic, self.partition = source
         self.write_partition = write_partition
         self.first, self.next = span
         self.damaged = damaged
@@ -245,5 +245,5 @@ def _rows(reader: BlockReader, *, low: int, high: int, column: Callable[[BlockRe
 
 
 def behind(batch: Batch) -> Committed:
-    """Return the place after a batch, with the totals before it."""
+    """Return the position after a batch, with the totals before it."""
     return batch._behind

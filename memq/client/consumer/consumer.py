@@ -210,8 +210,8 @@ class Consumer(BaseConsumer, BlockingClient):
                 raise
             if not isinstance(found, AssignmentEvents):
                 return found
-            for callback, places in self._calls(found):
-                callback(places)
+            for callback, partitions in self._calls(found):
+                callback(partitions)
             io.run(self._core.take(found))
 
     def commit(self, batch: Batch | None = None) -> None:
@@ -336,8 +336,8 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
             found = await self._core.next(self._left_s(deadline_s))
             if not isinstance(found, AssignmentEvents):
                 return found
-            for callback, places in self._calls(found):
-                result = callback(places)
+            for callback, partitions in self._calls(found):
+                result = callback(partitions)
                 if inspect.isawaitable(result):
                     await result
             await self._core.take(found)

@@ -277,7 +277,7 @@ class ConsumerCore:
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return the position of the next record in each assigned partition."""
-        return {assigned.place: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
+        return {assigned.topic_partition: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
 
     async def committed(self) -> dict[TopicPartition, Position]:
         """Return the stored positions of the group in the partitions of the topics. Raises: as `commit`."""
@@ -418,7 +418,7 @@ class ConsumerCore:
             self._log_damage(damage)
         if batch.damaged and self.settings.on_damaged == "dead-letter":
             self._delivery = found  # it comes again when this is cut short
-            await self._dead_letters.send(assigned.place, batch.damaged)
+            await self._dead_letters.send(assigned.topic_partition, batch.damaged)
             self._delivery = None
         self._hand(assigned, delivery, batch)
         return self._ready_batches.take()
@@ -444,16 +444,16 @@ class ConsumerCore:
             assigned.observer.deliver(delivery, self._runtime.clock.wall_ms())
 
     def _batch_of(self, assigned: Assigned, delivery: ReadyRange) -> Batch:
-        first, place = delivery.first, assigned.place
+        first, source = delivery.first, assigned.topic_partition
         key = delivery.pointer.locations[0].key if delivery.pointer is not None else ""
         damaged: list[Damage] = []
         for piece in delivery.damaged:
             assert piece.cause is not None
-            position = Position(place.partition, first.pointer_offset, piece.first)
+            position = Position(source.partition, first.pointer_offset, piece.first)
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
         report = None if self.settings.on_damaged == "fail" else self._report
         span, writer = (first, delivery.behind.marked_position), delivery.pointer.partition if delivery.pointer else 0
-        return Batch(place, span, delivery.slices, damaged, key, report, writer, delivery.behind)
+        return Batch(source, span, delivery.slices, damaged, key, report, writer, delivery.behind)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread.
@@ -471,7 +471,7 @@ class ConsumerCore:
             self._late_damage.popleft()
             self._log_damage(damage)
             for assigned in self._reading.assigned.values():
-                if assigned.observer is not None and assigned.place == (batch.topic, batch.partition):
+                if assigned.observer is not None and assigned.topic_partition == (batch.topic, batch.partition):
                     assigned.observer.note_damage(batch.write_partition, damage)
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
@@ -521,9 +521,9 @@ class ConsumerCore:
         )
 
     def _find_handed(self, batch: Batch) -> Assigned:
-        place = TopicPartition(batch.topic, batch.partition)
+        partition = TopicPartition(batch.topic, batch.partition)
         for assigned in self._reading.assigned.values():
-            if assigned.place == place and assigned.ledger.knows(batch.next):
+            if assigned.topic_partition == partition and assigned.ledger.knows(batch.next):
                 return assigned
         raise _given_back(batch)
 
@@ -537,7 +537,7 @@ class ConsumerCore:
 
         The result is None when brokers answered three times that it does not exist: a broker that has just started may
         not know it.
-        A consumer that believed it once would lose its place, and begin again where it was asked to start.
+        A consumer that believed it once would lose its position, and start again at its configured start.
         """
         found = await self._metadata.refresh(name)
         for number in range(GONE_TRIES if name in self._topics else 0):

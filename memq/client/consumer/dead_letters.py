@@ -27,17 +27,17 @@ class DeadLetters:
         self._producer: AsyncProducer | None = None
         self._waiting: dict[tuple[TopicPartition, str, Position], AsyncDelivery] = {}  # until its call has them all
 
-    async def send(self, place: TopicPartition, damages: Sequence[Damage]) -> None:
+    async def send(self, partition: TopicPartition, damages: Sequence[Damage]) -> None:
         """Send blocks of one batch and wait until all are stored.
 
         A call that is cut short is continued by the next call for the same blocks: none is sent twice.
 
         Raises: as AsyncProducer.send and its delivery. Then the next call sends the failed block again.
         """
-        keys = [(place, damage.object_key, damage.position) for damage in damages]
+        keys = [(partition, damage.object_key, damage.position) for damage in damages]
         for key, damage in zip(keys, damages, strict=True):
             if key not in self._waiting:
-                self._waiting[key] = await self._put(place, damage)
+                self._waiting[key] = await self._put(partition, damage)
         for key in keys:
             try:
                 await self._waiting[key]
@@ -48,12 +48,12 @@ class DeadLetters:
             del self._waiting[key]
         self.sent += len(keys)
 
-    async def _put(self, place: TopicPartition, damage: Damage) -> AsyncDelivery:
+    async def _put(self, partition: TopicPartition, damage: Damage) -> AsyncDelivery:
         """Send one block. Its value is empty when it is over the topic's record bound."""
         if self._producer is None:
             self._producer = AsyncProducer(self._brokers, acks="all", runtime=self._runtime)
         origin = {
-            "memq-topic": place.topic,
+            "memq-topic": partition.topic,
             "memq-position": str(damage.position),
             "memq-object": damage.object_key,
             "memq-block": str(damage.block),
@@ -61,7 +61,7 @@ class DeadLetters:
             "memq-bytes": str(len(damage.data)),
             "memq-cause": str(damage.cause),
         }
-        topic = place.topic + SUFFIX
+        topic = partition.topic + SUFFIX
         headers = [(name, text.encode()) for name, text in origin.items()]
         try:
             return await self._producer.send(topic, damage.data, headers=headers)

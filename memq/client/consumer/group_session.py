@@ -118,10 +118,10 @@ def _due(assigned: Assigned, only: tuple[Assigned, Committed] | None) -> Committ
     ledger = assigned.ledger
     if only is None:
         return ledger.due
-    place = only[1]
-    if only[0] is not assigned or ledger.prefix is None or ledger.is_stored(place.position):
+    reached = only[1]
+    if only[0] is not assigned or ledger.prefix is None or ledger.is_stored(reached.position):
         return None
-    return place if place.position <= ledger.prefix.position else None
+    return reached if reached.position <= ledger.prefix.position else None
 
 
 class GroupSession:

@@ -173,16 +173,16 @@ class Opener:
         if self._wanted().get(partition) != grant:
             return  # its topic may be gone, too
         settings = self._topics[partition.topic].settings
-        place = topic_partition_of(partition)
+        named = topic_partition_of(partition)
         if self._settings.end is not None and partition not in self._ends:
-            end = point_of(self._settings.end, place)
+            end = point_of(self._settings.end, named)
             self._ends[partition] = await self._resolver.position_of(end, partition, settings)
         known: Totals | None
         mark = 0
         if stored is not None:
             position, known, mark = stored.position, stored.totals, stored.mark
         else:
-            start = point_of(self._settings.start, place)
+            start = point_of(self._settings.start, named)
             position, known = await self._start_at(start, partition, settings), _known_before(start)
             mark = position.mark
         if self._wanted().get(partition) == grant:

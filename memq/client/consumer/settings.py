@@ -103,18 +103,18 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
         )
     if isinstance(point, Mapping):
-        for key, place in point.items():
-            _check_place(key, name)
-            if not isinstance(place, str | datetime | Position):
-                raise TypeError(f"{name} of {key} must be a memq.Position, not {type(place).__name__}")
+        for key, start in point.items():
+            _check_partition(key, name)
+            if not isinstance(start, str | datetime | Position):
+                raise TypeError(f"{name} of {key} must be a memq.Position, not {type(start).__name__}")
         if point and not any(topic in topics for topic, _ in point):  # a misspelt name; those of others may be there
             raise InvalidRequestError(
                 f"{name} has no position of {', '.join(topics)[:200]}, only of {min(point)[0]}",
                 hint="the first part of each key is the name of a topic",
             )
     if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
-        for place in point.values() if isinstance(point, Mapping) else point:
-            check_point(place, name, topics[:1])
+        for each in point.values() if isinstance(point, Mapping) else point:
+            check_point(each, name, topics[:1])
     if isinstance(point, Position) and Position.parse(point.marked_text) != point:  # which refuses what no pointer has
         raise TypeError(f"{name} is a Position of something else than numbers: {point!r}")
     if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
@@ -123,7 +123,7 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
         )
 
 
-def point_of(point: Point, place: TopicPartition) -> str | int | Position:
+def point_of(point: Point, partition: TopicPartition) -> str | int | Position:
     """Return what `point` means for one partition: `beginning`, `end`, a Unix time in ms, or a position.
 
     Positions for other partitions only leave this one at its beginning.
@@ -133,11 +133,11 @@ def point_of(point: Point, place: TopicPartition) -> str | int | Position:
     if isinstance(point, datetime):
         return (point - _EPOCH) // timedelta(milliseconds=1)
     if isinstance(point, Mapping):
-        found = point.get(place, BEGINNING)
-        return found if isinstance(found, Position) else point_of(found, place)
+        found = point.get(partition, BEGINNING)
+        return found if isinstance(found, Position) else point_of(found, partition)
     if isinstance(point, Position):
         point = [point]
-    return next((position for position in point if position.read_partition == place.partition), BEGINNING)
+    return next((position for position in point if position.read_partition == partition.partition), BEGINNING)
 
 
 def named_partitions(topic: Topic, point: Point) -> list[ReadPartition]:
@@ -160,7 +160,7 @@ def named_partitions(topic: Topic, point: Point) -> list[ReadPartition]:
     return [partition for partition in every if partition.partition in numbers]
 
 
-def _check_place(key: object, name: str) -> None:
+def _check_partition(key: object, name: str) -> None:
     """Refuse what names no partition: its position would be passed over. Raises: TypeError."""
     if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str) or not hasattr(key[1], "__index__"):
         raise TypeError(f"{name} is by (topic, partition), not by {ascii(key)[:60]}")

@@ -365,8 +365,8 @@ class FetchScheduler:
         now_s = self._runtime.clock.monotonic()
         if slot.missing_since_s is None:
             slot.missing_since_s = now_s
-            place = f"topic '{assigned.cursor.partition.topic}' at offset {slot.offset}"
-            self._events.warning("consumer.object-missing", f"{place}: {error}; asking again for {MISSING_S:g} s")
+            where = f"topic '{assigned.cursor.partition.topic}' at offset {slot.offset}"
+            self._events.warning("consumer.object-missing", f"{where}: {error}; asking again for {MISSING_S:g} s")
         if now_s < slot.missing_since_s + MISSING_S:
             raise StoreError(f"an object that the queue names is missing: {error}")
 

@@ -339,14 +339,14 @@ class BatchFetcher:
         """Return the index of an object; that of large objects, which hold thousands of blocks, is kept."""
         if not is_large_object(location.key):
             return await index_at(reader.get_range, location)
-        place = (location.key, location.index_offset)
+        index_key = (location.key, location.index_offset)
         async with self._index_turn:
-            if place not in self._indexes:
-                self._indexes[place] = await index_at(reader.get_range, location)
-            self._indexes.move_to_end(place)
+            if index_key not in self._indexes:
+                self._indexes[index_key] = await index_at(reader.get_range, location)
+            self._indexes.move_to_end(index_key)
             if len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
-            return self._indexes[place]
+            return self._indexes[index_key]
 
 
 def _reads(
@@ -408,14 +408,16 @@ async def _cut_once(pointer: Pointer, sent: list[Buffer]) -> _Cut:
 
 
 def _same_cut(one: _Cut, other: _Cut) -> bool:
-    return one.data == other.data and [_place_of(piece) for piece in one.pieces] == [
-        _place_of(piece) for piece in other.pieces
+    return one.data == other.data and [_identity_of(piece) for piece in one.pieces] == [
+        _identity_of(piece) for piece in other.pieces
     ]
 
 
 def _same_pieces(one: Sequence[BlockPiece], other: Sequence[BlockPiece]) -> bool:
-    return [(_place_of(piece), piece.data) for piece in one] == [(_place_of(piece), piece.data) for piece in other]
+    return [(_identity_of(piece), piece.data) for piece in one] == [
+        (_identity_of(piece), piece.data) for piece in other
+    ]
 
 
-def _place_of(piece: BlockPiece) -> tuple[int, int, int]:
+def _identity_of(piece: BlockPiece) -> tuple[int, int, int]:
     return piece.number, piece.first, piece.records

@@ -530,8 +530,8 @@ class PartitionCursor:
         stored = (*copies.blocks, *(stored_block(each) for each in here if claim_of(each) == claim))
         if stored and not any(each.is_copied_by(header) for each in stored):
             self.counts.conflicting_blocks += 1
-            place = Position(self.partition.partition, slot.offset, piece.first)
-            self._seen.conflicts.append(Conflict(place, pointer, conflict_of(header, stored)))
+            position = Position(self.partition.partition, slot.offset, piece.first)
+            self._seen.conflicts.append(Conflict(position, pointer, conflict_of(header, stored)))
             return True
         self.counts.duplicate_records += header.count
         self._seen.copies.append((pointer.partition, header))
@@ -539,16 +539,16 @@ class PartitionCursor:
 
     def _deliver_unreadable(self, slot: PointerSlot, cause: MemqError) -> ReadyRange | None:
         """A pointer that can't be read hides its batch: damage of unknown size."""
-        place = Position(self.partition.partition, slot.offset)
+        position = Position(self.partition.partition, slot.offset)
         if self.pass_damage and isinstance(cause, CorruptDataError):
             self.counts.damaged_blocks += 1
             self._pass(slot)
             piece = BlockPiece(0, 0, 0, None, memoryview(b""), cause)
-            return ReadyRange(place, self.behind, damaged=(piece,))
+            return ReadyRange(position, self.behind, damaged=(piece,))
         error = type(cause)(
-            f"pointer at {place} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
+            f"pointer at {position} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
         )
-        return ReadyRange(place, self.behind, failure=error)
+        return ReadyRange(position, self.behind, failure=error)
 
     def _failure(self, pointer: Pointer, piece: BlockPiece) -> ReadyRange:
         cause = piece.cause

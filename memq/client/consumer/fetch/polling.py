@@ -205,7 +205,7 @@ class Polling:
             return None
         assigned, offset = asked
         if error is None and not entries and entries.next <= offset < polled.span.end:
-            return None  # the answer had no room or no time for it: it keeps its place
+            return None  # the answer had no room or no time for it: it keeps its turn
         self._failing.pop(partition, None)
         if error is not None:
             self._short_s.pop(partition, None)
