@@ -75,7 +75,7 @@ class OutcomeUnknownError(MemqError):
 
 
 class CorruptDataError(MemqError):
-    """Stored or sent bytes are damaged. The message names the place and the cause."""
+    """Stored or sent bytes are damaged. The message names the damaged part and the cause."""
 
     code = "corrupt-data"
     default_hint = "run memq verify on the object; the data are damaged, not merely newer"

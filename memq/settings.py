@@ -130,7 +130,7 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """The places of a cluster's parts, each a URL, and the sections with more settings."""
+    """The locations of a cluster's parts, each a URL, and the sections with more settings."""
 
     store: str = _setting("file:memq-data/objects", "location of the objects: file:FOLDER or s3://BUCKET/PREFIX")
     queue: str = _setting("sqlite:memq-data/queue.sqlite", "notification queue: sqlite:FILE or kafka://HOST:PORT,…")

@@ -159,7 +159,7 @@ NEXT_BATCH = "from the next batch"
 
 
 def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -> TopicSettings:
-    """Return `base` with `settings` in place, checked.
+    """Return `base` with `settings` changed, checked.
 
     Raises: UnknownSettingError with a near name, InvalidSettingError.
     """
@@ -248,7 +248,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         at = 0
         for number, part in enumerate(self.partitions):
             if part.partition != number or not 0 <= part.read_partition < len(self.partitions):
-                return f"partition {part.partition} with read partition {part.read_partition} is at place {number}"
+                return f"partition {part.partition} with read partition {part.read_partition} is at index {number}"
         for part in self.taking:
             if part.slot_first != at:
                 return f"slots of partition {part.partition} begin at {part.slot_first}, not at {at}"
@@ -301,7 +301,7 @@ class Position:
     """A consumer's position: the next record to deliver. As text `0:17:3`.
 
     `mark` identifies the last pointer that was read before it (`Committed`), 0 if it is unknown. It is no part of the
-    place: positions with different marks are equal. A reader that starts at a position with a mark is refused if the
+    order: positions with different marks are equal. A reader that starts at a position with a mark is refused if the
     log was cut before it. `marked_text` is the text with the mark, `0:17:3:1a2b3c4d`; `parse` reads both.
     """
 

@@ -2,7 +2,7 @@
 
 Pure. It acts as a reader that starts at the beginning and never stops. Records that this reader delivers are counted
 once, those that it drops are copies, and each sequence that it misses must have an explanation. Memory: range sets for
-each producer, and the first places of each kind of finding.
+each producer, and the first findings of each kind.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Contents:
 
     def add(self, partition: int, header: BlockHeader) -> None:
         """Remember a block, unless one with its sequences is known."""
-        place = (partition, header.producer_id, header.first_sequence)
-        stored = StoredBlock(*place[1:], header.next_sequence, header.checksum, header.base_ms)
-        if self._blocks.setdefault(place, stored) is stored and len(self._blocks) > BLOCKS_MAX:
+        key = (partition, header.producer_id, header.first_sequence)
+        stored = StoredBlock(*key[1:], header.next_sequence, header.checksum, header.base_ms)
+        if self._blocks.setdefault(key, stored) is stored and len(self._blocks) > BLOCKS_MAX:
             del self._blocks[next(iter(self._blocks))]
             self._forgotten = True
 
@@ -299,7 +299,7 @@ class Auditor:
         self._count(blocks=1)
         doubled = account.doubled.total - doubled
         if fate is Fate.DOUBLED:
-            # A record that is delivered a third time was counted already; its place is named all the same.
+            # A record that is delivered a third time was counted already; its block is named all the same.
             self._found.add(doubled, _finding(Kind.DOUBLED, block, met, key, OTHER_BYTES if differs else ""))
         if self._minutes is not None:
             self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
@@ -344,14 +344,14 @@ def _add_missing_records(balance: Balance, found: FindingCounts) -> None:
         kind = Kind.IN_FLIGHT if balance.tail is TailKnowledge.IN_FLIGHT else Kind.UNKNOWN
         wrong.append((kind, (balance.next_sequence, SEQUENCE_END)))
     for kind, (first, next_) in wrong:
-        place = Finding(
+        finding = Finding(
             kind=kind,
             partition=balance.partition,
             producer=balance.producer,
             ranges=((first, next_),),
             cause=balance.doubt if kind is Kind.HOLE else "",
         )
-        found.add(next_ - first if kind.unit == "record" else 1, place)
+        found.add(next_ - first if kind.unit == "record" else 1, finding)
 
 
 def _add_missing_batches(partition: int, write: _WritePartition, found: FindingCounts) -> None:

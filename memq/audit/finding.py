@@ -1,4 +1,4 @@
-"""A finding of any audit: its kind, its records by producer and sequences, and its place. Pure."""
+"""A finding of any audit: its kind, its records by producer and sequences, and its object. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Kind(Enum):
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """A fault at one place; in the live audit the fault of some records of one producer in one minute.
+    """One fault; in the live audit the fault of some records of one producer in one minute.
 
     Times are Unix ms, `minute` is in Unix minutes. Unknown fields are empty, or -1 for `offset`, that of a pointer.
     Ranges are half-open, up to SEQUENCE_END if their end is unknown. `stage` says where records were lost or doubled:
@@ -100,8 +100,8 @@ class Finding(msgspec.Struct, kw_only=True):
         """Return all fields as JSON values; the producer as 16 hex digits, ranges as half-open pairs."""
         return {**msgspec.to_builtins(self), "producer": f"{self.producer:016x}", "ranges": [*map(list, self.ranges)]}
 
-    def place_json(self) -> dict[str, Any]:
-        """Return the known fields of its place, as JSON values."""
+    def where_json(self) -> dict[str, Any]:
+        """Return the known fields of `where`, as JSON values."""
         first, next_ = self.ranges[0] if self.ranges else (None, None)
         known = {
             "partition": self.partition,
@@ -117,7 +117,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def where(self) -> str:
-        """The place, the records there, and the cause, as one line of text."""
+        """The partition, the records, the object and the cause, as one line of text."""
         parts = [f"partition {self.partition}"]
         if self.producer:
             parts.append(f"producer {self.producer:016x}")

@@ -23,9 +23,9 @@ NO_BLOCK = -1
 class Sighting:
     """One block that holds the record. Times are Unix ms; `record_index` is the record's in the batch.
 
-    `copy` says that the pointer skips the block, or that it was seen before: readers pass over it. `damage` says why
-    the block can't be read; the record's own time is then not known, and 0. Where not even the block can be found, and
-    only the pointer names the record, `block` is NO_BLOCK, and place and position are those of the batch.
+    `copy` says that the pointer skips the block, or that it was seen before: readers pass over it. `damage` is the
+    reason why the block can't be read; the record's own time is then unknown, and 0. If the block can't be found, and
+    only the pointer names the record, `block` is NO_BLOCK, and offset and position are those of the batch.
     """
 
     producer: int

@@ -14,7 +14,7 @@ from memq.audit.finding import Finding, Kind, Outcome
 from memq.errors import InvalidRequestError
 from memq.format.ranges import Range
 
-PLACES_MAX = 10  # places that a finding names; its counts are exact
+FINDINGS_MAX = 10  # named findings of one kind; its count is exact
 BALANCES_MAX = 1_000  # producers that a verdict lists, those with findings first
 RANGES_MAX = 10
 THROUGH_STORE = "the store"
@@ -24,30 +24,30 @@ _BY_WRITE_PARTITION = (Kind.LOST, Kind.HELD, Kind.HOLE, Kind.IN_FLIGHT, Kind.UNK
 
 @dataclass(slots=True)
 class FindingCount:
-    """The findings of one kind: how many units, and the first places."""
+    """The findings of one kind: the count of their units, and the first of them."""
 
     kind: Kind
     count: int = 0
-    places: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return kind, count, unit and places."""
-        places = [place.place_json() for place in self.places]
-        return {"kind": self.kind.value, "count": self.count, "unit": self.kind.unit, "places": places}
+        """Return kind, count, unit and the first findings, as `places`."""
+        found = [finding.where_json() for finding in self.findings]
+        return {"kind": self.kind.value, "count": self.count, "unit": self.kind.unit, "places": found}
 
 
 class FindingCounts:
     """Counts findings by kind, in addition to `counts`."""
 
     def __init__(self, counts: Iterable[FindingCount] = ()) -> None:
-        self._counts = {each.kind: FindingCount(each.kind, each.count, list(each.places)) for each in counts}
+        self._counts = {each.kind: FindingCount(each.kind, each.count, list(each.findings)) for each in counts}
 
     def add(self, units: int, finding: Finding) -> None:
-        """Add units of the kind of a finding, which is their place."""
+        """Add the units of a finding to the count of its kind."""
         known = self._counts.setdefault(finding.kind, FindingCount(finding.kind))
         known.count += units
-        if len(known.places) < PLACES_MAX:
-            known.places.append(finding)
+        if len(known.findings) < FINDINGS_MAX:
+            known.findings.append(finding)
 
     def __iter__(self) -> Iterator[FindingCount]:
         """Yield the counts, in the order of the kinds."""
@@ -180,11 +180,11 @@ def _merge_findings(parts: Sequence[Verdict]) -> Iterator[FindingCount]:
     for kind in Kind:
         found = [part.finding(kind) for part in parts]
         count = sum(each.count for each in found)
-        places = [place for each in found for place in each.places]
+        findings = [finding for each in found for finding in each.findings]
         if kind in _BY_WRITE_PARTITION:
-            places.sort(key=lambda place: place.partition)
+            findings.sort(key=lambda finding: finding.partition)
         if count:
-            yield FindingCount(kind, count, places[:PLACES_MAX])
+            yield FindingCount(kind, count, findings[:FINDINGS_MAX])
 
 
 def _merge_coverage(parts: Sequence[Coverage]) -> Coverage:

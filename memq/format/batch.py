@@ -1,8 +1,8 @@
-"""Cuts a stored batch into checked blocks, sound or damaged, with their places. Pure.
+"""Cuts a stored batch into checked blocks, sound or damaged, with their offsets. Pure.
 
 Consumer, audit, compaction, restore and trace all convert stored bytes to blocks here.
 The length of a block leads to the next block, so a damaged block may hide those after it. Then the index of the
-object gives the place and the record count of each block. Without an index, the rest of the batch is one damaged
+object gives the offset and the record count of each block. Without an index, the rest of the batch is one damaged
 piece. Record indexes count the stored records, so they stay correct after damage.
 """
 
@@ -24,8 +24,8 @@ class BlockPiece(NamedTuple):
     """One block of a batch: its number, the record index of its first record, its records and its bytes.
 
     `header` is None when the block is damaged or of a newer version. Then `cause` has the error, and `records` is the
-    number of lost records. `at` is the byte offset of the block. It counts from the same place as offsets of entries:
-    the start of the batch, or of the object.
+    number of lost records. `at` is the byte offset of the block. Like the offsets of entries, it counts from the start
+    of the batch, or of the object.
     """
 
     number: int
@@ -55,7 +55,7 @@ class BlockPiece(NamedTuple):
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
     """Cut the bytes of a batch into pieces; blocks that the pointer does not name are damaged.
 
-    `index` has the entries of the batch's blocks, with offsets from the start of `data`. The entries give the places
+    `index` has the entries of the batch's blocks, with offsets from the start of `data`. The entries give the offsets
     of the blocks, unless they have another number of records than the pointer.
     `data` may be shorter than the batch: missing bytes are damage.
     """

@@ -28,12 +28,12 @@ from memq.topic import check_name
 STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
-_PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
-_TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_PLACE}", re.ASCII)
+_LAST_PARTS = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
+_TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_LAST_PARTS}", re.ASCII)
 _COMPACTION_KEY = re.compile(
-    rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/cold/objects/{_PLACE}", re.ASCII
+    rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/cold/objects/{_LAST_PARTS}", re.ASCII
 )
-_SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_PLACE}", re.ASCII)
+_SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_LAST_PARTS}", re.ASCII)
 _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
 _COMPACTION_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -101,13 +101,13 @@ def object_key(
     """Return the key of one batch's object; `topic_id` is the whole id, 32 hex digits."""
     assert 0 <= partition < 1 << 32, f"partition {partition}"
     last = f"{partition:05d}-{_number(epoch, 10)}-{_number(batch_sequence, 16)}"
-    return f"{topic_prefix(cluster, topic, topic_id)}{_place(last, sealed_ms)}"
+    return f"{topic_prefix(cluster, topic, topic_id)}{_dated(last, sealed_ms)}"
 
 
 def shared_object_key(cluster: str, broker: str, start_epoch: int, sequence: int, sealed_ms: int) -> str:
     """Return the key of an object with batches of several topics."""
     last = f"{broker}-{_number(start_epoch, 10)}-{_number(sequence, 16)}"
-    return f"{shared_prefix(cluster)}{_place(last, sealed_ms)}"
+    return f"{shared_prefix(cluster)}{_dated(last, sealed_ms)}"
 
 
 def shared_prefix(cluster: str) -> str:
@@ -122,7 +122,7 @@ def staged_prefix(cluster: str) -> str:
 
 def staged_object_key(cluster: str, writer: str, object_id: int, created_ms: int) -> str:
     """Return the key of an object that a writer stages; `object_id` has 64 random bits."""
-    return f"{staged_prefix(cluster)}{writer}/objects/{_place(f'{object_id:016x}', created_ms)}"
+    return f"{staged_prefix(cluster)}{writer}/objects/{_dated(f'{object_id:016x}', created_ms)}"
 
 
 def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
@@ -152,12 +152,12 @@ def compaction_prefix(cluster: str, topic: str, topic_id: str) -> str:
 
 def large_object_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
     """Return the key of a large object; `object_id` has 64 random bits."""
-    return f"{compaction_prefix(cluster, topic, topic_id)}objects/{_place(f'{object_id:016x}', created_ms)}"
+    return f"{compaction_prefix(cluster, topic, topic_id)}objects/{_dated(f'{object_id:016x}', created_ms)}"
 
 
 def manifest_part_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
     """Return the key of the part of a manifest that has the pointers into the large object of the same id."""
-    return f"{compaction_prefix(cluster, topic, topic_id)}parts/{_place(f'{object_id:016x}', created_ms)}"
+    return f"{compaction_prefix(cluster, topic, topic_id)}parts/{_dated(f'{object_id:016x}', created_ms)}"
 
 
 def compaction_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
@@ -297,7 +297,7 @@ def _hour_ms(match: re.Match[str]) -> int | None:
     return (hour - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _place(last: str, sealed_ms: int) -> str:
+def _dated(last: str, sealed_ms: int) -> str:
     assert 0 <= sealed_ms < _SEALED_MS_END, f"sealed at {sealed_ms} ms"
     sealed = _EPOCH + timedelta(milliseconds=sealed_ms)
     return f"{_prefix(last)}/{sealed:%Y-%m-%d/%H}/{last}"

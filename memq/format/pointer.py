@@ -1,4 +1,4 @@
-"""The pointer: one JSON document in the queue with the place and summary of a committed batch.
+"""The pointer: one JSON document in the queue with the location and summary of a committed batch.
 
 Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python. Every other integer is below
 2^53, so that any JSON reader keeps it exact. The schema is docs/pointer.schema.json.
@@ -53,7 +53,7 @@ _NO_BITS = "0" * 16
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The place of one copy of the batch.
+    """The location of one copy of the batch.
 
     `store` is a name in the cluster's settings; `offset` and `length` are in bytes.
     `index` is the offset of the object's index; 0 if the index begins at the end of the batch.
@@ -172,7 +172,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Pointer(_Fields, frozen=True, kw_only=True):
     """One committed batch (kind `data`), or a statement of an owner or producer between batches.
 
-    - `data`: `locations` has the places of the batch. `records`, `raw_bytes`, `stored_bytes`, times in Unix ms,
+    - `data`: `locations` has the copies of the batch. `records`, `raw_bytes`, `stored_bytes`, times in Unix ms,
       `slots`, `tag_bits`, `producers` and `checksum` (crc32c of its bytes) describe its content. `totals` and `adopted`
       count the records and bytes before it in the write partition. `skip` has the numbers of its blocks that the queue
       held already. `latency` has the ages of its records when the owner handed the pointer to the queue
@@ -413,9 +413,9 @@ def pointer_mark(pointer: Pointer) -> int:
     Two logs with the same mark at an offset are the same log up to there. Totals do not prove that: a log that was cut
     and has grown again may have as many records and bytes before an offset.
     """
-    place = f"{pointer.partition} {pointer.epoch} {pointer.kind} {pointer.batch_sequence} {pointer.sealed_ms}"
+    batch = f"{pointer.partition} {pointer.epoch} {pointer.kind} {pointer.batch_sequence} {pointer.sealed_ms}"
     totals = f"{pointer.totals.records} {pointer.totals.bytes} {pointer.records} {pointer.stored_bytes}"
-    return crc32c(f"{place} {totals}".encode()) or 1
+    return crc32c(f"{batch} {totals}".encode()) or 1
 
 
 def named_since_ms(pointer: Pointer, time_ms: int) -> int:

@@ -38,8 +38,8 @@ Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writ
 Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
 BeginReason = Literal["stored", "start", "seek"]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
-PlaceText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]
-Stretch = tuple[PlaceText, PlaceText]
+KnownPositionText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]
+Stretch = tuple[KnownPositionText, KnownPositionText]
 _HexRange = tuple[Hex, Hex]
 
 

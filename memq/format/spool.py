@@ -112,8 +112,8 @@ def decode_segment(data: bytes) -> SpoolContent:
             except MemqError as error:
                 damages.append(SegmentDamage(at, found.end, f"topic id {found.topic_id.hex()}: {error}"))
             else:
-                place = (found.topic_id.hex(), found.partition, found.queue_offset, found.appended_ms)
-                entries.append(SpoolEntry(*place, found.start, found.end, header))
+                head = (found.topic_id.hex(), found.partition, found.queue_offset, found.appended_ms)
+                entries.append(SpoolEntry(*head, found.start, found.end, header))
             at = found.end
     return SpoolContent(entries, damages, 0)
 

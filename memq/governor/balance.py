@@ -34,11 +34,11 @@ CAPACITY_BYTES_S = 100_000_000  # default for all brokers when none of the clust
 
 
 def balanced(view: ClusterView) -> AssignmentPlan:
-    """Place partitions without an owner, empty draining brokers, and balance traffic against capacity."""
+    """Assign partitions without an owner, empty draining brokers, and balance traffic against capacity."""
     if _is_settled(view):
         return AssignmentPlan()
     board = _Board(view)
-    board.place_homeless()
+    board.assign_homeless()
     board.empty_draining()
     board.even_out()
     return board.plan()
@@ -75,9 +75,9 @@ def _capacities(view: ClusterView) -> dict[str, float]:
 
 
 def sticky(view: ClusterView) -> AssignmentPlan:
-    """Place partitions without an owner and empty draining brokers; never move any for balance."""
+    """Assign partitions without an owner and empty draining brokers; never move any for balance."""
     board = _Board(view)
-    board.place_homeless()
+    board.assign_homeless()
     board.empty_draining()
     return board.plan()
 
@@ -134,7 +134,7 @@ class _Board:
 
     # ---- the three steps ---------------------------------------------------------------------------
 
-    def place_homeless(self) -> None:
+    def assign_homeless(self) -> None:
         """Give partitions without a live owner to brokers with room; the heaviest first, which fit worst."""
         homeless = [piece for piece in self.pieces if piece.broker not in self.live]
         for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.key)):
@@ -158,7 +158,7 @@ class _Board:
         Return whether any move remains.
         """
         before = {name: seat.weight for name, seat in self.seats.items()}
-        moved: dict[str, list[tuple[_Piece, str]]] = {}  # with the reason for its place before
+        moved: dict[str, list[tuple[_Piece, str]]] = {}  # with the reason for its broker before
         for _ in range(len(self.pieces)):
             step = self._next_step()
             if step is None:

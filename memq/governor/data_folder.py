@@ -1,4 +1,4 @@
-"""The folder that one standalone broker owns: its lock, its identity, and the places of its parts.
+"""The folder that one standalone broker owns: its lock, its identity, and the paths of its parts.
 
 The files: `lock`, `cluster.json`, `topics.sqlite`, `queue.sqlite`, `objects/`, `tmp/`, and the broker's `spool/`.
 No file contains an absolute path, so an operator can move or copy the whole folder while its broker is stopped.
@@ -162,7 +162,7 @@ def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") 
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _LOCK.fullmatch(os.pread(lock, _LOCK_BYTES_MAX, 0)):
             raise InvalidRequestError(
-                f"{what} '{path}' has a file 'lock' that is not memq's, whose place it is",
+                f"{what} '{path}' has a file 'lock' that memq did not write",
                 hint=f"choose another folder with {setting}, or move the file away",
             )
         os.ftruncate(lock, 0)

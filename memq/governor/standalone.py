@@ -238,14 +238,14 @@ class StandaloneCoordinator(LocalCoordinator):
             if change is None:
                 self._waiting.popleft()
                 continue
-            places = [(entry.topic_id, entry.partition) for entry in change.assignments]
+            changed = [(entry.topic_id, entry.partition) for entry in change.assignments]
             of_topic = bool(change.stored or change.removed or change.mark)
-            if together and (of_topic or any(place in touched for place in places)):
+            if together and (of_topic or any(partition in touched for partition in changed)):
                 break
             together.append((self._waiting.popleft(), change))
             if of_topic:
                 break
-            touched.update(dict.fromkeys(places))
+            touched.update(dict.fromkeys(changed))
         return together
 
     def _decided(self, request: _Request) -> RegistryChange | None:

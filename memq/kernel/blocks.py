@@ -19,7 +19,7 @@ Extents = list[tuple[Any, int, int]]  # of each block: slab, whose `view` is its
 class BlockKernel(Protocol):
     """Functions over received blocks, from their arrival to the object; a module implements it.
 
-    Sequences and producer ids are below 2^63. Times are in Unix ms, places and sizes in bytes.
+    Sequences and producer ids are below 2^63. Times are in Unix ms, offsets and sizes in bytes.
     """
 
     def scan_blocks(
@@ -71,7 +71,7 @@ class BlockKernel(Protocol):
     def fill(self, memory: memoryview, buffers: Sequence[Buffer], number: int, at: int) -> tuple[int, int, int]:
         """Copy from byte `at` of buffer `number` on, and the buffers after it, to the start of `memory`.
 
-        Return the number of copied bytes, and the buffer and place of the next byte. Then `memory` is full, or no byte
+        Return the number of copied bytes, and the buffer and offset of the next byte. Then `memory` is full, or no byte
         is left.
 
         Raises: ValueError when `at` is outside of the buffer.

@@ -106,7 +106,7 @@ BROKER = (
         "spool_refused_blocks", "blocks", "blocks not acked with 1, because the spool could not store them"
     ),
     _broker_counter("replayed_blocks", "blocks", "blocks of an earlier run in the spool, searched for in the queue"),
-    _broker_counter("spool_damages", "places", "places in the spool that could not be read"),
+    _broker_counter("spool_damages", "ranges", "byte ranges of the spool that could not be read"),
     _broker_counter("spool_undecided_blocks", "blocks", "blocks in the spool that the queue may or may not have"),
     _broker_counter(
         "spool_kept_blocks",

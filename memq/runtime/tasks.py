@@ -81,7 +81,7 @@ class TimedSemaphore:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a free place, in order of the calls, and hold it for the time of the block."""
+        """Wait for a free slot, in order of the calls, and hold it for the time of the block."""
         await self._free.acquire()
         held = True
 

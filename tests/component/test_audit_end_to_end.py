@@ -188,8 +188,8 @@ def test_audit_of_a_topic_that_a_broker_stored_is_clean(capsys: pytest.CaptureFi
 def test_a_producer_that_did_not_close_leaves_its_tail_open() -> None:
     verdict = run(nothing, close=False)
     assert verdict.outcome is Outcome.INCOMPLETE
-    (place,) = verdict.finding(Kind.IN_FLIGHT).places
-    assert (place.producer, place.ranges) == (5, ((12, SEQUENCE_END),))
+    (finding,) = verdict.finding(Kind.IN_FLIGHT).findings
+    assert (finding.producer, finding.ranges) == (5, ((12, SEQUENCE_END),))
 
 
 def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,8 +203,8 @@ def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.DAMAGED
-    (place,) = verdict.finding(Kind.CORRUPT).places
-    assert (place.object, place.block, place.producer, place.ranges) == (keys[0], 0, 5, ((6, 9),))
+    (finding,) = verdict.finding(Kind.CORRUPT).findings
+    assert (finding.object, finding.block, finding.producer, finding.ranges) == (keys[0], 0, 5, ((6, 9),))
     assert [finding.kind for finding in verdict.findings] == [Kind.CORRUPT], "what is corrupt is not lost as well"
     print_verdict(verdict)
     assert f"object {keys[0]} block 0" in capsys.readouterr().out
@@ -212,8 +212,8 @@ def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[
 
 def test_a_missing_object_is_corrupt_with_what_its_pointer_names() -> None:
     verdict = run(lambda world: world.store.delete(world.key_of(5)))
-    (place,) = verdict.finding(Kind.CORRUPT).places
-    assert (place.producer, place.ranges, place.cause) == (6, ((3, 6),), "its object is missing")
+    (finding,) = verdict.finding(Kind.CORRUPT).findings
+    assert (finding.producer, finding.ranges, finding.cause) == (6, ((3, 6),), "its object is missing")
 
 
 def test_a_cut_object_and_one_that_is_too_long_are_found() -> None:
@@ -224,7 +224,7 @@ def test_a_cut_object_and_one_that_is_too_long_are_found() -> None:
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.DAMAGED
-    assert {place.offset for place in verdict.finding(Kind.FAULT).places} == {1, 2}
+    assert {finding.offset for finding in verdict.finding(Kind.FAULT).findings} == {1, 2}
     assert not verdict.finding(Kind.CORRUPT).count, "the blocks are sound"
 
 
@@ -234,8 +234,8 @@ def test_a_pointer_that_is_gone_is_a_loss_and_a_hole() -> None:
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.LOST
-    (place,) = verdict.finding(Kind.LOST).places
-    assert (place.producer, place.ranges) == (5, ((9, 12),))
+    (finding,) = verdict.finding(Kind.LOST).findings
+    assert (finding.producer, finding.ranges) == (5, ((9, 12),))
     assert verdict.finding(Kind.BATCH_HOLE).count == 1
 
 
@@ -295,8 +295,8 @@ def test_other_bytes_under_the_same_sequences_are_doubled_not_dropped(number: in
 
     verdict = run(damage)
     assert (verdict.outcome, verdict.finding(Kind.DOUBLED).count) in ((Outcome.DOUBLED, 3), (Outcome.DAMAGED, 3))
-    (place,) = verdict.finding(Kind.DOUBLED).places
-    assert place.cause == "same sequences, other bytes"
+    (finding,) = verdict.finding(Kind.DOUBLED).findings
+    assert finding.cause == "same sequences, other bytes"
     assert verdict.coverage.copies_dropped == 0
 
 
@@ -307,7 +307,7 @@ def test_a_pointer_that_states_what_is_not_so_is_a_contradiction() -> None:
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.DAMAGED
-    causes = [place.cause for place in verdict.finding(Kind.FAULT).places]
+    causes = [finding.cause for finding in verdict.finding(Kind.FAULT).findings]
     assert "pointer says records 4, the index 3" in causes
     assert any("tag bits 0" in cause for cause in causes)
 
@@ -352,7 +352,7 @@ def test_records_that_retention_removes_during_the_audit_are_not_lost(moment: st
 
     verdict = asyncio.run(go())
     assert verdict.outcome is Outcome.INCOMPLETE
-    causes = {place.cause for place in verdict.finding(Kind.UNREAD).places}
+    causes = {finding.cause for finding in verdict.finding(Kind.UNREAD).findings}
     assert all("while the audit ran" in cause for cause in causes), causes
 
 

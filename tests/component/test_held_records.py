@@ -86,8 +86,8 @@ def test_records_in_a_ring_are_held_and_the_end_states_their_acks() -> None:
             await ended(client, 4)
             found = await said(one)
             assert (counts(found), found.outcome) == ({Kind.HELD: 4}, Outcome.INCOMPLETE)
-            (place,) = found.finding(Kind.HELD).places
-            assert place.ranges == ((0, 4),)
+            (finding,) = found.finding(Kind.HELD).findings
+            assert finding.ranges == ((0, 4),)
             (pointer,) = (
                 pointer
                 for pointer in (decode_pointer(entry.body) for entry in cluster.queue.log(_log(topic)).entries)
@@ -145,7 +145,7 @@ def test_records_held_by_no_broker_are_lost_once_no_late_pointer_can_land() -> N
             await ended_at(again, topic, 4)
             found = await said(again)
             assert counts(found) == {Kind.HOLE: 4}
-            assert "may still land" in found.finding(Kind.HOLE).places[0].cause
+            assert "may still land" in found.finding(Kind.HOLE).findings[0].cause
             found = await said(again, later_ms=60_000)
             assert (counts(found), found.outcome) == ({Kind.LOST: 4}, Outcome.LOST)
 
@@ -163,7 +163,7 @@ def test_a_broker_that_is_gone_may_hold_what_was_acked_with_1_until_it_is_back_a
             await ended_at(two, topic, 6)
             found = await said(two, later_ms=LATER_MS)
             assert (counts(found), found.outcome) == ({Kind.HOLE: 6}, Outcome.INCOMPLETE)
-            assert found.finding(Kind.HOLE).places[0].cause == "broker 'one' may hold them, and is not there"
+            assert found.finding(Kind.HOLE).findings[0].cause == "broker 'one' may hold them, and is not there"
             gate = gate_of(cluster)
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
             found = await said(two, later_ms=LATER_MS)
@@ -237,7 +237,7 @@ def test_a_segment_that_its_broker_can_not_read_leaves_its_records_in_doubt(tmp_
             await cluster.start("one", spool=FailingDisk(tmp_path))
             found = await said(two, later_ms=LATER_MS)
             assert counts(found) == {Kind.HOLE: 6}
-            assert f"segment {name} of its spool can't be read" in found.finding(Kind.HOLE).places[0].cause
+            assert f"segment {name} of its spool can't be read" in found.finding(Kind.HOLE).findings[0].cause
             await there.close()
 
     asyncio.run(work())

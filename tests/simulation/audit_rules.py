@@ -96,13 +96,13 @@ class AuditRules:
             found = verdict.finding(kind)
             holes = self._batch_holes() if kind is Kind.BATCH_HOLE else 0
             if found.count != holes:
-                where = f": {found.places[0]}" if found.places else ""
+                where = f": {found.findings[0]}" if found.findings else ""
                 self._fail(f"the audit names {found.count} of '{kind.value}', not {holes}{where}")
         twice = [delivered_twice(log.entries[log.begin :]) for log in self._logs.values()]
         records = sum(ranges.total for sources in twice for ranges in sources.values())
         found = verdict.finding(Kind.DOUBLED)
         if found.count != records:
-            where = f", the first at {found.places[0]}" if found.places else ""
+            where = f", the first at {found.findings[0]}" if found.findings else ""
             self._fail(f"the audit of a sound log names {found.count} of 'doubled'{where}, {records} are there twice")
         lying, landed = self.sequences(left=True), self.sequences(left=False)
         for balance in verdict.balances:
@@ -129,17 +129,17 @@ class AuditRules:
         for log in self._logs.values():
             firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
             for entry in log.entries if log.cut_at is not None else ():
-                place = (entry.pointer.partition, entry.pointer.epoch)
+                epoch = (entry.pointer.partition, entry.pointer.epoch)
                 if entry.offset >= log.begin > 0:
-                    firsts_left.setdefault(*place)
-                if entry.offset < log.begin or firsts_left.get(place[0]) == place[1]:
-                    begun[place] = None
+                    firsts_left.setdefault(*epoch)
+                if entry.offset < log.begin or firsts_left.get(epoch[0]) == epoch[1]:
+                    begun[epoch] = None
                 if entry.offset < log.begin:
                     continue
                 if entry.pointer.kind == "data":
-                    numbers.setdefault(place, set()).add(entry.pointer.batch_sequence)
-        firsts = {place: min(found) if place in begun else 0 for place, found in numbers.items()}
-        return sum(max(found) + 1 - firsts[place] - len(found) for place, found in numbers.items())
+                    numbers.setdefault(epoch, set()).add(entry.pointer.batch_sequence)
+        firsts = {epoch: min(found) if epoch in begun else 0 for epoch, found in numbers.items()}
+        return sum(max(found) + 1 - firsts[epoch] - len(found) for epoch, found in numbers.items())
 
     def sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
         """Return the sequences that ever landed, or those that retention has left, by producer."""
@@ -153,7 +153,7 @@ class AuditRules:
     # ---- a damaged log -----------------------------------------------------------------------------
 
     async def _check_damaged(self, partition: ReadPartition, entry: LogEntry, now_ms: int, draw: random.Random) -> None:
-        """Take an object, a byte or a pointer away: the audit must say so, and name the place."""
+        """Take an object, a byte or a pointer away: the audit must say so, and locate it."""
         queue, objects = self._queue, dict(self._objects)
         location = self._logs[partition].locations(entry)[0]
         how, kind = draw.choice([("object", Kind.CORRUPT), ("byte", Kind.CORRUPT), ("pointer", Kind.POINTER)])
@@ -170,7 +170,7 @@ class AuditRules:
             return  # retention took it meanwhile
         if verdict.passed:
             self._fail(f"the audit says '{verdict.outcome.value}' without the {how} of pointer {entry.offset}")
-        elif all(place.offset != entry.offset for place in verdict.finding(kind).places):
+        elif all(finding.offset != entry.offset for finding in verdict.finding(kind).findings):
             self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
 
 

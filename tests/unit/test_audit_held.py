@@ -120,7 +120,7 @@ def test_the_verdict_names_what_is_held_what_is_in_doubt_and_what_is_lost() -> N
     found = audited(HeldAnswer({}, frozenset(), {"one": "it did not answer"}))
     (hole,) = found.findings
     assert (hole.kind, hole.count) == (Kind.HOLE, 10)
-    assert hole.places[0].cause == "broker 'one' may hold them: it did not answer"
+    assert hole.findings[0].cause == "broker 'one' may hold them: it did not answer"
 
 
 def test_an_end_that_came_after_the_question_proves_no_loss() -> None:
@@ -128,7 +128,7 @@ def test_an_end_that_came_after_the_question_proves_no_loss() -> None:
     other = pointer(kind="ended", ended=(ProducerEnd(producer=6, next_sequence=4, acks=1),), broker="one")
     found = audited(HeldAnswer({}, frozenset({"one"})), later, other)
     assert [(each.kind, each.count) for each in found.findings] == [(Kind.LOST, 10), (Kind.HOLE, 6)]
-    assert [place.ranges for place in found.finding(Kind.HOLE).places] == [((10, 12),), ((0, 4),)]
+    assert [finding.ranges for finding in found.finding(Kind.HOLE).findings] == [((10, 12),), ((0, 4),)]
 
 
 # ---- doubts --------------------------------------------------------------------------------------

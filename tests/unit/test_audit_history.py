@@ -158,7 +158,7 @@ def test_holes_in_batch_sequences_are_found_in_every_epoch() -> None:
     for offset, (epoch, batch) in enumerate([(1, 1), (1, 3), (2, 0), (2, 1)]):
         auditor.take_batch(0, offset, NOW_MS, data_pointer([(5, 0, 1)], epoch=epoch, batch_sequence=batch), check)
     verdict = auditor.verdict(NOW_MS)
-    causes = [place.cause for place in verdict.finding(Kind.BATCH_HOLE).places]
+    causes = [finding.cause for finding in verdict.finding(Kind.BATCH_HOLE).findings]
     assert causes == ["epoch 1 has no pointer of batch 0", "epoch 1 has no pointer of batch 2"]
     assert verdict.outcome is Outcome.DAMAGED
 
@@ -196,7 +196,7 @@ def test_totals_show_a_batch_whose_pointer_is_gone_without_any_other_trace() -> 
     for offset in (1, 2):
         auditor.take_control(0, offset, NOW_MS, pointer(kind="opened", epoch=1 + offset, totals=Totals(7, 1)))
     found = auditor.verdict(NOW_MS).finding(Kind.TOTALS)
-    assert (found.count, [place.offset for place in found.places]) == (4, [1]), "told once"
+    assert (found.count, [finding.offset for finding in found.findings]) == (4, [1]), "told once"
 
 
 def test_totals_that_come_late_or_behind_an_unreadable_pointer_are_no_finding() -> None:
@@ -218,8 +218,8 @@ def test_an_epoch_that_began_behind_the_first_pointer_must_begin_at_batch_0() ->
     for offset, (epoch, batch) in enumerate([(3, 8), (4, 1)], 7):
         named = data_pointer([(5, 0, 1)], epoch=epoch, batch_sequence=batch, totals=Totals(9, 1))
         auditor.take_batch(0, offset, NOW_MS + 2 * offset * LATE_MS, named, BatchCheck(KEY, ()))
-    (place,) = auditor.verdict(NOW_MS).finding(Kind.BATCH_HOLE).places
-    assert place.cause == "epoch 4 has no pointer of batch 0"
+    (finding,) = auditor.verdict(NOW_MS).finding(Kind.BATCH_HOLE).findings
+    assert finding.cause == "epoch 4 has no pointer of batch 0"
 
 
 def test_an_unread_batch_whose_producers_are_not_all_named_leaves_nothing_lost_for_sure() -> None:

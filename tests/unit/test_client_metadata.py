@@ -304,9 +304,9 @@ def mapped(*parts: tuple[int, int, int, int], topic_id: str = "ab" * 16) -> Topi
     [
         (mapped(), "have 0 of 65536 slots"),
         (mapped((0, 0, 65_535, 0), topic_id="zz"), "topic id 'zz' is not 32 hex digits"),
-        (mapped((1, 0, 65_535, 0)), "partition 1 with read partition 0 is at place 0"),
-        (mapped((0, 0, 65_535, 1 << 62)), "is at place 0"),
-        (mapped((0, 0, 65_535, -1)), "is at place 0"),
+        (mapped((1, 0, 65_535, 0)), "partition 1 with read partition 0 is at index 0"),
+        (mapped((0, 0, 65_535, 1 << 62)), "is at index 0"),
+        (mapped((0, 0, 65_535, -1)), "is at index 0"),
         (mapped((0, 0, 65_534, 0)), "have 65535 of 65536 slots"),
         (mapped((0, 0, 65_536, 0)), "have 65537 of 65536 slots"),
         (mapped((0, 0, 9, 0), (1, 9, 65_535, 1)), "slots of partition 1 begin at 9, not at 10"),

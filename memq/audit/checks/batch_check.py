@@ -170,8 +170,8 @@ def _checked(piece: BlockPiece, entry: BlockEntry | None, faults: list[str]) -> 
     """Return a block with its sequences: its own, those of its entry when it is damaged, or none."""
     header = piece.header
     if header is None:
-        place = (entry.producer_id, entry.first_sequence, entry.next_sequence) if entry is not None else (0, 0, 0)
-        return BlockCheck(piece.number, *place, piece.cause)
+        claim = (entry.producer_id, entry.first_sequence, entry.next_sequence) if entry is not None else (0, 0, 0)
+        return BlockCheck(piece.number, *claim, piece.cause)
     if entry is not None and piece.entry() != entry:
         faults.append(f"block {piece.number}: {header.describe()} is not what the index says: {entry}")
     return BlockCheck(piece.number, header.producer_id, header.first_sequence, header.next_sequence, header=header)
@@ -183,7 +183,7 @@ def _checked(piece: BlockPiece, entry: BlockEntry | None, faults: list[str]) -> 
 def _with_pointer(pointer: Pointer, found: list[BlockCheck], faults: list[str]) -> tuple[list[BlockCheck], bool]:
     """Give unidentified blocks the sequences that only the pointer names.
 
-    Say whether all are placed.
+    Return the blocks, and whether all these sequences were given to a block.
     """
     held: dict[int, RangeSet] = {}
     for block in found:

@@ -2,7 +2,7 @@
 
 An object that is sound by itself may still be the wrong one: another's bytes under its key. So what the pointer says is
 compared with the key, with the object's index and with the blocks: cluster, topic id, partition, epoch, batch sequence,
-place, length and checksums.
+offset, length and checksums.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
 
 
 def readable_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
-    """Yield place and reader of each block, or its error; by the index, or by a scan when that is lost."""
+    """Yield offset and reader of each block, or its error; by the index, or by a scan without one."""
     index: ObjectIndex | None = None
     try:
         index = open_object(data)
@@ -253,9 +253,9 @@ class NamedObjects:
             if topic != (name, topic_id):
                 yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{name}' with {topic_id}"
         if isinstance(named, ObjectKey):
-            place = (named.partition, named.epoch, named.batch_sequence)
-            if place != (pointer.partition, pointer.epoch, pointer.batch_sequence):
-                yield f"the key is of partition {place[0]}, epoch {place[1]} and batch {place[2]}"
+            batch = (named.partition, named.epoch, named.batch_sequence)
+            if batch != (pointer.partition, pointer.epoch, pointer.batch_sequence):
+                yield f"the key is of partition {batch[0]}, epoch {batch[1]} and batch {batch[2]}"
 
 
 def _lost(first: int, next_: int) -> NamedBatch:

@@ -300,7 +300,7 @@ async def _aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 def _blocks(index: ObjectIndex, verdict: ObjectVerdict) -> tuple[BlockRow, ...]:
     errors = {finding.offset: finding.text for finding in verdict.findings}
-    places = [
+    owners = [
         (index.meta.topics[batch.topic].name, batch.partition) for batch in index.batches for _ in range(batch.blocks)
     ]
     rows = [
@@ -317,6 +317,6 @@ def _blocks(index: ObjectIndex, verdict: ObjectVerdict) -> tuple[BlockRow, ...]:
             greatest_ms=entry.greatest_ms,
             error=errors.get(entry.offset, ""),
         )
-        for number, (entry, (topic, partition)) in enumerate(zip(index.blocks, places, strict=True))
+        for number, (entry, (topic, partition)) in enumerate(zip(index.blocks, owners, strict=True))
     ]
     return tuple(sorted(rows, key=lambda row: (not row.error, row.number))[:BLOCKS_MAX])

@@ -68,7 +68,7 @@ class EventMinutes:
         for piece in reported:
             known_here.add(*piece)
 
-    def place(self, row: Callable[[int], MinuteRow], now_ms: int) -> None:
+    def count_waiting(self, row: Callable[[int], MinuteRow], now_ms: int) -> None:
         """Count what waits and can be dated, or has waited long enough."""
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX

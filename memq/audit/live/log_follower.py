@@ -200,8 +200,8 @@ class LogFollower:
         async for entries in entries_between(self._queue, log, first, span.end):
             for entry in entries:
                 pointer = read_pointer(entry.body, newer="return")
-                places = pointer.locations if isinstance(pointer, Pointer) else ()
-                if places and places[0].key == keys.get(entry.offset):
+                locations = pointer.locations if isinstance(pointer, Pointer) else ()
+                if locations and locations[0].key == keys.get(entry.offset):
                     resume, time_ms = entry.offset + 1, entry.time_ms
         for audit in audits:
             audit.cut_at(min(resume, audit.books.next_offset), time_ms, self._clock.wall_ms())

@@ -29,9 +29,9 @@ class OpenFindings:
     """
 
     def __init__(
-        self, place: tuple[str, str, int], findings: dict[str, Finding], rows: Callable[[int], MinuteRow]
+        self, partition: tuple[str, str, int], findings: dict[str, Finding], rows: Callable[[int], MinuteRow]
     ) -> None:
-        self._topic, self._topic_id, self._partition = place
+        self._topic, self._topic_id, self._partition = partition
         self._findings = findings
         self._rows = rows
         self._by_key: dict[tuple[object, ...], dict[str, None]] = {}
@@ -140,8 +140,8 @@ class OpenFindings:
         return self._findings.get(id_) or self._made(id_, wrong, minute, now_ms)
 
     def _made(self, id_: str, wrong: Finding, minute: int, now_ms: int) -> Finding:
-        place = {"topic": self._topic, "topic_id": self._topic_id, "partition": self._partition}
-        finding = msgspec.structs.replace(wrong, id=id_, minute=minute, first_seen_ms=now_ms, **place)
+        partition = {"topic": self._topic, "topic_id": self._topic_id, "partition": self._partition}
+        finding = msgspec.structs.replace(wrong, id=id_, minute=minute, first_seen_ms=now_ms, **partition)
         self._findings[id_] = self._changed[id_] = finding
         self._file(finding)
         return finding

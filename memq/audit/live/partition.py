@@ -244,7 +244,7 @@ class PartitionAudit:
         self.books.told.clear()
         for producer, stream in self.books.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
-                EventMinutes(stream).place(self._row, now_ms)
+                EventMinutes(stream).count_waiting(self._row, now_ms)
                 if _ripen(stream, now_ms) or producer in self._dirty:
                     self._judge(producer, stream, now_ms)
         for group, books in self.books.groups.items():

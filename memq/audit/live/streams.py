@@ -98,7 +98,7 @@ class StreamAudit:
                 continue
             for minute, producers in task.fetched.items():
                 for producer, ranges in producers.items():
-                    repeats = begin < counted  # only the first that reads a place can double there
+                    repeats = begin < counted  # only the first task that reads a record can double it
                     new = take_processed(self._books, self._group, read.reading, producer, ranges, repeats=repeats)
                     self._count(minute, new)
                     yield producer
@@ -130,7 +130,7 @@ class StreamAudit:
 
     def _ended(self) -> list[tuple[Position, Position, int]]:
         """Return begin, end and client of the completed tasks of the current read partition."""
-        place = Position.parse(self._read.to).read_partition
+        partition = Position.parse(self._read.to).read_partition
         found = [(task.begin, task.end, client) for client, task in self._read.tasks.items() if task.end]
         parsed = [(Position.parse(begin), Position.parse(end), client) for begin, end, client in found]
-        return [each for each in parsed if each[0].read_partition == place]
+        return [each for each in parsed if each[0].read_partition == partition]

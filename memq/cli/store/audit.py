@@ -19,9 +19,9 @@ from memq.runtime.runtime import Runtime
 from memq.settings import Value
 from memq.topic import Topic, read_partitions
 
-PLACES_SHOWN = 3
+FINDINGS_SHOWN = 3
 _BREAK = "\n" + " " * len("coverage: ")
-PLACE_CHARS_MAX = 320  # --json has all of it
+FINDING_CHARS_MAX = 320  # --json has all of it
 
 
 @click.command()
@@ -59,14 +59,14 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def _row(finding: FindingCount) -> tuple[object, ...]:
-    shown = [_shortened(place.where) for place in finding.places[:PLACES_SHOWN]]
-    more = " …" if len(finding.places) > PLACES_SHOWN else ""
+    shown = [_shortened(each.where) for each in finding.findings[:FINDINGS_SHOWN]]
+    more = " …" if len(finding.findings) > FINDINGS_SHOWN else ""
     unit = count_text(finding.count, finding.kind.unit).split(" ", 1)[1]
     return (finding.kind.value, finding.count, unit, "; ".join(shown) + more)
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= PLACE_CHARS_MAX else text[: PLACE_CHARS_MAX - 1] + "…"
+    return text if len(text) <= FINDING_CHARS_MAX else text[: FINDING_CHARS_MAX - 1] + "…"
 
 
 async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:

@@ -83,7 +83,7 @@ def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Ar
     value_ends = columns.ends(columns.numbers(_U32, 0), "values")
     key_ends = columns.ends(columns.numbers(_U32, layout.key_lengths), "keys") if flags & header.KEY else _NO_ENDS
     header_ends, header_present = columns.header_ends() if layout.headers else (_NO_ENDS, None)
-    key_at, header_at, value_at = reader.place_cells(key_ends.total, header_ends.total, value_ends.total)
+    key_at, header_at, value_at = reader.cell_offsets(key_ends.total, header_ends.total, value_ends.total)
     values = columns.cells(value_at, value_ends, layout.present_values, "values")
     keys = columns.cells(key_at, key_ends, layout.present_keys, "keys") if flags & header.KEY else None
     headers = None
@@ -192,7 +192,7 @@ class _Columns:
         return Ends(offsets, offsets[len(lengths)].as_py())
 
     def cells(self, at: int, ends: Ends, present_at: int, what: str) -> pa.Array:
-        """Return values or keys; `present_at` is the place of their bitmap, 0 when none is null."""
+        """Return values or keys; `present_at` is the offset of their bitmap, 0 when none is null."""
         if not present_at:
             return self.bytes_array(at, ends, None)
         self.reader.present(present_at, pc.pairwise_diff(ends.offsets)[1:].to_pylist(), what)

@@ -392,7 +392,7 @@ class _OpenColumns:
         self.row_cost += cost
 
     def _id(self, name: str) -> int:
-        """Return the place of a name in the block's dictionary, entering it when it is new."""
+        """Return the index of a name in the block's dictionary; add the name if it is new."""
         known = self._ids.get(name)
         if known is not None:
             return known

@@ -185,11 +185,11 @@ class BlockReader:
             if NULL_HEADER in headers:
                 headers = tuple(0 if length == NULL_HEADER else length for length in headers)
             values = self._numbers("I", 0)
-            key_at, header_at, value_at = self.place_cells(sum(keys), sum(headers), sum(values))
+            key_at, header_at, value_at = self.cell_offsets(sum(keys), sum(headers), sum(values))
             self._cells = Cells(keys, key_at, headers, header_at, values, value_at)
         return self._cells
 
-    def place_cells(self, keys: int, headers: int, values: int) -> tuple[int, int, int]:
+    def cell_offsets(self, keys: int, headers: int, values: int) -> tuple[int, int, int]:
         """Return where keys, header values and values start, which have so many bytes each."""
         at = self.layout().cells
         if at + keys + headers + values != self.header.raw_length:

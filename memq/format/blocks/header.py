@@ -210,7 +210,7 @@ def check_block(buffer: Buffer, scope: int | None = None) -> BlockHeader:
     try:
         header = parse_header(buffer)
     except UnsupportedFormatError:
-        # The checksum has the same place in every version, so damage is not mistaken for a newer version.
+        # The checksum has the same offset in every version, so damage is not mistaken for a newer version.
         _check_checksum(buffer, int.from_bytes(buffer[4:8], "little"), "block")
         raise
     if len(buffer) != BLOCK_HEADER_BYTES + header.payload_length:

@@ -562,7 +562,7 @@ def _put(assignment: Assignment) -> Put:
 
 
 def _conflict(assignment: Assignment, version: int | None) -> VersionConflictError:
-    place = f"assignment of partition {assignment.partition} of topic id {assignment.topic_id}"
+    entry = f"assignment of partition {assignment.partition} of topic id {assignment.topic_id}"
     if version is None:
-        return VersionConflictError(f"{place} was changed meanwhile")
-    return VersionConflictError(f"{place} has version {version}, not {assignment.version}")
+        return VersionConflictError(f"{entry} was changed meanwhile")
+    return VersionConflictError(f"{entry} has version {version}, not {assignment.version}")

@@ -125,8 +125,8 @@ def _positions(connection: sqlite3.Connection, name: str, count: int) -> dict[Re
         log = logs.get(number)
         if log is None or not is_sound("positions", position, log.identity):
             raise damaged(f"a position of group '{name}'")
-        place = Position(log.partition, offset, index)
-        positions[ReadPartition(log.topic, log.topic_id, log.partition)] = Committed(place, Totals(records, size))
+        at = Position(log.partition, offset, index)
+        positions[ReadPartition(log.topic, log.topic_id, log.partition)] = Committed(at, Totals(records, size))
     return {partition: positions[partition] for partition in sorted(positions)}
 
 

@@ -26,7 +26,7 @@ TASKS_MAX = 512  # remembered tasks: only those that continue to publish matter
 _T = TypeVar("_T")
 Task = tuple[int, int]  # process, number of the task there
 MonitoredPartition = tuple[ReadPartition, int]  # read partition, write partition
-Key = tuple[int, MonitoredPartition, int]  # process, place, epoch
+Key = tuple[int, MonitoredPartition, int]  # process, partition, epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,13 +278,13 @@ class SimQueue:
     ) -> None:
         """See `Groups.commit`."""
         copied = dict(positions)
-        places = [(partition, committed.position) for partition, committed in copied.items()]
+        written = [(partition, committed.position) for partition, committed in copied.items()]
         if await self._has(group, member):
-            self._observer.asked(group, member, generation, number, places)
+            self._observer.asked(group, member, generation, number, written)
 
         async def land() -> None:
             await self._queue.commit(group, member, generation, copied, number)
-            self._observer.stored_by(group, member, generation, number, places)
+            self._observer.stored_by(group, member, generation, number, written)
             for partition, committed in copied.items():
                 self._observer.committed(group, partition, committed.position)
 

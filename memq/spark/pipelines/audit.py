@@ -308,7 +308,7 @@ def print_verdict(verdict: Verdict, *, as_json: bool) -> None:
         click.echo(json.dumps(verdict.to_json()))
         return
     for found in verdict.findings:
-        places = "; ".join(place.where for place in found.places[:3])
-        click.echo(f"{found.kind.value}: {found.count} {found.kind.unit}(s); {places}")
+        shown = "; ".join(finding.where for finding in found.findings[:3])
+        click.echo(f"{found.kind.value}: {found.count} {found.kind.unit}(s); {shown}")
     click.echo(f"verdict: {verdict}")
     click.echo(f"coverage: {verdict.coverage}")
