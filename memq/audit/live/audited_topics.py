@@ -22,8 +22,8 @@ AskMetadata = Callable[[MetadataRequest], Awaitable[Metadata]]
 async def find_topic(ask: AskMetadata, name: str) -> Topic:
     """Return a topic as the coordinator has it.
 
-    A broker that can't ask the coordinator may know an earlier topic of that name, and not the one that is meant.
-    Raises: NotReadyError then; NotFoundError; as `ask`.
+    Raises: NotReadyError if the broker knows only an earlier topic of that name, because it can't ask the coordinator;
+    NotFoundError; as `ask`.
     """
     answer = await ask(MetadataRequest(topics=[name]))
     if name in answer.unconfirmed:
@@ -43,7 +43,7 @@ class AuditedTopics:
         self._gone: dict[str, None] = {}
 
     async def refresh(self) -> None:
-        """Ask for all topics; those that were known and are not listed are asked for by name."""
+        """Request all topics. Request each known topic that the answer lacks by its name."""
         before, listed = self.by_id, {topic.id: topic for topic in await self._ask_all()}
         for topic in before.values():
             if topic.id not in listed:
@@ -51,7 +51,7 @@ class AuditedTopics:
         self.by_id = listed
 
     async def learn(self, name: str, topic_id: str) -> None:
-        """Ask for a topic that a report is about, if it is not known."""
+        """Request the topic of a report if it is unknown."""
         if topic_id not in self.by_id and topic_id not in self._gone and not is_internal(name):
             self.by_id |= await self._found(name, topic_id)
 

@@ -39,7 +39,10 @@ class EventMinutes:
         self._stream = stream
 
     def wait(self, pieces: Sequence[Range], minute: int, time_ms: int, *, late: bool) -> None:
-        """Let pieces that the queue showed at `time_ms` wait for their minute; `minute` is what it is else."""
+        """Let pieces that the queue showed at `time_ms` wait for their minute.
+
+        `minute` is the minute of the pointer, which counts if no report names one.
+        """
         waiting, due_ms = self._stream.unplaced, time_ms + WAIT_MS
         for first, next_ in pieces:
             if waiting and waiting[-1][2:] == (first, minute, late):
@@ -50,9 +53,10 @@ class EventMinutes:
     def take_report(
         self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteRow], *, sure: bool, read: bool
     ) -> None:
-        """Take a report on a minute: of a reader (`read`), `sure` when it is that or an ack with `all`.
+        """Take the records that a report assigns to a minute.
 
-        Records that were counted in another minute then move to this one, unless a reader has named that.
+        `read`: a reader reported it. `sure`: a reader or an ack with `all` reported it. Then records that were counted
+        in another minute move to this one, unless a reader has named the other minute.
         """
         if sure:
             known = common(pieces, self._stream.read)
@@ -69,7 +73,7 @@ class EventMinutes:
             known_here.add(*piece)
 
     def count_waiting(self, row: Callable[[int], MinuteRow], now_ms: int) -> None:
-        """Count what waits and can be dated, or has waited long enough."""
+        """Count the waiting records with a reported minute, and those that have waited long enough."""
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
         for due_ms, first, next_, guess, late in self._stream.unplaced:
@@ -109,7 +113,7 @@ class EventMinutes:
         return _dated_by(self._stream.minutes.items(), pieces)
 
     def _move(self, minute: int, reported: RangeSet, row: Callable[[int], MinuteRow]) -> None:
-        """Move the reported ranges of a minute out of all other minutes, with their sent and acked records."""
+        """Move the reported ranges of a minute from all other minutes, with their sent and acked records."""
         for other, ranges in list(self._stream.minutes.items()):
             moved = common(reported, ranges) if other != minute else []
             if moved:
@@ -120,7 +124,10 @@ class EventMinutes:
                     row(minute).side(QUEUE).count(name, records)
 
     def _count_guessed(self, minute: int, reported: RangeSet, row: Callable[[int], MinuteRow], *, read: bool) -> None:
-        """Move reported ranges out of the minutes in which they were guessed; those that were `read` leave."""
+        """Move the counts of reported ranges from their guessed minutes to `minute`.
+
+        Ranges that a reader reported (`read`) are no longer guessed.
+        """
         guessed, low, high = self._stream.guessed, reported.least, reported.next
         touched = (at for at, (first, next_, _, _) in enumerate(guessed) if first < high and low < next_)
         begin = next(touched, len(guessed))  # most reports are about the newest: what lies before is left as it is
@@ -147,7 +154,7 @@ class EventMinutes:
         del guessed[:-PIECES_MAX]
 
     def _forget_minutes(self) -> None:
-        """Forget old minutes, except a few that are still awaited or guessed: a later instance may use them."""
+        """Forget old minutes, except some with missing or guessed records, which a report may still change."""
         minutes, guessed = self._stream.minutes, self._stream.guessed
         newest = max(minutes, default=0)
         old = sorted((minute for minute in minutes if minute <= newest - MINUTES_KEPT), reverse=True)
@@ -166,14 +173,14 @@ class EventMinutes:
 
 
 def _count(row: MinuteRow, piece: Range, times: int, *, late: bool) -> None:
-    """Count what the queue has, or take it back with -1 for `times`."""
+    """Add a piece to the committed records of a minute, or with `times` = -1 subtract it."""
     records = times * (piece[1] - piece[0])
     row.side(QUEUE).count("committed", records)
     row.side(QUEUE).count("late", records if late else 0)
 
 
 def _dated_by(minutes: Iterable[tuple[int, RangeSet]], pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
-    """Split `pieces`: the part in the ranges of a minute (the first that has it), and the rest."""
+    """Split `pieces` into parts with the first minute whose ranges have them, and the rest."""
     found: list[Dated] = []
     left = list(pieces)
     for minute, ranges in minutes if left else ():

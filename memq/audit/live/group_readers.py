@@ -24,7 +24,7 @@ MEMBERS_MAX = 1_024  # of a group in a write partition; those that began longest
 
 
 def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: ReportPart) -> Iterator[int]:
-    """Take what a member says about the write partition, and yield the producers whose verdict may change."""
+    """Take a member's report on the write partition; yield the producers whose verdict may change."""
     if part.begins:  # the one that began last is the last in the dictionary
         group.members[client] = group.members.pop(client, MemberReading())
     reading = group.members.setdefault(client, MemberReading())
@@ -42,7 +42,7 @@ def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: 
 
 
 def begin_reading(reading: MemberReading, at: str) -> None:
-    """Let a member begin at a position, "" when it is not known which: it may process all from there on."""
+    """Let a member begin at a position, "" for an unknown one: it may process all records from there."""
     position = Position.parse(at) if at else None
     reading.sure = True
     reading.at = -1 if position is None else first_judged(position)
@@ -52,7 +52,10 @@ def begin_reading(reading: MemberReading, at: str) -> None:
 
 
 def distrust_reading(group: AuditedGroup, client: int) -> None:
-    """Note that a report of a member is missing: it may have passed over nothing, and may have gone back."""
+    """Note that a report of a member is missing.
+
+    It may contain the records that the member seems to have skipped, and a seek back.
+    """
     if client in group.members:
         reading = group.members[client]
         reading.sure, reading.begin = False, -1
@@ -68,9 +71,9 @@ def take_processed(
     *,
     repeats: bool = False,
 ) -> int:
-    """Take what a member processed; return how many records are new to the group.
+    """Take the records that a member processed; return how many are new to the group.
 
-    Work that `repeats` a try that failed doubles nothing.
+    With `repeats`, the work repeats a failed try, and doubles nothing.
     """
     progress = group.progress.setdefault(producer, GroupProgress())
     now = reading.now.setdefault(producer, RangeSet())
@@ -86,19 +89,19 @@ def take_processed(
 
 
 def first_judged(begin: Position) -> int:
-    """Return the first pointer that a member answers for: one that begins at or after a position."""
+    """Return the first pointer that a member is responsible for: one that begins at or after a position."""
     return begin.pointer_offset + (begin.record_index > 0)
 
 
 def _before(stream: AuditedProducer, piece: Range, begin: int) -> list[Range]:
-    """Return the part of a piece that is known to lie in pointers below the offset `begin`."""
+    """Return the part of a piece that is certainly in pointers below the offset `begin`."""
     first, next_ = piece[0], min(piece[1], stream.marks.reach(begin, sure=False))
     behind = RangeSet((low, high) for at, low, high in stream.marks.behind if at >= begin)
     return apart([(first, next_)], behind) if first < next_ else []
 
 
 def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, offset: int) -> Iterator[int]:
-    """Check a member's reports up to a pointer; it is responsible for records from there on."""
+    """Compare a member's reports with the records up to a pointer, and make it responsible from there on."""
     begin, sure = reading.at, reading.sure
     reading.at, reading.sure = max(offset, begin), True
     if begin < 0 or offset <= begin:
@@ -128,7 +131,10 @@ def _excuse(stream: AuditedProducer, progress: GroupProgress | None, pieces: lis
 
 
 def _between(stream: AuditedProducer, inside: Range, begin: int, end: int) -> list[Range]:
-    """Return the queue's sequences of a producer in `inside`, out of order in pointers `begin` to `end`."""
+    """Return the sequences of a producer in the pointers `begin` to `end`.
+
+    These are those in `inside` and those that these pointers have out of order, without those of other pointers.
+    """
     behind = stream.marks.behind
     wanted = RangeSet([inside, *((first, next_) for at, first, next_ in behind if begin <= at < end)])
     elsewhere = RangeSet((first, next_) for at, first, next_ in behind if not begin <= at < end)

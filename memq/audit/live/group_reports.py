@@ -60,7 +60,7 @@ class GroupReports:
         return len(self._topic.partitions)
 
     async def poll(self, timeout_s: float) -> Page | None:
-        """Return the next page of an assigned home; None when there is none for `timeout_s`."""
+        """Return the next page of an assigned home; None if none arrives within `timeout_s`."""
         try:
             batch = await self._consumer.poll(timeout_s)
         except InvalidRequestError:  # a log was cut before the group's position: `seek` and `end` judge that
@@ -71,14 +71,14 @@ class GroupReports:
         return Page(batch.partition, reports, batch.next.marked_text)
 
     def assigned(self) -> list[int]:
-        """Return the homes that this member has now."""
+        """Return the homes that are assigned to this member."""
         return [partition for _, partition in self._consumer.position()]
 
     async def seek(self, home: int, position: str) -> bool:
-        """Continue from a position, "" for the beginning; return False if it had to begin there.
+        """Continue from a position, "" for the beginning; return False if the beginning replaced it.
 
-        It does so when the log ends before the position in all answers of `BEYOND_S`: a log that was cut, or was
-        restored. It also does so when such a log has grown again, which the mark of the position shows.
+        That happens if all answers of `BEYOND_S` end the log before the position: the log was cut or restored. It also
+        happens if such a log has grown again; the mark of the position shows this.
 
         Raises: FencedError when another owns the home now.
         """
@@ -112,8 +112,8 @@ class GroupReports:
     async def end(self, home: int) -> int:
         """Return the offset at which the log of a home ends.
 
-        Raises: FencedError when that is before the next report, or when the log was cut before it and has grown again:
-        the home is to be taken again, by `seek`.
+        Raises: FencedError if the log ends before the next report, or was cut before it and has grown again. Then the
+        caller takes the home again, by `seek`.
         """
         end = (await valid_span(self._queue, self._log_of(home))).end
         position = self._next_of(home)
@@ -148,6 +148,6 @@ class GroupReports:
 
 
 def _holds_records(entry: Entry) -> bool:
-    """Whether a pointer may hold reports: after the last ones there may be those of owners and producers."""
+    """Whether a pointer may hold reports; pointers of owners and ends of producers hold none."""
     pointer = read_pointer(entry.body, newer="return")
     return not isinstance(pointer, Pointer) or pointer.kind == "data"

@@ -47,7 +47,7 @@ Audits = Mapping[ReadPartition, Sequence[PartitionAudit]]
 
 
 class LogFollower:
-    """Gives pointers to audits. `read` reads objects, for indexes."""
+    """Passes pointers to audits. `read` reads the indexes of objects."""
 
     def __init__(self, queue: RemoteQueue, read: ReadRange, events: EventLog, clock: Clock) -> None:
         self._queue = queue
@@ -68,7 +68,7 @@ class LogFollower:
         await self._tasks.stop()
 
     def lacks(self, log: ReadPartition) -> bool:
-        """Whether pointers of a log are missing that were there when it was to be read last."""
+        """Whether the last round could not read a log up to its end."""
         return log in self._sick or log in self._healed
 
     async def follow(
@@ -78,12 +78,12 @@ class LogFollower:
         least: Mapping[ReadPartition, int] | None = None,
         judged: Iterable[ReadPartition] = (),
     ) -> None:
-        """Read the logs that are `due`, and those that answer again, up to the ends as they are now.
+        """Read the logs that are `due`, and those that answer again, up to their present ends.
 
-        The ends of some are proved to be at `least` so. The logs in `judged` lack records, which are reported next.
-        They are compared with what was read of them before.
+        `least` has proved lower bounds of some ends. The logs in `judged` lack records that will be reported. They are
+        compared with the pointers that were read before, because they may have been cut.
 
-        Raises: RetryableError when no broker answers; what ended the task that asks apart.
+        Raises: RetryableError when no broker answers; the error that ended the task for failing logs.
         """
         if self._died is not None:
             raise self._died
@@ -118,10 +118,10 @@ class LogFollower:
     # ---- inside --------------------------------------------------------------------------------------
 
     async def _poll(self, offsets: dict[ReadPartition, int]) -> list[Polled]:
-        """Ask for several logs, and take each answer up to its first hole.
+        """Request several logs, and cut each answer at its first hole.
 
-        One that begins with a hole is asked for again, as in `memq.notification.log_reader`: entries that one answer
-        leaves out may be there, also before what it calls the beginning of the log.
+        A log whose answer begins with a hole is requested again, as in `memq.notification.log_reader`. Entries that one
+        answer omits may exist, also before the beginning of the log in that answer.
         """
         answer = await self._ask(offsets)
         doubtful = {each.partition: offsets[each.partition] for each in answer if _begins_with_hole(each, offsets)}
@@ -131,7 +131,7 @@ class LogFollower:
         return [msgspec.structs.replace(each, entries=first_run(each.entries)) for each in answer]
 
     async def _ask(self, offsets: dict[ReadPartition, int]) -> list[Polled]:
-        """Ask for several logs; when all of them fail, each has the error."""
+        """Request several logs; if the whole request fails, each log has the error."""
         try:
             return await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
         except (QueueError, DeniedError, NotFoundError) as error:
@@ -140,7 +140,7 @@ class LogFollower:
     async def _take(
         self, audits: Sequence[PartitionAudit], polled: Polled, ends: Mapping[ReadPartition, int]
     ) -> MemqError | None:
-        """Take what an answer has of a log; return its error, or that of an object that it needs."""
+        """Pass the entries of an answer to the log's audits; return its error, or that of a needed object."""
         if polled.error is not None:
             return polled.error
         pointers = [read_pointer(entry.body, newer="return") for entry in polled.entries]
@@ -168,9 +168,9 @@ class LogFollower:
     async def _continues_or_rewinds(
         self, audits: Sequence[PartitionAudit], polled: Polled, pointers: Sequence[Pointer | MemqError]
     ) -> bool:
-        """Whether an answer continues what was read of its log. After a cut, rewind its audits instead.
+        """Whether an answer continues the pointers that were read of its log. After a cut, rewind its audits.
 
-        Raises: QueueError while the log ends before what was read: a replica may lag, or the log was cut.
+        Raises: QueueError while the log ends before these pointers: a replica may lag, or the log was cut.
         """
         log, offset = polled.partition, _next_of(audits)
         known = self._continuity.get(log)
@@ -191,7 +191,7 @@ class LogFollower:
         return True
 
     async def _rewind(self, log: ReadPartition, audits: Sequence[PartitionAudit]) -> None:
-        """Let audits continue at the first pointer of the log that is another one than they have read."""
+        """Let audits continue at the first pointer of the log that differs from the one that they have read."""
         span = await valid_span(self._queue, log)
         keys = {offset: key for audit in audits for offset, key in audit.books.objects.items()}
         knows_all = all(len(audit.books.objects) < OBJECTS_MAX for audit in audits)
@@ -231,9 +231,9 @@ class LogFollower:
             audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
 
     async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
-        """Return the blocks of a batch by its index.
+        """Return the blocks of a batch from its index.
 
-        Without one, those that the pointer names and nobody has seen.
+        If the index can't be read, return the sequences that only this pointer names.
         """
         try:
             entries = await read_entries(self._read, pointer.locations[0])
@@ -258,7 +258,7 @@ class LogFollower:
         self._events.warning("audit.log-failed", f"partition {log.partition} of topic '{log.topic}': {error}")
 
     async def _ask_apart(self) -> None:
-        """Poll all failing logs once. Logs that fail again come last next time: an answer has limited time."""
+        """Poll all failing logs once. A log that fails again comes last in the next poll: its time is limited."""
         asked = dict(self._sick)
         try:
             answer = await self._queue.poll(asked, 0, min(LOG_BYTES * len(asked), POLL_BYTES_MAX))
@@ -275,7 +275,7 @@ class LogFollower:
         await self._ask_stuck()
 
     async def _ask_stuck(self) -> None:
-        """Ask some of the indexes that did not answer. Those that fail again come last next time."""
+        """Read some of the indexes that did not answer. Those that fail again come last in the next call."""
         asked = [(log, self._stuck[log]) for log in self._sick if log in self._stuck][:STUCK_AT_ONCE_MAX]
         for (log, location), answers in zip(asked, await asyncio.gather(*map(self._answers, asked)), strict=True):
             if log not in self._sick or self._stuck.get(log) != location:
@@ -287,7 +287,7 @@ class LogFollower:
                 self._sick[log] = self._sick.pop(log)
 
     async def _answers(self, stuck: tuple[ReadPartition, Location]) -> bool:
-        """Whether the store says anything final about the index of a batch."""
+        """Whether the store gives a final answer about the index of a batch."""
         try:
             async with asyncio.timeout(INDEXES_S_MAX):
                 await read_entries(self._read, stuck[1])

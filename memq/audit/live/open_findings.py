@@ -41,7 +41,7 @@ class OpenFindings:
             self._file(finding)
 
     def take_changed(self) -> list[Finding]:
-        """Return the findings that are new, other or over since the last call."""
+        """Return the findings that began, changed or ended since the last call."""
         changed = [msgspec.structs.replace(finding) for finding in self._changed.values()]
         self._changed.clear()
         return changed
@@ -54,10 +54,10 @@ class OpenFindings:
         locate: Callable[[int], tuple[int, str]],
         now_ms: int,
     ) -> None:
-        """Make the findings of `wrong`, which has what they share, be those of all `pieces`.
+        """Replace the findings of one kind by those of `pieces`; `wrong` has the fields that they share.
 
-        `dated` says which minutes new ones are of, `locate` in which pointer and object a sequence lies: -1 and "" for
-        none that is known.
+        `dated` returns the minutes of new findings. `locate` returns the pointer offset and object of a sequence, -1
+        and "" if they are unknown.
         """
         left = list(pieces)
         for finding in self._alike(wrong):
@@ -77,13 +77,13 @@ class OpenFindings:
         return producer in self._by_producer
 
     def ranges(self, wrong: Finding) -> RangeSet:
-        """Return the sequences of the findings of `wrong`, which has what they share, that hold."""
+        """Return the sequences of the open findings with the fields of `wrong`."""
         return RangeSet(piece for finding in self._alike(wrong) for piece in finding.ranges)
 
     def damaged(self, damage: ReportedDamage, minute: int, now_ms: int) -> None:
-        """Take a damaged block, which stays damaged: of the records in a report those that are new count.
+        """Take a damaged block. Its finding stays open; only records that no finding has yet are counted.
 
-        A damage that names no records, since its index did not answer, is over once others name as many.
+        A damage without sequences, because its index did not answer, ends once other damages name as many records.
         """
         wrong = Finding(
             kind=Kind.CORRUPT,
@@ -117,11 +117,11 @@ class OpenFindings:
     # ---- inside --------------------------------------------------------------------------------------
 
     def _alike(self, wrong: Finding) -> list[Finding]:
-        """Return the findings of `wrong`, which has what they share: damages share the batch."""
+        """Return the findings that share their fields with `wrong`; damages share the batch."""
         return [self._findings[id_] for id_ in self._by_key.get(_key_of(wrong), ())]
 
     def _new_of(self, damage: ReportedDamage, wrong: Finding) -> tuple[list[Range], int]:
-        """Return the ranges, and the number of the records, of a damage that no finding has."""
+        """Return the ranges of a damage that no finding has, and the number of their records."""
         if damage.first < damage.next:
             known = [each.ranges for each in self._alike(wrong) if each.producer == damage.producer]
             new = apart([(damage.first, damage.next)], *map(RangeSet, known))
@@ -162,7 +162,7 @@ class OpenFindings:
         self._changed[finding.id] = finding
 
     def _end(self, finding: Finding, now_ms: int) -> None:
-        """Take a finding back; what it named is kept with it."""
+        """End a finding, and subtract its records; it keeps its ranges."""
         self._recount(finding, 0)
         finding.resolved_ms = now_ms
         del self._findings[finding.id]

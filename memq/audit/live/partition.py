@@ -55,7 +55,7 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 class PartitionAudit:
     """Audits one write partition.
 
-    `books` is what an earlier one remembered; `ends` has the records whose loss needs a proved end.
+    `books` is the stored state of an earlier audit; `ends` has the records whose loss needs a proved end.
     """
 
     def __init__(self, topic: Topic, partition: int, books: PartitionState | None = None) -> None:
@@ -75,7 +75,7 @@ class PartitionAudit:
     def begin_at(self, offset: int) -> None:
         """Note that the queue begins at `offset`.
 
-        When that is after the next pointer to read, retention was faster than this audit.
+        If `offset` is after the next pointer to read, retention was faster than this audit.
         """
         if self.books.next_offset < offset:
             self.books.miss(NO_END_MS)
@@ -105,12 +105,12 @@ class PartitionAudit:
         self._changed = True
 
     def add_report(self, report: ReceivedReport) -> None:
-        """Take a report; it counts when the queue was read."""
+        """Take a report; it is judged after the next read of the queue."""
         self.books.told.append(report)
         self._changed = True
 
     def needs_blocks(self, pointer: Pointer) -> bool:
-        """Whether the pointer alone does not say which of its blocks are new: ask the object's index."""
+        """Whether the object's index is needed, because the pointer does not show which blocks are new."""
         if pointer.kind != "data" or pointer.partition != self.partition:
             return False
         return (
@@ -128,7 +128,7 @@ class PartitionAudit:
     ) -> None:
         """Take the next pointer of the read partition; `time_ms` is its queue time.
 
-        `blocks` are producer, first and next of each block that is not skipped; None: as the pointer has them.
+        `blocks` has producer, first and next of each block that is not skipped; None: the pointer names them.
         """
         books = self.books
         if books.copies_ms == NO_END_MS:
@@ -160,7 +160,7 @@ class PartitionAudit:
             self._row(minute).side(QUEUE).time("committed", pointer.latency)
 
     def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
-        """Take an entry of the queue that is no pointer that can be read."""
+        """Take an entry of the queue that can't be read as a pointer."""
         self.books.next_offset, self.books.mark = offset + 1, 0
         self.books.forget_totals()
         wrong = self._wrong(Kind.POINTER, str(error))
@@ -170,7 +170,7 @@ class PartitionAudit:
     def take_unsupported(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Note a pointer whose content is unknown: of a newer version, or with an unreadable index.
 
-        What was acked up to then and is nowhere else may be there.
+        It may hold records that were acked before it and that no other pointer has.
         """
         self.books.next_offset, self.books.mark = offset + 1, 0
         self._miss(time_ms)
@@ -201,23 +201,24 @@ class PartitionAudit:
         self._findings.damaged(damage, minute, now_ms)
 
     def silence(self, group: str | None, minutes: Iterable[int], change: int) -> None:
-        """Note that a client's word is missing for some minutes; with -1 for `change`, that it came after all."""
+        """Note that a client's reports on some minutes are missing; with `change` = -1, that they arrived."""
         for minute in minutes:
             self._row(minute).side(group or QUEUE).count("silent", change)
 
     def distrust(self, client: int, group: str, kind: str = "") -> None:
-        """Hold nothing against a member up to its next commit: a report of it is missing."""
+        """Blame a member for no missing record up to its next commit, because a report of it is missing."""
         self.add_report(ReceivedReport(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
 
     @property
     def waits(self) -> bool:
-        """Whether reports, or records that are missing, wait to be judged at the next read of the queue."""
+        """Whether reports or missing records wait for the next read of the queue."""
         return bool(self.books.told or self.ends.missing())
 
     def hold(self, now_ms: int) -> None:
-        """Judge nothing, as the queue can't be read. Minutes that pass, or that reports cover, stay unknown.
+        """Judge nothing, because the queue can't be read.
 
-        Only so many reports wait. The word of the oldest is given up, and its minutes stay unknown.
+        The present minute and the minutes of waiting reports are unknown. At most WAITING_REPORTS_MAX reports wait.
+        Older ones are dropped, and their minutes stay unknown.
         """
         books = self.books
         reported = {span.minute: None for each in books.told for span in each.part.spans}
@@ -235,7 +236,7 @@ class PartitionAudit:
         del books.told[: max(over, 0)]
 
     def settle(self, now_ms: int) -> None:
-        """Judge the waiting reports. The queue was read up to an end that was requested after they came."""
+        """Judge the waiting reports. The queue was read up to an end that was requested after their arrival."""
         self._changed |= bool(self.books.told or self.books.unread)
         self.silence(None, self.books.unread, -1)
         self.books.unread.clear()
@@ -263,14 +264,14 @@ class PartitionAudit:
     def sought(self, *, again: bool) -> list[Sought]:
         """Return the records that are lost unless a broker holds them.
 
-        With `again` also those that are held or in doubt.
+        With `again`, also return those that are held or in doubt.
         """
         return self._questions.sought(self.partition, again=again)
 
     def take_answer(self, sought: Iterable[Sought], answer: HeldAnswer, now_ms: int) -> str:
-        """Take the answer of brokers; it counts at the next `settle`.
+        """Take the answer of brokers; the next `settle` uses it.
 
-        Return the reason why they may hold more than they answered.
+        Return the reason why brokers may hold more records than they answered, "" for none.
         """
         doubt = ""
         for each in sought:
@@ -290,11 +291,11 @@ class PartitionAudit:
         return rows
 
     def take_findings(self) -> list[Finding]:
-        """Return the findings that changed since the last call; those that are over have `resolved_ms`."""
+        """Return the findings that changed since the last call; those that ended have `resolved_ms`."""
         return self._findings.take_changed()
 
     def changed(self) -> bool:
-        """Whether the books are other than at the last call."""
+        """Whether the books changed since the last call."""
         changed, self._changed = self._changed or self.books.next_offset != self._next_offset, False
         self._next_offset = self.books.next_offset
         return changed
@@ -322,7 +323,7 @@ class PartitionAudit:
             self._dirty.update(dict.fromkeys(self._take_reading(group, report)))
 
     def _take_reading(self, group: AuditedGroup, report: ReceivedReport) -> Iterable[int]:
-        """Take what a reader says; return the producers whose verdict may change."""
+        """Take the report of a reader; return the producers whose verdict may change."""
         if report.kind == SPARK_TASK:
             return self._stream_of(report.group or "", group).take_task(report.client, report.part, report.time_ms)
         if report.kind == SPARK_READER:
@@ -424,12 +425,12 @@ class PartitionAudit:
         return stream.account.settle(self.partition, producer, evidence)
 
     def _undecided(self, stream: AuditedProducer, now_ms: int) -> bool:
-        """Whether time alone may change the verdict: an end is known, and late pointers may still land."""
+        """Whether time alone may change the verdict: the end is known, and late pointers may still arrive."""
         account = stream.account
         return account.end is not None and account.end_ms >= watermark_ms(self.topic.settings, now_ms)
 
     def _judge(self, producer: int, stream: AuditedProducer, now_ms: int) -> None:
-        """Say which sequences of a producer are lost, doubled or unproven in the queue."""
+        """Find the sequences of a producer that are lost, doubled or unproven in the queue."""
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
         acked, blind = self._seen(stream, apart(stream.acked, stream.account.delivered))
         acked = self.ends.decide(producer, acked, self._lost(producer))
@@ -469,7 +470,7 @@ class PartitionAudit:
         return of_weak.lost, of_below.lost, of_weak.doubtful + of_below.doubtful
 
     def _lost(self, producer: int) -> RangeSet:
-        """Return the findings of records lost in the queue; a late report may change the cause."""
+        """Return the sequences in open findings of records lost in the queue, for any cause."""
         if not self._findings.any_of(producer):
             return RangeSet()
         causes = (_LOST_ACKED, _LOST_WEAK, _LOST_BELOW_END)
@@ -479,9 +480,9 @@ class PartitionAudit:
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return the ranges below a producer's reported end that no pointer has.
 
-        What was sent for less than `all`, acked or not, or at a level that no report names yet, may be held for the
-        next owner: until that time is over, only what is overdue was sent for `all`. A named producer ends again and
-        again: what was lost below an earlier end stays lost.
+        A broker may hold records for the next owner if they were sent with less than `all`, or at a level that no
+        report names yet. Until that time is over, only overdue records that were sent with `all` are returned. A named
+        producer reports several ends: records that were lost below an earlier end stay lost.
         """
         if stream.account.end is None:
             return []
@@ -495,7 +496,7 @@ class PartitionAudit:
         return missing
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
-        """Divide missing records: lost ones, and those that may be in unread pointers."""
+        """Split missing records into lost ones, and those that may be in unread pointers."""
         if not missing or not self.books.expired:
             return missing, []
         dated = EventMinutes(stream).dated(missing, 0)

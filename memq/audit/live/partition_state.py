@@ -22,13 +22,14 @@ NO_END_MS = 1 << 62
 class AuditedProducer:
     """One producer in the write partition: its account with the queue, and what it reported itself.
 
-    `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0; `read` those that any reader
-    has reported, so that their minute is final. `waiting` has sent sequences with the time (ms) when their producer
-    must have given up; then they are `overdue`. `minutes` has the sequences of each event-time minute. `unplaced`
-    has sequences in the queue whose minute no report has named: the time (ms) up to which to wait for a report,
-    first, next, the minute of the pointer, whether it was late. `guessed` has sequences counted in a minute that no
-    reader has named: first, next, minute, whether late. `corrupt` are those that a reader or a verification found
-    damaged.
+    - `acked`: sequences acked with `all`; `weak`: those acked with 1 or sent with 0.
+    - `read`: sequences that any reader has reported, so that their minute is final.
+    - `waiting`: sent sequences with the time (ms) when their producer must have given up; then they are `overdue`.
+    - `corrupt`: sequences that a reader or a verification found damaged.
+    - `minutes`: the sequences of each event-time minute.
+    - `unplaced`: sequences in the queue whose minute no report has named. Each has the time (ms) up to which to wait
+      for a report, first, next, the minute of the pointer, and whether it was late.
+    - `guessed`: sequences counted in a minute that no reader has named: first, next, minute, and whether late.
     """
 
     account: Account
@@ -49,7 +50,7 @@ class AuditedProducer:
 
 @dataclass(slots=True)
 class GroupProgress:
-    """A group's work on one producer: `ever` is all that it processed.
+    """A group's work on one producer: `ever` has all records that it processed.
 
     `lost` are those that a member skipped: it started before them, committed a position after them, and reported
     all its work between. If a report is missing, they are unproven.
@@ -65,11 +66,10 @@ class GroupProgress:
 class MemberReading:
     """One member of a group.
 
-    It answers for all pointers from offset `at` on, once it commits a position after them.
-    `at` is -1 while that is not known. After a report that is missing it answers for nothing (`sure` is False) up to
-    its next commit. `reached` has by producer up to which sequence it was held to its word: where marks are far apart,
-    a part of what lies before a commit is judged with a later one.
-    It may process each record of the pointers from offset `begin` on once; -1 when that is not known. `now` has by
+    It is responsible for all pointers from offset `at` on, once it commits a position after them; -1 if unknown. After
+    a missing report it is responsible for nothing (`sure` is False) up to its next commit. `reached` has by producer
+    the sequence up to which it was judged. Where marks are far apart, some records before a commit are judged with a
+    later commit. It may process each record of the pointers from offset `begin` on once; -1 if unknown. `now` has by
     producer the sequences that it has processed since.
     """
 
@@ -84,8 +84,8 @@ class MemberReading:
 class TaskRead:
     """Records that one task of a Spark stream fetched, by minute and producer, and its range.
 
-    `end` is "" until it has come there. It is not `sure` when a report of it is missing. Once it is `counted` what it
-    fetched was processed, and is not kept.
+    `end` is "" until the task has ended. `sure` is False if a report of it is missing. Once it is `counted`, its
+    records count as processed, and `fetched` is empty.
     """
 
     fetched: dict[int, dict[int, RangeSet]] = field(default_factory=dict)
@@ -145,10 +145,10 @@ class ReceivedReport:
 
 @dataclass(slots=True)
 class PartitionState(PointerFacts):
-    """All that is known of one write partition.
+    """The audit's knowledge of one write partition.
 
-    `next_offset` is the next pointer to read of its read partition, and `mark` that of the last one before it that was
-    read (`Position`); 0 if it is unknown.
+    `next_offset` is the next pointer to read of its read partition. `mark` is the mark of the last pointer before it
+    that was read (`Position`); 0 if it is unknown.
     `copies_ms` is NO_END_MS from a gap (unreadable pointers) up to the first pointer after it.
     `damaged` are offsets of pointers with a damaged block of an unknown producer.
     `findings` are the open ones, by id. `objects` are the keys of the newest pointers' objects, by offset.
@@ -167,9 +167,9 @@ class PartitionState(PointerFacts):
     unread: dict[int, bool] = field(default_factory=dict)
 
     def miss(self, copies_ms: int) -> None:
-        """Note that pointers were not read.
+        """Note that some pointers were not read.
 
-        What they hold, and its copies up to the queue time `copies_ms`, can't be called lost.
+        Their records, and copies of these up to the queue time `copies_ms`, can't be called lost.
         """
         self.expired = True
         self.copies_ms = copies_ms

@@ -64,9 +64,9 @@ class ReportPartitionAudit:
         clients: dict[int, Client] | None = None,
         taken_ms: int = -1,
     ) -> None:
-        """Take up `clients` where they were left.
+        """Continue with the stored `clients`.
 
-        Reports of other clients up to `taken_ms` (Unix ms) may have been taken, and are passed over.
+        Reports of other clients up to `taken_ms` (Unix ms) may have been taken before, and are skipped.
         """
         self._audit_of = audit_of
         self._taken_ms = taken_ms
@@ -89,7 +89,7 @@ class ReportPartitionAudit:
             del self.clients[report.client]
 
     def settle(self, now_ms: int) -> None:
-        """Look for clients that have broken their promise; call it when all reports up to now were taken."""
+        """Find the clients whose promised report is late. Call it after all present reports were taken."""
         for number, client in list(self.clients.items()):
             if client.silent or now_ms <= client.heard_ms + client.promised_ms + GRACE_MS:
                 continue
@@ -125,13 +125,13 @@ class ReportPartitionAudit:
         return client
 
     def _forget_driver(self, report: Report) -> None:
-        """Forget who drove a stream before, and fell silent."""
+        """Forget an earlier driver of a stream that is silent."""
         for number, client in list(self.clients.items()):
             if client.silent and report.kind == client.kind == SPARK_READER and client.name == report.name:
                 del self.clients[number]
 
     def _miss(self, report: Report, client: Client) -> None:
-        """Note that reports are missing: of all that the client works on, if it only says later on what."""
+        """Note that reports are missing, for all write partitions that the client names now or later."""
         minutes = client.silent_minutes(report.since_ms)
         self._silence(client, minutes, 1)
         client.missed.append((minutes.start, minutes.stop))

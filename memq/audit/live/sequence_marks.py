@@ -15,8 +15,8 @@ MARKS_MAX = 512
 class Marks:
     """One producer's highest sequence plus one after each pointer with a block of it.
 
-    At MARKS_MAX every second mark of the older half is left out; up to `thinned` an offset may then lie between two
-    marks, and what is asked for is answered by the one that proves less.
+    At MARKS_MAX every second mark of the older half is dropped. Up to `thinned`, an offset may then be between two
+    marks; an answer uses the mark that proves less.
     """
 
     offsets: list[int] = field(default_factory=list)
@@ -50,8 +50,8 @@ class Marks:
     def reach(self, offset: int, *, sure: bool) -> int:
         """Return the reach after all pointers below `offset`.
 
-        Where marks were left out it may be less, or, when it must be `sure` that all from there on lies at or after
-        `offset`, more.
+        Between dropped marks the result may be too low; with `sure` it may be too high instead, so that all records
+        from it on are certainly at or after `offset`.
         """
         at = bisect_left(self.offsets, offset)
         if sure and offset <= self.thinned and at < len(self.reaches):
@@ -59,7 +59,7 @@ class Marks:
         return self.reaches[at - 1] if at else 0
 
     def offset_of(self, sequence: int) -> int:
-        """Return the offset of the pointer that holds a sequence, or of one after it; -1 when none is known."""
+        """Return the offset of the pointer with a sequence, or of a later one; -1 if none is known."""
         for offset, first, next_ in self.behind:
             if first <= sequence < next_:
                 return offset

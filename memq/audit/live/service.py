@@ -183,11 +183,11 @@ class LiveAudit:
             self._names.forget()
 
     async def _has_caught_up(self, number: int, home: _Home) -> bool:
-        """Note up to when all reports of a home were read; return whether that is later than before.
+        """Note the time up to which all reports of a home were read; return whether it has grown.
 
-        A moment without a report proves nothing, because the next one may be on its way. The end of a busy log moves
-        on while it is read, so an end is kept until reading reaches it. A log that does not answer is asked again some
-        rounds later.
+        A moment without a report proves nothing, because the next one may be on its way. The end of a busy log grows
+        while it is read, so a requested end is kept until reading reaches it. A log that does not answer is asked again
+        some rounds later.
         """
         if self._round < home.asked_from_round:
             return False
@@ -207,7 +207,7 @@ class LiveAudit:
         return False
 
     async def _take_homes(self) -> None:
-        """Let homes go that are another's now, and begin with new ones where they were left."""
+        """Drop homes that another auditor has now, and continue new ones at their stored positions."""
         assigned = self._reports.assigned()
         for number in [each for each in self._homes if each not in assigned]:
             del self._homes[number]
@@ -223,9 +223,9 @@ class LiveAudit:
             self._begin_again(begun)
 
     async def _take_home(self, number: int) -> int | None:
-        """Take a home where it was left; at its beginning when its log has no such place.
+        """Continue a home at its stored position, or at its beginning if its log has no such position.
 
-        Return then the time up to which its reports were read (Unix ms).
+        In the second case, return the time up to which its reports were read (Unix ms).
         """
         position, clients = await self._store.take_home(number, self._owner)
         topic_id, heard_ms = await self._store.heard(number)
@@ -241,7 +241,7 @@ class LiveAudit:
         return since_ms if again else None
 
     def _begin_again(self, begun: Mapping[int, int]) -> None:
-        """Make the time since the last reading unknown: reports that no auditor has read may be gone."""
+        """Mark the minutes since the last reading as unknown: reports that no auditor has read may be lost."""
         now_ms = self._clock.wall_ms()
         for number, since_ms in begun.items():
             first, last = since_ms // MINUTE_MS, now_ms // MINUTE_MS
@@ -255,7 +255,7 @@ class LiveAudit:
         )
 
     async def _note_heard(self) -> None:
-        """Store up to when reports were read, from time to time: readers see from it that an auditor works."""
+        """Store every NOTE_S the time up to which reports were read: it shows readers that an auditor works."""
         now_s = self._clock.monotonic()
         heard = {number: home.heard_ms for number, home in self._homes.items() if home.heard_ms}
         if heard and now_s >= self._next_note_s:
@@ -287,7 +287,7 @@ class LiveAudit:
             home.position = page.next
 
     async def _named(self, report: Report) -> Report:
-        """Return the report with all damages named that the index can name."""
+        """Return the report with the sequences of its damages, as far as indexes have them."""
         if all(damage.producer for part in report.parts for damage in part.damages):
             return report
         parts = tuple([await self._named_part(part) for part in report.parts])
@@ -312,14 +312,14 @@ class LiveAudit:
         await self._load_partitions()
 
     async def _learn_topics(self, report: Report) -> None:
-        """Ask for topics that a report is about: they may be new, or have new partitions."""
+        """Request the topics of a report: they may be new, or have new partitions."""
         await self._topics.refresh()
         for part in report.parts:
             await self._topics.learn(part.topic, part.topic_id)
         await self._load_partitions()
 
     async def _load_partitions(self) -> None:
-        """Have an audit for each write partition whose home is here, and none for topics that are gone."""
+        """Open an audit for each write partition whose home is here; drop those of deleted topics."""
         homes = self._reports.homes()
         for home in self._homes.values():
             for key in [key for key in home.partitions if key[0] not in self._topics.by_id]:
@@ -339,9 +339,9 @@ class LiveAudit:
         answered: dict[PartitionKey, None],
         ends: Mapping[ReadPartition, ProvedEnd],
     ) -> None:
-        """Read pointers up to the ends as they are now, and up to those that owners proved.
+        """Read pointers up to the present ends, and up to the ends that owners proved.
 
-        Of partitions that nobody reports about only now and then.
+        Partitions without reports are read every IDLE_ROUNDS rounds only.
         """
         idle = self._round % IDLE_ROUNDS == 0
         audits: dict[ReadPartition, list[PartitionAudit]] = {}

@@ -36,7 +36,7 @@ class StreamAudit:
         self._read = group.stream = group.stream or StreamRead()
 
     def take_task(self, client: int, part: ReportPart, now_ms: int) -> Iterator[int]:
-        """Take what a task says."""
+        """Take the report of a task."""
         tasks = self._read.tasks
         task = tasks.setdefault(client, TaskRead())
         for span in part.spans:
@@ -51,7 +51,7 @@ class StreamAudit:
         yield from self.settle(now_ms)
 
     def take_driver(self, part: ReportPart, now_ms: int) -> Iterator[int]:
-        """Take what the driver says: where it began, then how far its checkpoint has come."""
+        """Take the report of the driver: its first position, then the position of its checkpoint."""
         for begin in part.begins:
             if begin.reason == "stored" and begin.at and not self._is_behind(begin.at):
                 self._advance(begin.at)  # the checkpoint reached this position, under any driver
@@ -67,7 +67,7 @@ class StreamAudit:
         self._read.tasks.setdefault(client, TaskRead()).sure = False
 
     def settle(self, now_ms: int) -> Iterator[int]:
-        """Count the processed records, and compare the stream with its report as far as the log allows."""
+        """Count the processed records, and judge the stream up to its checkpoint."""
         read = self._read
         if read.to and (read.tasks or read.covered != read.to):
             to = Position.parse(read.to)
@@ -77,7 +77,7 @@ class StreamAudit:
     # ---- inside --------------------------------------------------------------------------------------
 
     def _is_behind(self, at: str) -> bool:
-        """Whether the checkpoint was once beyond a place, or nothing is known of it."""
+        """Whether `at` is before the known checkpoint, or no checkpoint is known."""
         return not self._read.to or Position.parse(at) < Position.parse(self._read.to)
 
     def _begin(self, at: str) -> None:
@@ -89,7 +89,7 @@ class StreamAudit:
         self._read.to = self._group.committed = to
 
     def _process(self, to: Position) -> Iterator[int]:
-        """Count what tasks fetched that ended before the checkpoint's place."""
+        """Count the records of tasks that ended at or before the checkpoint."""
         read = self._read
         counted = Position.parse(read.counted)
         for begin, end, client in sorted(self._ended()):
@@ -107,7 +107,10 @@ class StreamAudit:
         read.counted = str(counted)
 
     def _hold(self, to: Position, now_ms: int) -> Iterator[int]:
-        """Judge stretch by stretch, as far as tasks cover the way; a gap is waited for, then passed unproven."""
+        """Judge the ranges of the tasks in order, as far as they follow each other without a gap.
+
+        A gap is waited for; then its missing records are unproven.
+        """
         read, reading = self._read, self._read.reading
         covered = Position.parse(read.covered)
         sure = [(begin, end) for begin, end, client in self._ended() if end <= to and read.tasks[client].sure]

@@ -35,8 +35,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """The present content at a finding's pointer.
 
     `says` is one sentence, `through` names the way of reading.
-    `object` is "" when the pointer is gone or names no batch. `sound`: a batch is there, and nothing of it is damaged.
-    `held` counts the finding's records that sound blocks hold, `damaged` blocks that can't be delivered.
+    `object` is "" if the pointer is gone or names no batch. `sound`: the batch exists, and no block of it is damaged.
+    `held` counts the finding's records in sound blocks, `damaged` the blocks that can't be delivered.
     """
 
     topic: str
@@ -76,7 +76,7 @@ async def verify_finding(brokers: str, finding: Finding, runtime: Runtime | None
 
 
 def verification_of(finding: Finding, checked: CheckedEntry, through: str) -> Verification:
-    """Return what a check of the finding's pointer says of its records. Pure."""
+    """Return the result of a check of the finding's pointer. Pure."""
     verification = Verification(
         topic=finding.topic, partition=finding.partition, offset=finding.offset, through=through, says=""
     )

@@ -114,9 +114,9 @@ class AuditView:
         return await self._database.run(work)
 
     async def behind(self, now_ms: int) -> str:
-        """Return why the results are old, "" when they are not: no auditor runs, or it is behind the reports.
+        """Return why the results are old: no auditor runs, or it is behind the reports. "" if they are not.
 
-        A state of an older release does not know it.
+        The state of an older release does not have it, and gives "".
         """
 
         def work(execute: Execute) -> int | None:
@@ -137,7 +137,7 @@ class AuditView:
     ) -> AsyncIterator[Minute]:
         """Yield the minutes of a topic, by partition and minute; reads some partitions at a time.
 
-        With `since` only rows that changed after that version.
+        With `since`, yield only rows that changed after that version.
         """
         parts = await self._ask("SELECT topic_id, part FROM audits WHERE topic = ? ORDER BY topic_id, part", (topic,))
         count = max(1, ROWS_MAX // max(1, next_minute - first_minute))
@@ -151,7 +151,7 @@ class AuditView:
     async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[Finding]:
         """Return valid, grave findings of one topic, or of all, newest first.
 
-        With `all_` also withdrawn and unproven ones.
+        With `all_`, also return withdrawn and unproven ones.
         """
         found = await self._ask(
             f"{_FINDINGS} WHERE (topic = ? OR ? = '') AND (resolved_ms = 0 AND grave = 1 OR ? = 1)"
@@ -233,5 +233,5 @@ def latencies(rows: Iterable[MinuteRow]) -> dict[tuple[str, str], dict[float, fl
 
 
 def doubted(word: str, behind: str) -> str:
-    """Return a verdict while the audit is `behind`: nothing is proven, except what is graver than unknown."""
+    """Return a verdict while the audit is `behind`: a clean one is unknown, a graver one stays."""
     return gravest((word, UNKNOWN)) if behind else word

@@ -1,4 +1,4 @@
-"""Names the records of damages that consumers report by place alone, from log and index. A shell."""
+"""Names the records of damages that consumers report without sequences, from log and index. A shell."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class DamageNames:
         self._unnamed: Counter[ReadPartition] = Counter()  # how often damages of this page could not be named, by log
 
     def forget(self) -> None:
-        """A page is taken: the logs of the next one are asked again."""
+        """End a page of reports: for the next page, all logs are asked again."""
         self._unnamed.clear()
 
     async def find(self, log: ReadPartition, damage: ReportedDamage) -> list[ReportedDamage]:
-        """Return a damage of a log with the producers and sequences that lie there, by its batch's index.
+        """Return a damage of a log with its producers and sequences from the batch's index.
 
-        After NAME_TRIES it keeps no name: all other reports wait for this one. Raises: RetryableError, to hear the page
-        again in the next round.
+        After NAME_TRIES tries the damage stays without them, because all other reports wait for it. Raises:
+        RetryableError; then the page comes again in the next round.
         """
         if self._unnamed[log] >= NAME_TRIES:
             return [damage]
@@ -73,7 +73,7 @@ class DamageNames:
             return ()
 
     async def _pointer_at(self, log: ReadPartition, offset: int) -> Pointer | None:
-        """Return the pointer that a reader had, None when retention took it.
+        """Return the pointer that a reader reported; None if retention removed it.
 
         Raises: QueueError while the log does not show it; as `RemoteQueue.read`.
         """

@@ -71,7 +71,7 @@ class EndFollower:
         await self._tasks.stop()
 
     def ask(self, audits: Mapping[PartitionKey, PartitionAudit]) -> None:
-        """Begin to ask for the ends that audits need, unless the last questions are still under way."""
+        """Start to request the ends that audits need, unless the last requests are still running."""
         if len(self._tasks):
             return
         questions: dict[ReadPartition, ProvedEnd] = {}
@@ -86,9 +86,9 @@ class EndFollower:
             self._tasks.start(self._ask({log: questions[log] for log in due}), "audit asks for ends")
 
     def take_answers(self) -> dict[ReadPartition, ProvedEnd]:
-        """Return the ends that are there; logs are to be read up to them.
+        """Return the proved ends that have arrived; the caller reads the logs up to them.
 
-        Raises: what ended the task that asks.
+        Raises: the error that ended the requesting task.
         """
         if self._died is not None:
             raise self._died

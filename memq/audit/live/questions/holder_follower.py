@@ -31,7 +31,7 @@ class HolderFollower:
         await self._tasks.stop()
 
     def ask(self, audits: Audits, *, again: bool) -> None:
-        """Begin to ask what the audits seek, unless the last questions are still under way."""
+        """Start to ask brokers for the sought records, unless the last requests are still running."""
         if len(self._tasks):
             return
         questions: dict[str, tuple[Topic, list[Sought]]] = {}
@@ -43,9 +43,9 @@ class HolderFollower:
             self._tasks.start(self._ask(list(questions.values())), "audit asks what brokers hold")
 
     def take_answers(self, audits: Audits, now_ms: int) -> dict[PartitionKey, None]:
-        """Give the answers that are there to the audits, before the queue is read; return which have got one.
+        """Pass the arrived answers to the audits, before the queue is read; return the audits with an answer.
 
-        Raises: what ended the task that asks.
+        Raises: the error that ended the requesting task.
         """
         if self._died is not None:
             raise self._died

@@ -54,19 +54,19 @@ class Database(Protocol):
     """
 
     async def run(self, work: Callable[[Execute], Answer]) -> Answer:
-        """Run `work` in one transaction, in a thread, and return what it returns.
+        """Run `work` in one transaction, in a thread, and return its result.
 
-        What it raises undoes it all.
+        An error of it undoes the transaction.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         ...
 
 
 class SqliteDatabase:
-    """A SQLite file, made when it is not there. See `Database`."""
+    """A SQLite file, created if it does not exist. See `Database`."""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, "audit state", APPLICATION_ID, schema(_INTEGER, _BYTES), AuditStateError)

@@ -18,7 +18,7 @@ _LOCK = 0x6D717561  # held while the tables are created
 class PostgresDatabase:
     """A database at a URL `postgresql://USER@HOST/NAME`, or what else libpq takes. See `Database`.
 
-    The tables lie in the first schema of the search path, and are made when they are not there.
+    The tables are in the first schema of the search path, and are created if they do not exist.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,7 +65,7 @@ class PostgresDatabase:
 
 
 def _make(execute: Execute) -> None:
-    """Make the tables, unless another auditor was faster."""
+    """Create the tables, unless another auditor was faster."""
     execute("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
     execute("CREATE TABLE IF NOT EXISTS audit_layout (number BIGINT NOT NULL)", ())
     found = execute("SELECT number FROM audit_layout", ())

@@ -67,7 +67,8 @@ class PartitionChanges:
 class Step:
     """One transaction of an auditor: its progress in a home, and the results by write partition.
 
-    `number` is one of each step of an owner: a step whose answer was lost is stored once, though it is saved again.
+    `number` identifies the step of its owner. So a step whose answer was lost is stored once, although it is saved
+    again.
     """
 
     home: int
@@ -85,9 +86,9 @@ class AuditStore:
         self._database = database
 
     async def group(self, name: str) -> str:
-        """Return the group of all auditors with this state: `name` from now on when it has none.
+        """Return the group of all auditors with this state; the first call sets it to `name`.
 
-        Who has another state reads everything for itself: in one group each would know a part, and take it for all.
+        Auditors with another state have another group. In one group, each state would have a part of the reports only.
         """
         return await self._database.run(lambda execute: _group(execute, name))
 
@@ -97,14 +98,14 @@ class AuditStore:
         return position, decode_state(dict[int, Client], clients) if clients else {}
 
     async def heard(self, home: int) -> tuple[str, int]:
-        """Return a home's topic id, and when all of its reports were read; "" and 0 if unknown.
+        """Return a home's topic id, and the time up to which all its reports were read; "" and 0 if unknown.
 
         The time is in Unix ms.
         """
         return await self._database.run(lambda execute: _heard(execute, home))
 
     async def note_heard(self, owner: str, topic_id: str, homes: Mapping[int, int]) -> None:
-        """Note when all reports of `homes` were read (Unix ms). Homes of another owner are left out."""
+        """Store the time up to which all reports of `homes` were read (Unix ms); skip homes of another owner."""
         await self._database.run(lambda execute: _note_heard(execute, owner, topic_id, homes))
 
     async def books(self, key: PartitionKey) -> PartitionState | None:
@@ -201,9 +202,9 @@ def _save(execute: Execute, step: Step) -> None:
 
 
 def _next_version(execute: Execute) -> int:
-    """Return the number of this step.
+    """Return the version of this step.
 
-    The row is locked until its end, so that steps become visible in their order.
+    Its row stays locked until the transaction ends, so steps become visible in the order of their versions.
     """
     number: int = execute("UPDATE audit_version SET number = number + 1 RETURNING number", ())[0][0]
     return number
