@@ -75,7 +75,7 @@ class TaskStores:
         return BatchFetcher("direct", _no_broker, self.open, confirmed)
 
     def open(self, store: str) -> StorageHandler:
-        """Return a store. Raises: DeniedError if it is unknown or not reachable; errors of its settings."""
+        """Return a store. Raises: DeniedError if it is unknown or unreachable; errors of its settings."""
         if store not in self._opened:
             url = self._urls.urls.get(store) or self._urls.urls.get(ANY)
             if not url:

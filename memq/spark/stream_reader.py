@@ -53,8 +53,8 @@ _WANTED = ReadFilter()  # Spark pushes no filters into streams
 class StreamReport:
     """The driver's reports to the audit: its checkpoint at the start, and the progress since.
 
-    Spark asks for records after an offset once all before it are processed and in its checkpoint. So those are reported
-    as processed. The tasks report the records (`TaskReport`); the auditor judges tasks that reported nothing.
+    Spark requests records after an offset once all records before it are processed and in its checkpoint. So the driver
+    reports those as processed. The tasks report the records (`TaskReport`); the auditor judges tasks without a report.
     """
 
     def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, SparkTopic], runtime: Runtime) -> None:
@@ -183,7 +183,7 @@ class TopicStream:
     # ---- inside --------------------------------------------------------------------------------------
 
     async def _tried(self, work: Callable[[Access], Awaitable[Result]]) -> Result:
-        """Do what asks the cluster, again while that may help: an error here would end the user's query."""
+        """Call `work`, again while that may help: an error here would end the user's query."""
         tries = 0
         until_s = self._runtime.clock.monotonic() + RETRY_S_MAX
         while True:
@@ -297,7 +297,7 @@ class TopicStream:
     async def _parts(
         self, access: Access, partition: ReadPartition, first: StreamPosition, last: StreamPosition
     ) -> AsyncIterator[BatchPart]:
-        """Yield what is to be read; the window before is not read again where the last plan ended."""
+        """Yield the parts to read. The dedup window is not read again if the last plan ended at `first`."""
         stretch = Stretch(partition, first.in_partition(partition), last.in_partition(partition))
         behind, plan = self._plans.pop(partition, (None, None))
         seen = plan is not None and behind == first and not first.index
@@ -401,7 +401,7 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream
 
     def _limit(self, limit: ReadLimit) -> MicroBatchLimit:
-        """Return the end that the engine wants: everything, or the lower of its limit and the options."""
+        """Return the limit that the engine wants: none, or the lower of its limit and the options."""
         if isinstance(limit, ReadAllAvailable):
             return MicroBatchLimit()
         records, size = self._options.trigger_records_max or None, self._options.trigger_bytes_max or None

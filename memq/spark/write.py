@@ -204,7 +204,7 @@ class StagedTask:
     async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
         """Commit a batch, as the driver does.
 
-        A named job first completes a batch that a killed run published in part.
+        A named job first completes a batch of which a killed run published only a part.
         """
         if remember and not source:  # a stream commits its last batch again by itself
             last = await self._commits.finish_last(self.store)
@@ -397,7 +397,7 @@ def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_
 
 
 def _micro_batch() -> int:
-    """Return the id of the micro-batch that this task is of."""
+    """Return the id of this task's micro-batch."""
     context = TaskContext.get()
     found = context.getLocalProperty(_BATCH_PROPERTY) if context is not None else None
     if found is None:

@@ -80,9 +80,8 @@ def main() -> int:
 
 
 def sentence_of(text: str) -> tuple[str, str] | None:
-    """Return what an error of Spark says, without its traces, and what to do.
+    """Return the message and the hint of an error of Spark, without traces; None for another error.
 
-    The result is None for one that is not Spark's.
     A task's error comes back as text, with the traces of Python and of Java around memq's message.
     """
     ours = list(_OURS.finditer(text))

@@ -1,8 +1,10 @@
-"""`audit`: the verdict of `memq audit` by the same functions, on executors.
+"""`audit`: the verdict of `memq audit` on executors, and a table by producer and minute.
 
-And as a table by producer and minute.
-Tasks check pieces of the queue and emit what they found, sorted by read partition and offset. Then one auditor for
-each read partition takes its stream: memory is bounded by producers, not by data, and nothing but verdicts comes back.
+The functions are those of `memq audit`.
+
+Tasks check pieces of the queue and emit their results, sorted by read partition and offset. Then one auditor for each
+read partition takes its results in order. Its memory depends on the number of producers, not of records. Only verdicts
+return to the driver.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class AuditPlan:
 
 
 async def plan_audit(options: ReadOptions) -> AuditPlan:
-    """Ask for what there is now. Raises: UnreachableError, NotFoundError, QueueError."""
+    """Plan an audit of the present topic. Raises: UnreachableError, NotFoundError, QueueError."""
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         named = access.topics[options.topics[0]]
@@ -97,10 +99,10 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
 
 
 async def plan_again(options: ReadOptions, plan: AuditPlan, sought: Sequence[Sought]) -> AuditPlan:
-    """Ask brokers whether they hold what is missing, and then for the present ends of the queue.
+    """Ask brokers whether they hold the missing records, and then extend the plan to the present ends.
 
-    Without brokers the plan stays as it is. Read partitions never join a topic. Raises: NotFoundError if another topic
-    has its name now; as `plan_audit`.
+    Without brokers the plan does not change. A topic never gets another read partition. Raises: NotFoundError if
+    another topic has its name now; as `plan_audit`.
     """
     async with open_access(options, Runtime()) as access:
         if access.pool is None:
@@ -135,9 +137,9 @@ def judge(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> DataFra
 
 
 def verdicts_of(judged: DataFrame, plan: AuditPlan) -> tuple[list[Verdict], list[Sought]]:
-    """Return the verdicts of all read partitions, in their order: one for each, whatever it holds.
+    """Return one verdict for each read partition, in order, and the records that brokers are asked for.
 
-    And the records that are lost unless a broker holds them.
+    These are the records that are lost unless a broker holds them.
     """
     rows = judged.where("verdict IS NOT NULL").select("verdict").toArrow()
     found: dict[int, Verdict] = {}
@@ -212,7 +214,7 @@ def _judge(plan: AuditPlan, batches: Batches) -> Batches:
 
 
 def _judged(plan: AuditPlan, batches: Batches) -> Iterator[Row]:
-    """Yield what one auditor for each read partition says; rows come by read partition and offset."""
+    """Yield the results of one auditor for each read partition; rows come by read partition and offset."""
     now: int | None = None
     minutes = Minutes(plan.committed)
     auditor = Auditor(plan.topic)
@@ -264,12 +266,11 @@ def command(
 
 
 def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[Verdict, DataFrame]:
-    """Audit what `plan` has of the topic of `options`.
+    """Audit the spans of `plan`; return the verdict and the table by producer and minute.
 
-    Return the verdict and the table by producer and minute.
     The table: `topic`, write `partition`, `producer_id`, `minute` (of queue time), the counts of
-    `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute lies below the
-    watermark, so that nothing of it can change any more.
+    `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute is below the
+    watermark, so that its row can't change any more.
     Raises: errors of tasks, as Spark reports them.
     """
     print_progress(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")

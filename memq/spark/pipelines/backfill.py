@@ -1,7 +1,7 @@
 """`backfill`: brings a group from its position to the end in parallel, and commits.
 
-To files each record goes once: the manifest says what is done, and the group follows it, also when the run is killed
-between the two. A function of the caller's gets each record at least once: a round that was not committed comes again.
+Files get each record once: the manifest has the progress, and the next run sets the group to it if a run was killed
+between the two. A function of the caller gets each record at least once: a round without a commit is repeated.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str,
 def backfill_files(
     spark: SparkSession, options: ReadOptions, group: str, location: FilesLocation, *, tasks: int = ROUND_TASKS
 ) -> FilesManifest:
-    """Write what a group has not read to files, and commit it; return the manifest.
+    """Write the records after a group's position to files, and commit them; return the manifest.
 
-    Raises: InvalidRequestError while the group has members, or if it is before the records that the files begin with;
-    as `write_files`.
+    Raises: InvalidRequestError while the group has members, or if its position is before the beginning of the files; as
+    `write_files`.
     """
     thread = io_thread()
     starts = thread.run(positions_of(options, group))
@@ -88,11 +88,10 @@ async def _check_start(options: ReadOptions, group: str, location: FilesLocation
 
 
 def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, *, tasks: int = ROUND_TASKS) -> int:
-    """Give what a group has not read to `work`, which runs in each task with its Arrow batches, in order.
+    """Pass the records after a group's position to `work`, commit them, and return their number.
 
-    Commit it.
-    Each round is committed when all its tasks are done: what was not comes again, to the same or to other tasks.
-    Return how many records there were.
+    `work` runs in each task, with the Arrow batches of the task in order. A round is committed when all its tasks are
+    done. A round without a commit is repeated, perhaps with other tasks.
     Raises: InvalidRequestError while the group has members; as a batch read; errors of `work`, as Spark reports them.
     """
     thread = io_thread()

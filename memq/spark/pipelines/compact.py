@@ -1,12 +1,13 @@
 """`compact`: small objects into Parquet files by date and hour, under an atomic manifest.
 
-Only what is settled is written: below the watermark nothing can come any more. Each run continues where the manifest
-ends. A run that is killed leaves files that no manifest names; they are not there, and the next run writes them again
-under the same names. Or, with `--into objects`, small objects into large ones, which all readers of the topic read.
+Only settled records are written: below the watermark no record can arrive any more. Each run continues at the end of
+the manifest. A killed run leaves files that no manifest names. Readers ignore them, and the next run writes them again
+under the same names. With `--into objects`, the batches of small objects are copied into large ones instead, which all
+readers of the topic read.
 
-The driver plans by pointers; each task copies the batches of one large object, and writes the part of the manifest that
-names them. A round ends with the manifests of all read partitions, and then the brokers let go of the pointers. Killed
-at any moment, it leaves a log that is whole (`memq.compaction.compaction`).
+The driver plans by pointers. Each task copies the batches of one large object, and writes the part of the manifest that
+names them. A round ends with the manifests of all read partitions; then the brokers trim the pointers. A run that is
+killed at any moment leaves a complete log (`memq.compaction.compaction`).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _into_objects(topic: str, read: ReadOptions, rule: CompactionRule, tasks: in
 
 @dataclass(frozen=True, slots=True)
 class CopyRound:
-    """The runs for tasks, their manifests, and the time in ms within which they must be named."""
+    """The spans for tasks, the manifests, and the time in ms within which a manifest must name the copies."""
 
     planned: Sequence[PointerSpan]
     manifests: Mapping[int, CompactionManifest]
@@ -123,8 +124,8 @@ class Compacted:
 def compact_objects(spark: SparkSession, options: ReadOptions, rule: CompactionRule, *, tasks: int) -> Compacted:
     """Copy the old batches of a topic into large objects, in rounds of `tasks`, until none is left.
 
-    Raises: InvalidSettingError without brokers; as a batch read; NotReadyError when retention was faster, or a round
-    took too long: run it again.
+    Raises: InvalidSettingError without brokers; as a batch read; NotReadyError if retention was faster, or if a round
+    took too long. Then the caller runs it again.
     """
     thread = io_thread()
     done = Compacted()

@@ -32,7 +32,7 @@ _SET_UP = frozenset(
 
 
 def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the topic, and where it is: brokers, or any option of `format("memq")`."""
+    """Give a command the topic and its cluster: brokers, or any option of `format("memq")`."""
     function = click.option(
         "-o",
         "--option",
@@ -52,7 +52,7 @@ def tasks_option(of_rounds: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def options_of(topic: str, brokers: str | None, given: Sequence[str]) -> tuple[dict[str, str], ReadOptions]:
-    """Return the options of `format("memq")`, as they are and as they were read.
+    """Return the options of `format("memq")`, as text and as parsed.
 
     Raises: UsageError; as `read_options`.
     """
@@ -67,10 +67,10 @@ def options_of(topic: str, brokers: str | None, given: Sequence[str]) -> tuple[d
 
 @contextmanager
 def spark_session(name: str, options: ReadOptions) -> Iterator[SparkSession]:
-    """Give the session that spark-submit or the caller set up, else a local one, which ends with the work.
+    """Give the session of spark-submit or of the caller, else a local one, which ends with the work.
 
-    The topic of `options` is asked for first, since Spark takes seconds to start. Spark shows the progress of its
-    stages; a session that was there before stays. Raises: as `topic_of`.
+    The topic of `options` is requested first, because Spark takes seconds to start. Spark shows the progress of its
+    stages. A session that existed before stays open. Raises: as `topic_of`.
     """
     from pyspark.sql import SparkSession
 
@@ -122,7 +122,7 @@ async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
 
 
 async def commit_positions(options: ReadOptions, group: str, positions: Mapping[int, Position]) -> None:
-    """Set a group to these positions by read partition, except where it is there or further.
+    """Move a group forward to these positions by read partition; never move it back.
 
     Raises: as `positions_of`; as `Groups.commit`.
     """

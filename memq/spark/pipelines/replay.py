@@ -1,9 +1,9 @@
 """`replay`: a range of a topic into another topic or files, each record once, safe against kills.
 
-One task for each read partition sends its records in their order, under a name: the target remembers of a name how
-many records it holds, so a task continues there, and fences one that still runs. That holds as long as the records are
-the same ones in the same order. So the range begins at positions that retention does not move, a damaged block is not
-passed over, and each read partition goes to one partition of the target.
+One task for each read partition sends its records in order, as a named producer. The target knows the number of records
+of each name, so a second task continues after them, and fences a first one that still runs. This works only if both
+read the same records in the same order. So the range begins at positions that retention does not move, a damaged block
+ends the replay, and each read partition goes to one partition of the target.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLUMNS = ("key", "value", "headers", "tag", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class ReplayTarget:
-    """Where a replay goes: a topic, by these brokers, under this name."""
+    """The target of a replay: a topic, its brokers, and the name of the replay."""
 
     topic: str
     brokers: str | None
@@ -84,12 +84,10 @@ def command(
 
 
 def replay(spark: SparkSession, options: ReadOptions, target: ReplayTarget) -> int:
-    """Send the range of `options` to a topic.
+    """Send the range of `options` to a topic; return how many records this call has added.
 
-    Return how many records it holds of it now that it did not hold before.
-
-    Raises: InvalidRequestError for a range that a second run would not find again; PositionExpiredError; of tasks, as
-    Spark reports them: ProducerFencedError when another run took over.
+    Raises: InvalidRequestError for a range that a second run would not find again; PositionExpiredError; errors of
+    tasks, as Spark reports them: ProducerFencedError if another run took over.
     """
     if options.skip_damaged or not options.dedup:
         raise InvalidRequestError(
@@ -140,7 +138,7 @@ async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
 
 
 def _replay(options: ReadOptions, target: ReplayTarget, schema: Any, lane: Stretch) -> Batches:
-    """Send one read partition's range, after what the target holds of it."""
+    """Send the records of one read partition's range that the target lacks."""
     number = lane.partition.partition
     name = f"{target.name}.{number}-{lane.start.pointer_offset}-{lane.start.record_index}"
     sent = 0
@@ -175,9 +173,9 @@ def _target_partition(producer: Producer, topic: str, number: int) -> tuple[int,
 
 
 async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, None]:
-    """Yield what is to be read of a range, in order, a few batches at a time.
+    """Yield the splits of a range, in order, a few batches at a time.
 
-    The dedup window before it is not checked: retention takes it, and a second run would judge otherwise.
+    The dedup window before the range is not used: retention removes it, and a second run would drop other copies.
     """
     async with open_access(options, Runtime()) as access:
         settings = settings_of(options, access.urls, ReadFilter())

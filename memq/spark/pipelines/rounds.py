@@ -36,7 +36,7 @@ class Round:
 
     @property
     def bytes(self) -> int:
-        """How many stored bytes it reads."""
+        """Number of stored bytes that the round reads."""
         return sum(part.bytes for split in self.splits for part in split.parts)
 
 
@@ -47,7 +47,7 @@ async def topic_of(options: ReadOptions) -> SparkTopic:
 
 
 async def starts_of(options: ReadOptions, covered: Mapping[int, Position]) -> dict[int, Position]:
-    """Return by read partition where a round after `covered` begins. Raises: as `plan_round`."""
+    """Return by read partition the start of a round after `covered`. Raises: as `plan_round`."""
     async with open_access(options, Runtime()) as access:
         topic = access.topics[options.topics[0]]
         return {
@@ -59,10 +59,10 @@ async def starts_of(options: ReadOptions, covered: Mapping[int, Position]) -> di
 async def plan_round(
     options: ReadOptions, covered: Mapping[int, Position], *, settled: bool, tasks: int = ROUND_TASKS
 ) -> Round:
-    """Plan what comes after `covered`, or from the options' start where nothing is.
+    """Plan a round after `covered`; in read partitions without it, from the options' start.
 
-    There are no splits when nothing is left.
-    With `settled` it ends below the watermark. Where retention was faster it logs that, and continues at what is left.
+    A round without splits means that no records are left. With `settled` the round ends below the watermark. If
+    retention was faster, that is logged, and the round begins at the first present record.
     Raises: UnreachableError, NotFoundError; QueueError; PositionLostError if a log was cut before `covered` and has
     grown again.
     """
@@ -95,7 +95,7 @@ async def _stretch(
     covered: Mapping[int, Position],
     until_ms: int | None,
 ) -> Stretch:
-    """Return what is to be read of a read partition."""
+    """Return the range of a read partition to read."""
     number = partition.partition
     start = await _start(access, topic, partition, options, covered)
     end = await position_of(access, topic, partition, options.end, "end")
@@ -116,7 +116,7 @@ async def _start(
 
 
 async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
-    """Log that retention took what comes after a covered position; called when its pointers were read."""
+    """Log it if retention removed records after a covered position; called when its pointers were read."""
     position, begin = covered.get(partition.partition), (await access.resolver.span(partition)).begin
     if position is not None and position.pointer_offset < begin:
         events = EventLog(access.runtime.clock)

@@ -60,7 +60,7 @@ def _stored_bytes(body: bytes) -> int:
 def spread(
     spark: SparkSession, items: Sequence[Item], work: Callable[[Item], Batches], schema: pyarrow.Schema
 ) -> DataFrame:
-    """Return what `work` gives for all items, a task for each.
+    """Return the batches of `work` for all items, with one task for each item.
 
     All tasks receive all items: keep them small.
     """
@@ -75,7 +75,7 @@ def spread(
 
 
 def mapped(frame: DataFrame, work: Callable[[Batches], Batches], schema: pyarrow.Schema) -> DataFrame:
-    """Return what `work` makes of each partition of a frame; its batches have exactly this schema."""
+    """Return a frame of the batches that `work` makes of each partition; they have exactly this schema."""
     return frame.mapInArrow(work, from_arrow_schema(schema))
 
 
@@ -92,7 +92,7 @@ def batches_of(rows: Iterator[Row], schema: pyarrow.Schema, rows_max: int) -> Ba
 
 
 def iterate(source: AsyncGenerator[Item, None]) -> Iterator[Item]:
-    """Yield what an async generator yields, which runs on the I/O thread. Raises: what it raises."""
+    """Yield the items of an async generator, which runs on the I/O thread. Raises: as the generator."""
     thread = io_thread()
     try:
         while (found := thread.run(_next(source))) is not _END:

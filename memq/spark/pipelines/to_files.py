@@ -68,10 +68,10 @@ def write_files(
 ) -> FilesManifest:
     """Write the records of a topic that the location lacks; return the location's new manifest.
 
-    `starts` replaces the options' start. `done` is called with the manifest after each round, and first with what was
-    there before. Killed at any moment and run again, each record is in the files of the highest manifest once.
-    Raises: InvalidRequestError when the location holds another topic, InvalidSettingError without
-    timestamps; as a batch read; as `ObjectWriter`.
+    `starts` replaces the options' start. `done` is called with an existing manifest first, and with the manifest after
+    each round. A run may be killed at any moment and repeated: the highest manifest's files have each record once.
+    Raises: InvalidRequestError if the location holds another topic, InvalidSettingError without timestamps; as a batch
+    read; as `ObjectWriter`.
     """
     if "timestamp" not in options.columns:
         raise InvalidSettingError("files by hour need the column timestamp", hint="add it to the option 'columns'")
@@ -96,7 +96,7 @@ def write_files(
 
 
 def _written(spark: SparkSession, options: ReadOptions, location: FilesLocation, found: Round) -> tuple[File, ...]:
-    """Have tasks write files; return what they are."""
+    """Have tasks write files; return the files."""
     if not found.splits:
         return ()
     schema = StructType.fromDDL(table_ddl(options.columns, options.schema))
@@ -127,7 +127,7 @@ def _stored(location: FilesLocation, written: WrittenFile) -> pyarrow.RecordBatc
 
 
 class WrittenFile(NamedTuple):
-    """A file that is complete: what the manifest says of it, and its bytes."""
+    """A complete file: its entry in the manifest, and its bytes."""
 
     file: File
     data: pyarrow.Buffer
@@ -135,7 +135,7 @@ class WrittenFile(NamedTuple):
 
 @dataclass(slots=True)
 class _Hour:
-    """The open file of an hour: row groups in `sink`, and what is not yet one."""
+    """The open file of an hour: the row groups in `sink`, and the batches of the next one."""
 
     sink: pyarrow.BufferOutputStream
     writer: pyarrow.parquet.ParquetWriter
@@ -217,7 +217,7 @@ class HourFiles:
 
 
 def _named(hour: int) -> tuple[str, int]:
-    """Return date and hour of the day; producers may send any time, also one that no calendar has."""
+    """Return date and hour of a time; producers may send any number, also one outside the calendar."""
     try:
         start = _EPOCH + timedelta(hours=hour)
     except OverflowError:

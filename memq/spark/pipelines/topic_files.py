@@ -69,8 +69,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
     """All files of a topic.
 
-    `covered` has by read partition, as text, the position up to which they hold it, and `marks` the mark of that
-    position (`Position`), if it is known.
+    The files have the records of each read partition from its position in `started` up to its position in `covered`.
+    Positions are text. `marks` has the marks of the latter (`Position`), as far as they are known.
     """
 
     number: int
@@ -83,17 +83,17 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Where it lies."""
+        """The key of the manifest."""
         return key_of(self.number)
 
     @property
     def records(self) -> int:
-        """How many records its files hold."""
+        """Number of records in its files."""
         return sum(file.records for file in self.files)
 
     @property
     def positions(self) -> dict[int, Position]:
-        """By read partition, up to where it is covered."""
+        """The positions in `covered` by read partition, with their marks."""
         return {
             int(partition): dataclasses.replace(Position.parse(text), mark=self.marks.get(partition, 0))
             for partition, text in self.covered.items()
@@ -101,7 +101,7 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def starts(self) -> dict[int, Position]:
-        """By read partition, from where it is covered."""
+        """The positions in `started` by read partition."""
         return {int(partition): Position.parse(text) for partition, text in self.started.items()}
 
     def next(
@@ -226,7 +226,7 @@ async def _highest_key(store: StorageHandler) -> str:
 
 
 async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:
-    """Return the highest manifest of a topic, or what comes before the first one.
+    """Return the highest manifest of a topic, or an empty one with the number 0.
 
     Raises: InvalidRequestError when the location holds another topic; as `latest`.
     """
@@ -283,7 +283,7 @@ def _has(file: File, least_ms: int | None, greatest_ms: int | None) -> bool:
 
 
 def _tasks(files: Sequence[File]) -> list[list[str]]:
-    """Put files together, in order, to what one task reads."""
+    """Group the files, in order, into the files of one task each."""
     tasks: list[list[str]] = []
     left = 0
     for file in files:

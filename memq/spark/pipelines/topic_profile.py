@@ -43,10 +43,7 @@ BUCKETS = _EXACT + 8 * 28  # lengths of 32 bits
 
 @dataclass(slots=True)
 class Sizes:
-    """Lengths in bytes: exact sums, percentiles within an eighth, for any count in 2 KiB.
-
-    They can be added up.
-    """
+    """Lengths in bytes, of any number of values, in 2 KiB: exact sums, percentiles within an eighth."""
 
     count: int = 0
     total: int = 0
@@ -63,7 +60,7 @@ class Sizes:
         self.add(Sizes(len(given), int(given.sum()), int(given.min()), int(given.max()), counts))
 
     def add(self, other: Sizes) -> None:
-        """Take what another has seen."""
+        """Add the values of another one."""
         if not other.count:
             return
         self.least = min(self.least, other.least) if self.count else other.least
@@ -83,7 +80,7 @@ class Sizes:
         return self.greatest
 
     def to_json(self) -> dict[str, int]:
-        """Return what people ask for."""
+        """Return the figures that the command prints."""
         shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         figures = {"bytes": self.total, "least": self.least, "greatest": self.greatest}
         return figures | {name: self.percentile(share) for name, share in shares.items()}
@@ -127,7 +124,7 @@ def guess_of(value: object, depth: int = 0) -> Guess:
 
 
 def joined(one: Guess, other: Guess) -> Guess:
-    """Return the guess for the values of both; what does not go together is text."""
+    """Return the guess for the values of both; types that can't be joined become text."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, list) and isinstance(other, list):
@@ -194,7 +191,7 @@ class Profile:
                 self._look_into(value.as_py())
 
     def add(self, other: Profile) -> None:
-        """Take what another has seen."""
+        """Add the values of another one."""
         self.values.add(other.values)
         self.keys.add(other.keys)
         self.records += other.records

@@ -3,9 +3,9 @@
 Values and keys are not copied. A column that all records share, such as the topic, is repeated in Arrow, not in Python.
 
 Arrow's parser takes the JSON values of a block in one call; fastavro makes one object for each Avro value. Each JSON
-value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so as many
-rows as values means that row and value belong together. A block that does not parse is halved until the values that
-are at fault are alone.
+value is put between `{"v":` and `}` and a newline. A value that is not exactly one JSON value then breaks its line. So
+if there are as many rows as values, each row belongs to its value. A block that does not parse is halved until the
+malformed values are alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DamageCell(msgspec.Struct, frozen=True):
 
 
 class Decoding(NamedTuple):
-    """How values are decoded, and whether one that is not what the schema says ends the read."""
+    """The decoding of values, and whether a value that does not match the schema ends the read."""
 
     decoder: Callable[[Sequence[pyarrow.Field]], Decoder]
     fail_malformed: bool
@@ -88,7 +88,7 @@ class RowMaker:
     def block(self, origin: BlockOrigin, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
         """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
 
-        Raises: CorruptDataError, UnsupportedFormatError; what `decode` raises.
+        Raises: CorruptDataError, UnsupportedFormatError; as the decoder.
         """
         rows = block_rows(reader, low, high)
         source = _Source(origin, reader.header, low, rows)
@@ -206,11 +206,11 @@ except ModuleNotFoundError as error:
 
 
 def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
-    """Return what makes a decoder of values written with `schema`, which is JSON.
+    """Return a maker of decoders for values that were written with `schema` (JSON).
 
     A value is one datum without a header. A null value has null fields.
 
-    Raises: InvalidSettingError for a schema that is none, or is not of records.
+    Raises: InvalidSettingError for text that is no schema, or a schema of another type than a record.
     """
     try:
         written = parse_schema(msgspec.json.decode(schema))
@@ -248,7 +248,7 @@ def _column(cells: list[Any], field: pyarrow.Field) -> pyarrow.Array:
 
 
 def _read(value: bytes, written: Any) -> dict[str, Any] | None:
-    """Return one record; None for a value that is none, or has more bytes than one."""
+    """Return the record of a value; None if the value is not exactly one record."""
     stream = io.BytesIO(value)
     try:
         found = schemaless_reader(stream, written, None)
@@ -259,7 +259,7 @@ def _read(value: bytes, written: Any) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class DecodedColumns:
-    """The columns of the fields in order, and which values do not match the schema (all null there)."""
+    """The columns of the fields in order, and the indexes of malformed values, whose fields are null."""
 
     columns: tuple[pyarrow.Array, ...]
     malformed: tuple[int, ...] = ()
@@ -269,11 +269,10 @@ Decoder = Callable[[pyarrow.Array], DecodedColumns]
 
 
 def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
-    """Return what decodes values, objects of JSON, to `fields`.
+    """Return a decoder of values, which are JSON objects, to `fields`.
 
-    A null value has null fields, as what it lacks.
-    Times are strings as ISO 8601 has them, in UTC where they name no zone; what is not a field is passed over.
-    Raises: InvalidSettingError for a type that JSON does not hold.
+    A null value, and a missing field, give null. Times are ISO 8601 strings, in UTC if they name no zone. Names that
+    are no field are ignored. Raises: InvalidSettingError for a type that JSON does not have.
     """
     for field in fields:
         _check_type(field.name, field.type, nested=False)
@@ -314,7 +313,7 @@ def _check_type(name: str, kind: pyarrow.DataType, *, nested: bool) -> None:
 
 
 def _read_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return as what a type is read: times as strings, since Arrow's parser takes fewer forms of them."""
+    """Return the type for Arrow's parser: strings for times, because it accepts fewer forms of them."""
     is_time = pyarrow.types.is_date32(kind) or kind == _MICROSECONDS
     return pyarrow.string() if is_time else kind
 
@@ -326,7 +325,7 @@ def _parse(
     fields: Sequence[pyarrow.Field],
     malformed: list[int],
 ) -> list[list[pyarrow.Array]]:
-    """Return the columns of `lines` in parts, one after another; the first line is that of value `first`."""
+    """Return the columns of `lines` in consecutive parts; the first line has value number `first`."""
     count = len(lines)
     try:
         return [_parse_at_once(lines, options, fields)]
@@ -343,7 +342,7 @@ def _parse(
 def _parse_at_once(
     lines: pyarrow.Array, options: pyarrow.json.ParseOptions, fields: Sequence[pyarrow.Field]
 ) -> list[pyarrow.Array]:
-    """Return the columns of `lines`. Raises: ArrowInvalid when one of them is not what it should be."""
+    """Return the columns of `lines`. Raises: ArrowInvalid if one of the lines is malformed."""
     start, end = lines.offset, lines.offset + len(lines)
     offsets = pyarrow.Array.from_buffers(pyarrow.int32(), end + 1, [None, lines.buffers()[1]])
     low, high = offsets[start].as_py(), offsets[end].as_py()

@@ -40,7 +40,7 @@ class Stretch:
 
 
 async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) -> list[Stretch]:
-    """Return what a batch read covers, as far as the queue goes now.
+    """Return the ranges of a batch read, up to the present ends of the queue.
 
     Raises: as the queue, InvalidRequestError; PositionLostError for a start with a mark that the log does not have.
     """
@@ -86,7 +86,7 @@ async def position_of(
 
 
 async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) -> None:
-    """Check that retention took nothing after a start that is a position, until its pointers were read.
+    """Check that retention removed nothing after a start by position before its pointers were read.
 
     Raises: PositionExpiredError.
     """
@@ -101,9 +101,9 @@ async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) ->
 async def parts_of(
     access: Access, stretch: Stretch, plan: PartitionPlan, *, seen: bool = False
 ) -> AsyncIterator[BatchPart]:
-    """Yield what is to be read of a stretch; when `seen`, the plan has the window before it already.
+    """Yield the parts of a stretch to read. With `seen`, the plan has the dedup window before it already.
 
-    Raises: as the queue, and the store for those few batches whose index is needed.
+    Raises: as the queue; as the store, for the few batches whose index is needed.
     """
     partition = stretch.partition
     settings = access.topics[partition.topic].settings
@@ -126,7 +126,7 @@ async def parts_of(
 async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart) -> BatchPart:
     """Return a part with the stored blocks that share its sequences but differ in checksum or bounds.
 
-    Sequences alone decide where an index can't be read. Raises: RetryableError.
+    If the index can't be read, sequences alone decide. Raises: RetryableError.
     """
     pointer = part.pointer
     assert pointer is not None, "a part without a pointer was compared"
@@ -179,11 +179,11 @@ async def _complete(access: Access, pointer: Pointer) -> Pointer:
 
 
 class _PushFilters:
-    """The method `pushFilters` of a reader, which PySpark does not refuse while it pushes none.
+    """The method `pushFilters` of a reader, in a form that PySpark accepts while filter pushdown is off.
 
-    With `spark.sql.python.filterPushdown.enabled` off, its default, PySpark refuses every reader whose `pushFilters`
-    is not the one that it inherits, and never calls it. Such a query reads more than it needs, and is right: so what
-    PySpark reads is the one that is inherited.
+    With `spark.sql.python.filterPushdown.enabled` off, its default, PySpark refuses every reader that overrides
+    `pushFilters`, and never calls the method. Such a query reads more than it needs, and is correct. PySpark compares
+    `__func__` with the inherited method, so `__func__` is the inherited one.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -196,7 +196,7 @@ class _PushFilters:
 
 
 class MemqReader(DataSourceReader):
-    """Reads what is in the topics when the query is planned."""
+    """Reads the records that are in the topics when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -209,12 +209,12 @@ class MemqReader(DataSourceReader):
         return _PushFilters(self)
 
     def take_filters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what prunes; return what Spark is still to apply."""
+        """Take the filters that prune; return those that Spark must still apply."""
         self._wanted, left = take_filters(filters, self._options.columns)
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return what tasks read, each about `partitionBytes` of stored bytes at most. Raises: as the queue."""
+        """Return the splits of tasks, each of about `partitionBytes` stored bytes. Raises: as the queue."""
         # PySpark makes one partition of none, with nothing in it: an empty one is ours
         return io_thread().run(self._plan()) or [Split((), None)]
 

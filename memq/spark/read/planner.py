@@ -1,12 +1,12 @@
-"""Cuts a topic into the work of Spark tasks, by pointers: which batches, grouped how. Pure.
+"""Cuts a topic into the splits of Spark tasks, by pointers. Pure.
 
-What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
-see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
-and a task knows which sequences of its batch were seen: nearly always none.
+A block that was sent again may be in the queue twice within the dedup window W, and is read once. A task reads only a
+few batches. So the driver, which takes all pointers in order, compares the sequences with those of earlier batches. It
+passes to each task the sequences of its batches that were seen before: nearly always none.
 
-Pointers show that a batch holds copies, not that what they are copies of can be read. Where damage ends the read that
-is enough. Where it is passed over, the driver names the batches that had the first copies, and the task reads them. So
-it does where there is no queue: then only those batches show whether a copy has the same content.
+Pointers show that a batch has copies, but not that the first blocks can be read. If damage ends the read, that is
+enough. If damage is skipped, the driver names the batches with the first blocks, and the task reads them. It does the
+same without a queue: then only those batches show whether a copy has the same content.
 
 Tasks read batches. The ranges of a read partition's tasks follow each other without a gap: one task ends at the
 position where the next begins. So the ranges cover pointers without records too.
@@ -45,9 +45,9 @@ SPREAD_BYTES_MIN = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class TaskRange:
-    """A range of a read partition in a micro-batch, or what a task reads of it, by write partitions.
+    """A range of a read partition, exclusive of `end`: that of a micro-batch, or of one of its tasks.
 
-    The end is not read.
+    `writers` are the write partitions in it.
     """
 
     partition: ReadPartition
@@ -111,7 +111,7 @@ class EarlierBatches:
         self._forgotten_ms: int | None = None  # batches up to this time may be missing
 
     def note(self, time_ms: int, pointer: Pointer) -> None:
-        """Remember a batch, all of whose producers are in its pointer."""
+        """Remember a batch; its pointer must name all its producers."""
         self._batches.append((time_ms, pointer))
         while self._batches[0][0] < time_ms - 2 * self._window_ms:  # the dedup window forgets later, in slices
             self._batches.popleft()
@@ -119,9 +119,9 @@ class EarlierBatches:
             self._forgotten_ms, _ = self._batches.popleft()
 
     def holders(self, time_ms: int, pointer: Pointer, seen: Sequence[Seen]) -> tuple[Pointer, ...]:
-        """Return the batches that hold some of these sequences.
+        """Return the batches that hold some of these sequences; none if one of them may be forgotten.
 
-        The result is None when one may be missing: then they are seen.
+        Without batches, the sequences count as seen.
         """
         if self._forgotten_ms is not None and self._forgotten_ms >= time_ms - 2 * self._window_ms:
             return ()
@@ -163,7 +163,7 @@ def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence
 
 
 def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> Iterator[StoredBlock]:
-    """Yield the sound blocks of these batches, but for those that their pointers say to pass over."""
+    """Yield the sound blocks of these batches, without those that their pointers skip."""
     for pointer, pieces in batches:
         for piece in pieces:
             if piece.header is not None and piece.number not in pointer.skip:
@@ -174,10 +174,10 @@ def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> Ite
 class BatchPart:
     """A task's part of one batch: records `low` up to `high` (exclusive; None: to its end).
 
-    `seen` are the sequences that batches before it had, where damage is passed over if they are sound in one of
+    `seen` are the sequences that earlier batches had. If damage is skipped, they count as seen only in sound blocks of
     `earlier`, unless that is empty. `copies` are stored blocks with some of these sequences, and perhaps other records.
-    With `by_index` blocks that can't match are not fetched.
-    `cause` is why the pointer itself can't be read; of an `orphan` there would have been none.
+    With `by_index`, blocks that can't match are not fetched.
+    `cause` is the error of an unreadable pointer. An `orphan` is a batch that no pointer would have named.
     """
 
     partition: int
@@ -194,7 +194,7 @@ class BatchPart:
 
     @property
     def bytes(self) -> int:
-        """How many stored bytes it takes."""
+        """Number of stored bytes of the batch."""
         return self.pointer.locations[0].length if self.pointer is not None else 0
 
 
@@ -211,9 +211,9 @@ class TaskSettings:
 
 
 class Split(InputPartition):
-    """The batches that one task reads, in order, and how; without settings there is nothing to read.
+    """The batches that one task reads, in order, and their settings; None without batches.
 
-    The settings are here since PySpark sends the reader to tasks as it is before `partitions` is called.
+    PySpark sends tasks the reader in its state before the call of `partitions`, so the settings are here.
     """
 
     def __init__(self, parts: Sequence[BatchPart], settings: TaskSettings | None) -> None:
@@ -250,7 +250,7 @@ class PartitionPlan:
         self._start, self._end = start, end
 
     def needs_index(self, pointer: Pointer) -> bool:
-        """Whether the pointer does not name all producers of its batch, and it matters."""
+        """Whether the index is needed, because the pointer does not name all producers of its batch."""
         return self._dedup and not pointer.producers_complete
 
     def look_back(self, time_ms: int, pointer: Pointer) -> None:
@@ -259,7 +259,7 @@ class PartitionPlan:
         self._note(time_ms, pointer)
 
     def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> BatchPart | None:
-        """Take the next entry; return what is to be read of it, if anything."""
+        """Take the next entry; return its part to read, None if there is none."""
         low = self._start.record_index if entry.offset == self._start.pointer_offset else 0
         high = self._end.record_index if entry.offset == self._end.pointer_offset else None
         partition = self._start.read_partition
@@ -296,7 +296,7 @@ class PartitionPlan:
                     self._dedup_window.note(pointer.partition, producer.producer, first, next_)
 
     def _slim(self, pointer: Pointer) -> Pointer:
-        """Leave out what a task does not need. A reader of all stored data leaves nothing out."""
+        """Return the pointer without the fields that a task does not need. Without dedup, nothing is skipped."""
         return structs.replace(
             pointer,
             producers=(),
@@ -317,10 +317,10 @@ def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Poi
 
 
 def spread_bytes(parts: Sequence[BatchPart], bytes_max: int) -> int:
-    """Return the bound of a split's stored bytes by which a small read is shared evenly.
+    """Return the bound of a split's stored bytes that divides a small read evenly.
 
-    What one task could read leaves the other cores idle: 128 MiB with zstd are two seconds of one core. The bound is
-    the least, to 3 %, that makes no more than `SPREAD_TASKS` splits.
+    A small read in one task would leave the other cores idle: 128 MiB with zstd are two seconds of one core. The bound
+    is the least one, within 3 %, that makes at most `SPREAD_TASKS` splits.
     """
     low = max(SPREAD_BYTES_MIN, -(-sum(part.bytes for part in parts) // SPREAD_TASKS))
     if low >= bytes_max or _splits(parts, low) <= SPREAD_TASKS:
@@ -333,7 +333,7 @@ def spread_bytes(parts: Sequence[BatchPart], bytes_max: int) -> int:
 
 
 def _splits(parts: Sequence[BatchPart], bytes_max: int) -> int:
-    """Return how many splits there would be."""
+    """Return the number of splits with this bound."""
     number = size = 0
     for part in parts:
         size += part.bytes
@@ -343,7 +343,7 @@ def _splits(parts: Sequence[BatchPart], bytes_max: int) -> int:
 
 
 def split_parts(parts: Iterable[BatchPart], bytes_max: int, settings: TaskSettings) -> list[Split]:
-    """Put parts together, in order, to splits of about `bytes_max` stored bytes."""
+    """Group parts, in order, into splits of about `bytes_max` stored bytes."""
     splits: list[Split] = []
     held: list[BatchPart] = []
     size = 0

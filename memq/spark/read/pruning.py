@@ -1,7 +1,7 @@
 """The effect of a query's filters: partitions, batches by pointers, blocks by index. Pure.
 
-A pointer and an index entry bound times and have a bit for each tag's hash: they prove what can't match, never
-what does. So Spark filters again by tag and time; only topic and partition are settled here.
+A pointer and an index entry bound times and have a bit for each tag's hash. They prove that records can't match, never
+that they do. So Spark filters again by tag and time; only filters by topic and partition are complete here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReadFilter:
 def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[ReadFilter, list[Filter]]:
     """Return the combined filter of a query, and the filters that records must still pass.
 
-    `columns` are those that are memq's own: a decoded field may be called `tag`, and says nothing of the record's.
+    `columns` are memq's own columns: a decoded field may have the name `tag`, and is not the tag of the record.
     """
     wanted, left = ReadFilter(), []
     for one in filters:
@@ -107,7 +107,7 @@ def _take(wanted: ReadFilter, one: Filter) -> ReadFilter | None:
 
 
 def _values(one: Filter) -> list[Any] | None:
-    """Return the values that a column must have one of; None when it is another kind of filter."""
+    """Return the values one of which a column must have; None for another kind of filter."""
     if isinstance(one, In):
         return [value for value in one.value if value is not None] or None
     if isinstance(one, EqualTo | EqualNullSafe) and one.value is not None:

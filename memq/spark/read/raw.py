@@ -1,9 +1,9 @@
 """Reads objects by listing only, without a queue: pointers are rebuilt from indexes.
 
-Pointers of an epoch go out in the order of its batches. So what lies after a hole in the batch sequences of an epoch,
-no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
-Retention leaves no such hole, since it takes the oldest first. Batches of a topic may lie in objects that topics share,
-permanently or since they waited long: below a topic's folder those are checked, too.
+Pointers of an epoch are published in the order of its batches. The last batches of an epoch, at most as many as a ring
+has slots, may follow a hole in the batch sequences. Their owner stored them and never published them: no pointer would
+have named them. Retention leaves no such hole, because it removes the oldest first. Batches of a topic may be in shared
+objects, by its setting or because they waited long. So a read of a topic's folder reads the shared objects too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RawBatch:
 
     @property
     def order(self) -> Order:
-        """Where it comes: by topic and partition, then as its owners stored it."""
+        """The order of the batch: by topic and partition, then by epoch and batch sequence."""
         if self.pointer is None:
             return ("", 0, 0, 0, self.key)
         found = self.pointer
@@ -58,16 +58,16 @@ class RawBatch:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is of one of memq's own topics, which are read by their folder only."""
+        """Whether the batch is of one of memq's own topics, which are read by their folder only."""
         return self.pointer is not None and is_internal(self.pointer.topic)
 
     def is_of(self, topic: str) -> bool:
-        """Whether it is of a topic; what can't be read of a shared object may be of any."""
+        """Whether the batch is of a topic; an unreadable shared object may have batches of any."""
         return self.pointer is None or self.pointer.topic == topic
 
 
 async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -> list[Split]:
-    """Return what tasks read of the objects below `options.path`.
+    """Return the splits of the objects below `options.path`.
 
     Raises: InvalidSettingError for positions that only a queue knows; NotFoundError if no object is there;
     DeniedError, StoreError.
@@ -95,7 +95,7 @@ async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -
 
 
 def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
-    """Leave out batches, in order, that were copied into a large object and still exist."""
+    """Return the batches, in order, without those that also exist as a copy in a large object."""
     found: list[RawBatch] = []
     for batch in batches:
         last = found[-1] if found else None
@@ -213,7 +213,7 @@ def _time_of(name: str, point: object, otherwise: int) -> int:
 
 
 def find_orphans(batches: Sequence[RawBatch]) -> frozenset[Order]:
-    """Return which batches no pointer would have named, by their order."""
+    """Return the order of each batch that no pointer would have named."""
     epochs: dict[Epoch, dict[int, list[Order]]] = {}
     for batch in batches:
         if batch.pointer is not None:
@@ -224,7 +224,7 @@ def find_orphans(batches: Sequence[RawBatch]) -> frozenset[Order]:
 
 
 def _behind_hole(numbers: Mapping[int, Sequence[Order]]) -> list[Order]:
-    """Return what is after the first hole that is no further from the last number than a ring is long."""
+    """Return the batches after the first hole in the last RING_SLOTS_MAX batch sequences."""
     last = max(numbers)
     holes = [number for number in range(max(min(numbers), last - RING_SLOTS_MAX), last) if number not in numbers]
     return [order for number, orders in numbers.items() if holes and number > holes[0] for order in orders]

@@ -1,8 +1,8 @@
 """A Spark task: prefetches its batches from the store, and makes Arrow batches of blocks.
 
-The task's thread makes notes, and the I/O thread takes them while that one waits for it. Connections are made for the
-last word, and before only where a task takes longer than a report may. Twice STEP_S_MAX at most is added to a task that
-reaches no broker; that its word is missing then is known to the auditor.
+The task's thread makes notes for the audit. The I/O thread takes them while the task's thread waits for it. Connections
+are made for the last report, and earlier only if the task takes longer than the interval of reports. A task that
+reaches no broker ends at most 2 * STEP_S_MAX later; the auditor then knows that its report is missing.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FETCHES_MAX = 32
 
 
 def settings_of(options: ReadOptions, urls: StoreUrls, wanted: ReadFilter) -> TaskSettings:
-    """Return the settings of tasks."""
+    """Return the settings that all tasks share."""
     prefetch, skip, missing_s = options.prefetch_bytes, options.skip_damaged, options.missing_s
     return TaskSettings(urls, wanted, prefetch, skip, options.dedup, missing_s)
 
 
 def splits_of(parts: Sequence[BatchPart], options: ReadOptions, settings: TaskSettings) -> list[Split]:
-    """Cut what is read into what tasks read."""
+    """Group the parts into the splits of tasks."""
     return split_parts(parts, spread_bytes(parts, options.partition_bytes), settings)
 
 
@@ -151,16 +151,16 @@ class _Ahead:
         return fetched
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running fetches."""
         fetches = [fetch for _, fetch in self._fetches]
         for fetch in fetches:
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
 
     def _fill(self) -> None:
-        """Start fetches when half of them were handed out: at least one, whatever its size.
+        """Start fetches once half of them were handed out: at least one, of any size.
 
-        Many at once, since those of neighbours in one large object become one request.
+        Many start together, because those of neighbours in one large object become one request.
         """
         if len(self._fetches) > FETCHES_MAX // 2:
             return
@@ -236,7 +236,7 @@ def _judge(seen: DedupWindow, writer: int, piece: BlockPiece) -> Novelty:
 
 
 def _conflicts(part: BatchPart, piece: BlockPiece, stored: Sequence[StoredBlock]) -> bool:
-    """Whether a block whose sequences were seen holds other records than those before it; that is logged."""
+    """Whether a block with seen sequences differs from the earlier blocks; that is logged."""
     header = piece.header
     assert header is not None
     claim = claim_of(header)
@@ -304,7 +304,7 @@ class _Note(NamedTuple):
 
 
 class TaskReport:
-    """The report of one task. Notes by its thread; all else on the I/O thread."""
+    """The report of one task. The task's thread calls `note` and `damage`, the I/O thread the rest."""
 
     def __init__(self, audit: TaskAudit, runtime: Runtime) -> None:
         self._audit = audit
@@ -316,18 +316,18 @@ class TaskReport:
         self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool)
 
     def note(self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int) -> None:
-        """Note that the records of a block from `low` up to `high` were given out, or left out."""
+        """Note that the records of a block from `low` up to `high` passed a stage: fetched, or dropped."""
         self._notes.append(_Note(stage, part, header, header.first_sequence + low, header.first_sequence + high))
 
     def damage(self, part: BatchPart, piece: BlockPiece) -> None:
-        """Note a block that can't be read; one that is newer than this reader is not damaged."""
+        """Note an unreadable block; a block of a newer version is not damaged."""
         if part.pointer is None or isinstance(piece.cause, UnsupportedFormatError):
             return
         key = part.pointer.locations[0].key
         self._damages.append((part, damage_of(key, piece.number, part.offset, piece.records, piece.cause)))
 
     async def take(self) -> None:
-        """Take the notes."""
+        """Move the notes into the report."""
         now_ms = self._reporter.now_ms()
         notes, self._notes = self._notes, []
         damages, self._damages = self._damages, []
@@ -341,7 +341,7 @@ class TaskReport:
                 recorder.damage(damage)
 
     async def close(self, *, whole: bool) -> None:
-        """Send the noted events; `whole`: the task has ended, and these are all."""
+        """Send the last report. With `whole`, the task has read all its ranges, and the report states it."""
         await self.take()
         for stretch in self._audit.stretches if whole else ():
             for writer in stretch.writers:
