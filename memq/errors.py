@@ -89,6 +89,7 @@ class UnreachableError(RetryableError):
 
     code = "unreachable"
     default_hint = "check the address and that the server runs"
+    foreign = False  # True: a server of another protocol answered, so the address is wrong
     refused = False  # True: the host answered that no process listens at the port; no time-out, and no reset
 
 
@@ -299,7 +300,7 @@ class ForeignProtocolError(ProtocolError):
     """The first bytes of a connection are those of another protocol."""
 
     code = "foreign-protocol"
-    default_hint = "connect with a memq client; health and metrics are on the HTTP port"
+    default_hint = "connect with a memq client; health and metrics are on http_port, the dashboard is on dashboard_port"
 
 
 class OutOfSequenceError(InvalidRequestError):

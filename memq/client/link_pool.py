@@ -207,6 +207,7 @@ class LinkPool:
         while not self.sessions():
             failures: list[str] = []
             own_hint = ""  # of a fault on this side
+            foreign = True  # every address is that of another server: to wait changes nothing
             addresses = self.candidates()
             for number, address in enumerate(addresses):
                 share_s = (deadline_s - clock.monotonic()) / (len(addresses) - number)
@@ -215,12 +216,15 @@ class LinkPool:
                         await self.session(address)  # one that is given up here continues, and is met in the next round
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
-                    own_hint = FILES_HINT if error.hint == FILES_HINT else own_hint
+                    is_foreign = isinstance(error, UnreachableError) and error.foreign
+                    own_hint = error.hint if is_foreign or error.hint == FILES_HINT else own_hint
+                    foreign = foreign and is_foreign
                 except TimeoutError:
                     failures.append(f"{format_address(address)} does not answer")
+                    foreign = False
                 else:
                     return
-            if clock.monotonic() + _REACH_AGAIN_S >= deadline_s:
+            if foreign or clock.monotonic() + _REACH_AGAIN_S >= deadline_s:
                 hint = own_hint or "check the address, and that a broker runs there"
                 raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}", hint=hint)
             await asyncio.sleep(_REACH_AGAIN_S)

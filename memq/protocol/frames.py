@@ -38,6 +38,7 @@ _POSITION = struct.Struct("<QQQQ")
 _CHECKSUM_BYTES = 4
 ACK_POSITIONS_MAX = 1_024  # in one ACK; further records are acked without a position
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
+HELLO_BODY_START = b"\r\n"  # with the end of the magic an empty line: a server of HTTP answers at once, not after 10 s
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 _LENGTH = struct.Struct("<H")
@@ -222,6 +223,9 @@ def check_prefix(length: int, api: int) -> None:
 _HTTP_STARTS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
 
 
+_SERVER_HINT = "give the address in the line 'memq ready: HOST:PORT'; metrics and the dashboard have ports of their own"
+
+
 def _foreign(protocol: str) -> ForeignProtocolError:
     return ForeignProtocolError(f"this port speaks memq's protocol, but the first bytes are {protocol}")
 
@@ -246,6 +250,17 @@ def check_hello_start(start: bytes) -> None:
         raise ProtocolError(f"HELLO frame declares {length} bytes, {HELLO_BODY_BYTES_MAX} are allowed")
 
 
+def check_answer_start(start: bytes | bytearray) -> None:
+    """Check the first bytes that a server sends: 5 are enough to detect HTTP or an alert of TLS.
+
+    Raises: ForeignProtocolError, which names the detected protocol.
+    """
+    if start[:5] == b"HTTP/":
+        raise ForeignProtocolError("its answer is HTTP", hint=_SERVER_HINT)
+    if start[:2] == b"\x15\x03" and start[3:5] == b"\0\2":
+        raise ForeignProtocolError("its answer is TLS", hint=_SERVER_HINT)
+
+
 class FrameReader:
     """Received bytes in, frames out: for the side that gets control frames and READ's answers.
 
@@ -261,6 +276,7 @@ class FrameReader:
         self._large: bytearray | None = None
         self._large_prefix: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._large_filled = 0
+        self._begun = False  # the first bytes are checked
 
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go; never empty."""
@@ -273,7 +289,7 @@ class FrameReader:
     def received(self, count: int) -> list[Frame]:
         """Take `count` bytes that were written into the buffer; return the frames that are complete now.
 
-        Bodies are copies, or buffers that belong to the caller. Raises: ProtocolError.
+        Bodies are copies, or buffers that belong to the caller. Raises: ProtocolError; as `check_answer_start`.
         """
         if self._large is not None:
             self._large_filled += count
@@ -283,6 +299,9 @@ class FrameReader:
             self._large = None
             return [frame]
         self._filled += count
+        if not self._begun:
+            check_answer_start(self._shared[:16])
+            self._begun = self._filled >= FRAME_PREFIX_BYTES
         return self._take_frames()
 
     def _take_frames(self) -> list[Frame]:

@@ -9,12 +9,20 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
-from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
+from memq.errors import (
+    DamagedMessageError,
+    ForeignProtocolError,
+    MemqError,
+    ProtocolError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.format.blocks.header import Buffer
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
 from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.frames import (
+    HELLO_BODY_START,
     HELLO_MAGIC,
     VERSIONS,
     Api,
@@ -246,7 +254,7 @@ class Link(asyncio.BufferedProtocol):
             frame_checksums=True,
         )
         self._conversation.sent(Side.CLIENT, Api.HELLO)
-        self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
+        self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello, HELLO_BODY_START)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
         check_version(answer.version, answer.version)
@@ -372,7 +380,12 @@ async def connect_link(
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
         if isinstance(error, ProtocolError):  # not a broker: the caller may try others, as after a dead one
-            raise UnreachableError(f"{format_address(address)} does not speak memq's protocol: {error}") from error
+            text = f"{format_address(address)} does not speak memq's protocol: {error}"
+            if not isinstance(error, ForeignProtocolError):
+                raise UnreachableError(text) from error
+            foreign = UnreachableError(text, hint=error.hint)
+            foreign.foreign = True
+            raise foreign from error
         if isinstance(error, DamagedMessageError):
             raise UnreachableError(f"{format_address(address)} was not understood: {error}") from error
         raise

@@ -29,9 +29,12 @@ _decoders: dict[object, msgspec.json.Decoder[object]] = {}
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
-def encode_message(message: msgspec.Struct) -> bytes:
-    """Return the message as JSON, with its checksum as the last field unless it is empty."""
-    body = _encoder.encode(message)
+def encode_message(message: msgspec.Struct, start: bytes = b"") -> bytes:
+    """Return the message as JSON, with its checksum as the last field unless it is empty.
+
+    `start` is white space before it.
+    """
+    body = start + _encoder.encode(message)
     return seal(body) if body != _EMPTY else body
 
 

@@ -94,17 +94,40 @@ def test_address_without_a_broker_is_named_and_skipped(client: Callable[[str, in
     with ExitStack() as stack:
         web = [stack.enter_context(web_server()) for _ in range(5)]  # the order is random: one of them comes first
         client(",".join([*web, cluster.address]), 20_000)
-        with pytest.raises(UnreachableError, match=f"{web[0]} does not speak memq's protocol"):
-            client(web[0], 500)
+
+
+@each_client
+def test_a_port_of_http_is_named_at_once(client: Callable[[str, int], None]) -> None:
+    """A server of HTTP waits for the empty line at the end of a request's head: the client waited for its answer."""
+    asked: list[bytes] = []
+    with web_server(asked) as address, web_server(asked) as other:
+        with pytest.raises(
+            UnreachableError, match=f"{address} does not speak memq's protocol: its answer is HTTP"
+        ) as e:
+            client(f"{address},{other}", 20_000)
+        assert "memq ready: HOST:PORT" in e.value.hint
+        assert len(asked) == 2, "to try again changes nothing"
+
+
+@each_client
+def test_a_port_of_http_does_not_end_the_wait_for_a_broker(client: Callable[[str, int], None]) -> None:
+    asked: list[bytes] = []
+    with web_server(asked) as address, pytest.raises(UnreachableError, match=f"can't reach {NOBODY}"):
+        client(f"{address},{NOBODY}", 500)
+    assert len(asked) > 1
 
 
 @contextmanager
-def web_server() -> Iterator[str]:
-    """A server that answers all that it gets as one of HTTP does."""
+def web_server(asked: list[bytes] | None = None) -> Iterator[str]:
+    """A server that refuses each whole head of a request, as one of HTTP does; it adds them to `asked`."""
 
     class Refuse(BaseRequestHandler):
         def handle(self) -> None:
-            self.request.recv(1 << 16)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += self.request.recv(1 << 16) or b"\r\n\r\n"
+            if asked is not None:
+                asked.append(head)
             self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
     with ThreadingTCPServer(("127.0.0.1", 0), Refuse) as server:

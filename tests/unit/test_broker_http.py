@@ -15,10 +15,12 @@ from prometheus_client import CollectorRegistry
 from memq.broker import http
 from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, REQUEST_TIMEOUT_S, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
-from memq.errors import StoreError
+from memq.errors import StoreError, UnreachableError
+from memq.protocol.link import connect_link
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, SocketNetwork, format_address
+from memq.runtime.runtime import Runtime
 from tests.brokers import log_lines, run
 from tests.memory_network import Client, memory_runtime
 from tests.skipping_loop import run_skipping, skip
@@ -322,3 +324,13 @@ def test_a_broker_that_is_not_ready_says_so_once_and_when_it_is_again(caplog: py
         "not-ready: the store is away",
         "ready-again: it works again",
     ]
+
+
+def test_a_client_of_the_broker_learns_at_once_that_this_is_the_http_port() -> None:
+    async def work() -> None:
+        async with http_port() as address:
+            with pytest.raises(UnreachableError, match="its answer is HTTP") as refused:
+                await connect_link(Runtime(), None, address)
+            assert refused.value.foreign
+
+    run(work())

@@ -89,6 +89,25 @@ def test_an_answer_to_hello_that_is_damaged_is_that_of_a_broker_out_of_reach() -
     talking(work())
 
 
+@pytest.mark.parametrize(
+    ("answer", "protocol"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"\x15\x03\x03\0\2\2\x46", "TLS"), (b"HTTP/", "HTTP")],
+)
+def test_a_server_of_another_protocol_is_named_by_its_first_bytes(answer: bytes, protocol: str) -> None:
+    async def work() -> None:
+        wire = Wire(silent=True)
+        link = asyncio.create_task(wire.link())
+        await skip(0.1)
+        wire.say_bytes(answer)
+        await skip(0.1)
+        with pytest.raises(UnreachableError, match=f"host-2:77 does not .*: its answer is {protocol}") as caught:
+            await link
+        assert caught.value.foreign
+        assert "memq ready" in caught.value.hint
+
+    talking(work())
+
+
 def test_a_connection_that_ends_directly_after_the_answer_to_hello_is_none() -> None:
     """The owner heard of the loss of a link that it never got."""
 
