@@ -8,6 +8,7 @@ import importlib
 import math
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
     UnknownSettingError,
+    UnreachableError,
 )
 from memq.testing import Cluster
 
@@ -445,3 +447,53 @@ def test_many_records_of_which_one_is_too_large_are_not_sent_to_any_partition() 
                 producer.send_many("clicks", [*values, b"x" * 200], keys=[*keys, key])
         producer.send_many("clicks", values, keys=keys)
         assert sorted(record.value or b"" for record in cluster.records("clicks")) == values
+
+
+def test_a_second_thread_that_reads_a_consumer_is_refused() -> None:
+    """The iterator raised a bare ValueError; two threads in `poll` shared the batches without a word."""
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin, ThreadPoolExecutor(1) as pool:
+        admin.create_topic("t")
+        entered = threading.Event()
+        with memq.Consumer(cluster.address, "t", group="g", on_assigned=lambda _: entered.set()) as consumer:
+            batches = iter(consumer)
+            first = pool.submit(next, batches)
+            assert entered.wait(60)
+            for read in (lambda: next(batches), consumer.poll):
+                with pytest.raises(InvalidRequestError, match="another thread polls this consumer") as refused:
+                    read()
+                assert "make a consumer in each thread, with the same group" in refused.value.hint
+            with memq.Producer(cluster.address) as producer:
+                producer.send("t", b"v")
+            assert first.result(60).values() == [b"v"], "the first thread reads on"
+            assert consumer.poll(0) is None, "and any thread may read after it"
+
+
+def test_a_second_task_that_reads_a_consumer_is_refused() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with memq.aio.Consumer(cluster.address, "t") as consumer, memq.aio.Producer(cluster.address) as producer:
+            batches = aiter(consumer)
+            first = asyncio.create_task(consumer.poll())
+            await asyncio.wait((first,), timeout=0)
+            for read in (lambda: anext(batches), consumer.poll):
+                with pytest.raises(InvalidRequestError, match="another task polls this consumer") as refused:
+                    await read()
+                assert "make a consumer in each task" in refused.value.hint
+            await producer.send("t", b"v")
+            batch = await first
+            assert batch is not None
+            assert batch.values() == [b"v"]
+            assert await consumer.poll(0) is None
+
+    with Cluster() as cluster:
+        cluster.create_topic("t")
+        asyncio.run(scenario(cluster))
+
+
+def test_an_iteration_continues_after_an_error() -> None:
+    """A second `next` ended the iteration, as if all was read."""
+    consumer = memq.Consumer(HERE, "t", connect_timeout_ms=1)
+    batches = iter(consumer)
+    for _ in range(2):
+        with pytest.raises(UnreachableError):
+            next(batches)
+    consumer.close()

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,7 +23,7 @@ from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
 from memq.client.observers.reporter import reporting
-from memq.errors import MemqError
+from memq.errors import InvalidRequestError, MemqError
 from memq.limits import MIB
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED_S_MAX = 1.0
+_ONE_READER = "make a consumer in each {0}, with the same group, or pass the batches of one {0} to the others"
 Result = TypeVar("Result")
 OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer it may return an awaitable
 
@@ -158,6 +161,7 @@ class Consumer(BaseConsumer, BlockingClient):
 
     def _open(self) -> None:
         self._background = Background("consumer", self._core)
+        self._polled = threading.RLock()  # a callback may poll
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -170,12 +174,8 @@ class Consumer(BaseConsumer, BlockingClient):
         return self
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches; ends at `end`, and after `wakeup`."""
-        while True:
-            batch = self.poll()
-            if batch is None:
-                return
-            yield batch
+        """Yield batches; ends at `end`, and after `wakeup`. Raises: as `poll`."""
+        return iter(self.poll, None)
 
     def poll(self, timeout: float | None = None) -> Batch | None:
         """Return the next batch, and finish the one before it. The callbacks run in this call.
@@ -183,10 +183,19 @@ class Consumer(BaseConsumer, BlockingClient):
         Returns None after `timeout` seconds, at the configured `end`, and after `wakeup`. The first call may take
         longer, because it connects.
         Raises: CorruptDataError before a damaged block; UnreachableError if the first use reaches no broker;
-        NotFoundError if a topic does not exist; UnsupportedFormatError; ClosedError; ForkedError.
+        NotFoundError if a topic does not exist; UnsupportedFormatError; ClosedError; ForkedError;
+        InvalidRequestError while another thread polls.
         """
         timeout_s = check_timeout(timeout)
         self._background.check_process()
+        if not self._polled.acquire(blocking=False):
+            raise InvalidRequestError("another thread polls this consumer", hint=_ONE_READER.format("thread"))
+        try:
+            return self._poll(timeout_s)
+        finally:
+            self._polled.release()
+
+    def _poll(self, timeout_s: float | None) -> Batch | None:
         traces = self._traces
         if traces is not None:
             traces.done()
@@ -295,6 +304,7 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
 
     def _open(self) -> None:
         """The core runs on the loop of the first use."""
+        self._poller: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
         self._check_loop()
@@ -305,22 +315,28 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
             raise
         return self
 
-    async def __aiter__(self) -> AsyncIterator[Batch]:
-        """Yield batches; ends at `end`, and after `wakeup`."""
-        while True:
-            batch = await self.poll()
-            if batch is None:
-                return
-            yield batch
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """Yield batches; ends at `end`, and after `wakeup`. Raises: as `poll`."""
+        return _Batches(self)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """Return the next batch, and finish the one before it. The callbacks run in this call.
 
         Returns None after `timeout` seconds, at the configured `end`, and after `wakeup`. The first call may take
-        longer, because it connects. Raises: as `memq.Consumer.poll`.
+        longer, because it connects. Raises: as `memq.Consumer.poll`; InvalidRequestError while another task polls.
         """
         timeout_s = check_timeout(timeout)
         self._check_loop()
+        before, task = self._poller, asyncio.current_task()
+        if before not in (None, task):  # a callback may poll
+            raise InvalidRequestError("another task polls this consumer", hint=_ONE_READER.format("task"))
+        self._poller = task
+        try:
+            return await self._poll(timeout_s)
+        finally:
+            self._poller = before
+
+    async def _poll(self, timeout_s: float | None) -> Batch | None:
         traces = self._traces
         if traces is not None:
             traces.done()
@@ -396,6 +412,19 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
         if self._traces is not None:
             self._traces.done()
         await self._core.close()
+
+
+class _Batches(AsyncIterator[Batch]):
+    """The batches of an AsyncConsumer up to its `end`, or a wakeup."""
+
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self._consumer = consumer
+
+    async def __anext__(self) -> Batch:
+        batch = await self._consumer.poll()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
 
 
 def read_arrow(
