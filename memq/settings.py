@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.kafka_words import KAFKA_ALL, kafka_hint
 from memq.limits import KIB, MIB, PARTITIONS_MAX
 from memq.topic import check_name
 
@@ -294,7 +295,8 @@ def parse_value(name: str, raw: object, origin: str = "here") -> Value:
     Raises: UnknownSettingError, InvalidSettingError.
     """
     if name not in RULES:
-        raise UnknownSettingError(f"unknown setting '{name}' from {origin}", hint=did_you_mean(name, RULES))
+        hint = kafka_hint(name) or did_you_mean(name, RULES)
+        raise UnknownSettingError(f"unknown setting '{name}' from {origin}", hint=hint)
     return _checked(name, raw, origin, RULES[name], DEFAULTS[name])
 
 
@@ -314,9 +316,10 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
     if default and not text:  # an empty folder would be this one, an empty host all interfaces
         raise InvalidSettingError(f"setting {name} from {origin} is empty", hint=f"leave it out for '{default}'")
     if rule.choices and text not in rule.choices:
+        is_all = name == "acks" and text == "-1"  # in Kafka; the nearest word would be 1
         raise InvalidSettingError(
             f"setting {name} = '{text[:60]}' from {origin} is not one of {', '.join(rule.choices)}",
-            hint=did_you_mean(text, rule.choices, known=False),
+            hint=KAFKA_ALL if is_all else did_you_mean(text, rule.choices, known=False),
         )
     if name == "advertise" and text and not _is_address(text):
         raise InvalidSettingError(f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT")
@@ -439,9 +442,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows writes a byte order mark
     except OSError as error:
-        raise InvalidSettingError(
-            f"can't read settings file {path}: {error.strerror}", hint="check the path of --config or MEMQ_CONFIG"
-        ) from error
+        hint = "check the path of --config or MEMQ_CONFIG"
+        if "=" in str(path):
+            hint = "--config names a file; write one setting of a topic as --set KEY=VALUE, another one as its option"
+        raise InvalidSettingError(f"can't read settings file {path}: {error.strerror}", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSettingError(
             f"settings file {path} is not TOML: {error}", hint="write each setting as a line: name = value"
@@ -464,6 +468,7 @@ def _environment_layer(environment: Mapping[str, str]) -> Layer:
             known = {PREFIX + name.upper(): None for name in RULES}
             near = difflib.get_close_matches(variable, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "memq config lists the settings"
+            hint = kafka_hint(name) or hint
             raise UnknownSettingError(f"unknown variable {variable} in the environment", hint=hint)
         layer[name.lower()] = (environment[variable], variable)
     return layer

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, UnknownSettingError
+from memq.kafka_words import kafka_hint
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
@@ -120,7 +121,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise InvalidSettingError(f"setting {name} = {value} is outside {low} to {high}")
+                hint = "0 keeps all records" if name.startswith("retention_") else ""
+                raise InvalidSettingError(f"setting {name} = {value} is outside {low} to {high}", hint=hint)
         window = self.delivery_timeout_ms + 2 * (self.stale_publish_ms + CLOCK_ERROR_MS)
         if self.dedup_window_ms < window:
             raise InvalidSettingError(
@@ -167,9 +169,8 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise UnknownSettingError(
-                f"unknown topic setting '{name[:60]}'", hint=f"did you mean '{near[0]}'?" if near else ""
-            )
+            hint = kafka_hint(name) or (f"did you mean '{near[0]}'?" if near else "")
+            raise UnknownSettingError(f"unknown topic setting '{name[:60]}'", hint=hint)
     for name, value in settings.items():
         if name in CHOICES and value not in CHOICES[name]:
             raise InvalidSettingError(

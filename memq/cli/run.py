@@ -27,6 +27,7 @@ from memq.errors import (
     UnknownSettingError,
     UnreachableError,
 )
+from memq.kafka_words import KCAT_MODES, kafka_hint
 
 OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
 
@@ -160,8 +161,8 @@ def _describe(error: Exception) -> tuple[str, str]:
         command = error.ctx.command_path if error.ctx else "memq"
         text, known = error.format_message().rstrip("."), f"see {command} --help"
         text = text.replace("is not a valid integer range", "is not a whole number")
-        if isinstance(error, click.NoSuchOption) and command == "memq":
-            known = f"options follow the command: memq COMMAND {error.option_name} …"
+        if isinstance(error, click.NoSuchOption):
+            known = _other_word(error.option_name, command) or known
         if found := _KNOWN.search(text):
             text, known = text[: found.start()], found[1]
         return text[:1].lower() + text[1:], known[:1].lower() + known[1:]
@@ -174,3 +175,11 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, UnicodeError):
         return f"input is not UTF-8: {error}", "values of any bytes go through --input json as value_base64"
     return f"internal error: {type(error).__name__}: {error}", "this is a fault of memq: MEMQ_DEBUG=1 shows where"
+
+
+def _other_word(option: str, command: str) -> str:
+    """Return the hint for an option of kcat or Kafka, or for one before the command; "" for others."""
+    if command == "memq" and option in KCAT_MODES:
+        return f"that is a command: {KCAT_MODES[option]}"
+    before = f"options follow the command: memq COMMAND {option} …" if command == "memq" else ""
+    return kafka_hint(option) or before

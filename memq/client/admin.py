@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memq.client.arguments import check_connect_timeout, public_name, runtime_of
+from memq.client.arguments import check_connect_timeout, public_name, runtime_of, with_kafka_hints
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
@@ -135,6 +135,7 @@ class AsyncAdmin(AsyncClosing):
 
     # ---- topics --------------------------------------------------------------------------------
 
+    @with_kafka_hints
     async def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
@@ -454,6 +455,7 @@ class Admin(BlockingClient):
         """The name of the cluster; "" before the first answer."""
         return self._core.cluster
 
+    @with_kafka_hints
     def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from memq.errors import InvalidSettingError
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.kafka_words import kafka_hint
 from memq.limits import NAME_CHARS_MAX
 from memq.runtime.runtime import Runtime
 from memq.topic import check_name
@@ -21,13 +24,38 @@ _FOR_EVER_S = 1e9  # from here on a timeout is none: the system's clocks can't w
 
 
 def public_name(name: str) -> Callable[[Function], Function]:
-    """Name a constructor as users call it: Python's errors about its arguments begin with this name."""
+    """Name a constructor as users call it: Python's errors about its arguments begin with this name.
+
+    Arguments that have a name of Kafka get an error with memq's word.
+    """
 
     def rename(function: Function) -> Function:
         function.__qualname__ = name
-        return function
+        return with_kafka_hints(function)
 
     return rename
+
+
+def with_kafka_hints(function: Function) -> Function:
+    """Return the method with hints for users of Kafka.
+
+    An argument that only Kafka has raises UnknownSettingError with memq's word.
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Any, **named: Any) -> Any:
+        for word in named:
+            if word not in known and (hint := kafka_hint(word)):
+                raise UnknownSettingError(f"{function.__qualname__}() has no argument '{word}'", hint=hint)
+        if len(args) == 2 and isinstance(args[1], Mapping):  # of a client of confluent-kafka
+            hints = [f"{word}: {hint}" for word in args[1] if (hint := kafka_hint(str(word)))]
+            raise InvalidSettingError(
+                f"the settings of {function.__qualname__}() are arguments, not a mapping", hint="; ".join(hints[:3])
+            )
+        return function(*args, **named)
+
+    return cast(Function, checked)
 
 
 def check_connect_timeout(value: object) -> int:

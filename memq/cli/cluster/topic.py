@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import msgspec
 
@@ -18,6 +20,7 @@ from memq.cli.output import (
 )
 from memq.client.admin import Admin
 from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.kafka_words import kafka_hint
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata
 from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
@@ -158,7 +161,9 @@ def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
         if not separator:
             raise InvalidSettingError(f"--set '{text[:60]}' has no value", hint="write --set KEY=VALUE")
         if key not in defaults:
-            raise UnknownSettingError(f"unknown topic setting '{key[:60]}'", hint=did_you_mean(key, defaults))
+            raise UnknownSettingError(
+                f"unknown topic setting '{key[:60]}'", hint=kafka_hint(key) or did_you_mean(key, defaults)
+            )
         is_word = isinstance(defaults[key], str)  # the broker checks the word
         found[key] = value.strip() if is_word else _parse(key, value.strip(), is_flag=isinstance(defaults[key], bool))
     return found
@@ -168,7 +173,7 @@ def _parse(key: str, value: str, *, is_flag: bool) -> int | bool:
     parsed: int | bool | None
     if is_flag:
         parsed = _FLAGS.get(value.lower())
-    elif value.isascii() and value.isdigit() and len(value) < 17:
+    elif re.fullmatch(r"-?[0-9]{1,16}", value):
         parsed = int(value)
     elif "bytes" in key:
         parsed = parse_size(value)
@@ -176,6 +181,7 @@ def _parse(key: str, value: str, *, is_flag: bool) -> int | bool:
         parsed = parse_time_ms(value) if key.endswith(("_ms", "_ms_max")) else None
     if parsed is None:
         example = "true" if is_flag else "64MiB" if "bytes" in key else "5s" if "_ms" in key else "a whole number"
+        example = f"{example}, or 0 to keep all records" if key.startswith("retention_") else example
         raise InvalidSettingError(f"topic setting {key} = '{value[:60]}' can't be read", hint=f"write it as {example}")
     return parsed
 

@@ -19,6 +19,7 @@ from memq.client.producer.delivery import Ack
 from memq.client.producer.fields import check_switch
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.blocks.header import CODECS
+from memq.kafka_words import KAFKA_ALL
 from memq.limits import KIB, MIB
 from memq.protocol.frames import AckLevel
 from memq.topic import check_name
@@ -95,7 +96,7 @@ def producer_settings(
     InvalidNameError.
     """
     if isinstance(acks, bool) or acks not in tuple(_LEVELS):  # which asks for no hash
-        raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
+        raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'", hint=KAFKA_ALL if str(acks) == "-1" else "")
     if codec not in tuple(CODECS):
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     check_callbacks(on_ack=on_ack)
