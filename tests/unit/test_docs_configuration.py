@@ -35,6 +35,8 @@ from memq.storage_handlers.s3.settings import S3Settings
 from memq.topic import HOLDS, NEXT_BATCH, TopicSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+_PARTS = """Where `memq broker` keeps objects, pointers and assignments. A broker with a default here runs alone, on
+`./memq-data`; the event `standalone` names the folder."""
 HEAD = """# Configuration
 
 Every setting with its type, unit, default and meaning. This page is generated from the code. The page
@@ -110,7 +112,11 @@ VARIABLES = {
 }
 PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Broker", BROKER, BrokerSettings),
-    ("Parts of a cluster", "Where `memq broker` keeps objects, pointers and assignments.", PartSettings),
+    (
+        "Parts of a cluster",
+        _PARTS,
+        PartSettings,
+    ),
     ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),

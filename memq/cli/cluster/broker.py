@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import click
 import msgspec
@@ -15,7 +16,9 @@ from memq.cli.options import broker_options, brokers_of, json_option, setting_op
 from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table
 from memq.client.admin import Admin
 from memq.errors import InvalidRequestError
-from memq.settings import BrokerSettings, PartSettings, Value, rules_of
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_of
 
 _NAMES = [name for name in rules_of(BrokerSettings) if name != "data"] + list(rules_of(PartSettings))
 
@@ -26,6 +29,7 @@ _NAMES = [name for name in rules_of(BrokerSettings) if name != "data"] + list(ru
 def broker(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run a broker of a cluster, on the store, queue and coordinator of the settings.
 
+    A part that is not set is kept in ./memq-data, so without settings the broker runs alone there, and says so.
     Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: the broker
     stores and acks the blocks that it holds, other brokers take its partitions, and it exits. A second signal ends the
     drain, and the log names the batches that were not published.
@@ -36,6 +40,7 @@ def broker(context: click.Context, /, config: str | None, profile: str | None, *
         raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    _name_unset_parts(settings)
     import uvloop
 
     from memq.broker.assembly import serve_cluster
@@ -44,6 +49,21 @@ def broker(context: click.Context, /, config: str | None, profile: str | None, *
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve_cluster(settings.broker(), settings.parts(), print_ready))
+
+
+def _name_unset_parts(settings: Settings) -> None:
+    """Log the parts that are not set.
+
+    A broker that misses its settings file would otherwise start a new, empty cluster without a word.
+    """
+    unset = [name for name in rules_of(PartSettings) if settings.origins[name] == "default"]
+    if unset:
+        events, folder = EventLog(SystemClock()), Path("memq-data").resolve()
+        events.warning(
+            "standalone",
+            f"{', '.join(unset)} not set: this broker runs alone, on {folder}; "
+            "give --config FILE for a broker of a cluster, or run memq dev for one machine",
+        )
 
 
 @broker.command("list")
