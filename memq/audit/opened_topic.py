@@ -11,7 +11,7 @@ from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
 from memq.audit.verdict import THROUGH_STORE
 from memq.client.broker_router import BrokerRouter
-from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
 from memq.client.stores import OpenStores
@@ -82,6 +82,7 @@ async def opened_topic(
     metadata = ClusterMetadata(runtime, pool)
     stores = OpenStores(metadata, runtime, s3)
     try:
+        await pool.reach(CONNECT_TIMEOUT_MS / 1000)
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
         any_broker = BrokerRouter(pool)
         if direct:

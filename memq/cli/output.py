@@ -132,21 +132,21 @@ class GrowingCount:
 
     def __init__(self, label: str, unit: str) -> None:
         self._text = f"{label}: {{:,}} {unit}"
-        self._count = 0
+        self.count = 0
         self._shown = sys.stderr.isatty()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown and self._count:
+        if self._shown and self.count:
             click.echo(err=True)
 
     def move(self, amount: int) -> None:
         """Note that so much more is done."""
-        self._count += amount
+        self.count += amount
         if self._shown:
-            click.echo("\r" + self._text.format(self._count), nl=False, err=True)
+            click.echo("\r" + self._text.format(self.count), nl=False, err=True)
 
 
 def log_to_stderr(level: str, form: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -407,6 +408,30 @@ def test_mistakes_of_one_word_are_one_line(arguments: list[str], code: int, caps
     assert "internal error" not in err
     assert "Traceback" not in err
     assert (out, err.count("\n")) == ("", 1) or arguments[0] == "verify", "damage is data"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ([], "no record is named"),
+        (["0:0:0", "-k", "user"], "the record is named twice"),
+        (["0:0:0", "--producer", "1", "--seq", "1"], "the record is named twice"),
+        (["--seq", "1"], "--producer and --seq name a record together"),
+    ],
+)
+def test_trace_says_how_a_record_is_named(arguments: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "t", *arguments]) == 2
+    assert said(capsys)[1] == f"memq: error: {fault} (give its position, --key, or --producer and --seq)\n"
+
+
+def test_an_interrupted_import_says_how_far_it_came() -> None:
+    command = [sys.executable, "-m", "memq", "import", "kafka", "t", "--into", "t", "--from", "127.0.0.1:1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "asking Kafka" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "interrupted: 0 records read; the next run continues\n"
+        assert process.wait() == 130
 
 
 def test_config_shows_origins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
@@ -12,11 +14,13 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.link_pool import LinkPool
+from memq.audit.opened_topic import opened_topic
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool
 from memq.errors import InvalidSettingError, UnreachableError
 from memq.runtime.network import Address, Network, ProtocolFactory, SocketNetwork, parse_address
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
+from tests.skipping_loop import now_s, run_skipping, skipping_runtime
 
 pytestmark = pytest.mark.thorough
 NOBODY = "127.0.0.1:1"
@@ -171,6 +175,21 @@ def test_an_address_that_never_answers_does_not_take_the_others_time(cluster: Cl
             await both.close()
 
     asyncio.run(scenario())
+
+
+def test_an_audit_gives_up_the_first_connection_as_soon_as_the_clients_do() -> None:
+    """`memq audit`, `verify` and `trace` waited for 10 s without a word, and named a server, not a broker."""
+
+    async def scenario() -> None:
+        network = Refusing()
+        network.until_s = math.inf
+        with pytest.raises(UnreachableError, match=f"no broker answers: {NOBODY} restarts") as refused:
+            async with opened_topic(NOBODY, "clicks", replace(skipping_runtime(), network=network)):
+                pass
+        assert refused.value.hint == "check the address, and that a broker runs there"
+        assert now_s() <= CONNECT_TIMEOUT_MS / 1000
+
+    run_skipping(scenario())
 
 
 class Refusing(SocketNetwork):

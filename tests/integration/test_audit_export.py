@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
+from memq.cli import main
 from memq.cli.exporter import audit_metrics
 from tests.component.live_reports import a_step
 from tests.integration.exporters import exporter, scraped
@@ -45,6 +48,26 @@ def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
     assert found["memq_audit_records", TOPIC.name, "committed"] == 10
     assert found["memq_audit_verdict_records", TOPIC.name, "", "lost"] == 20
     assert found["memq_audit_clients",] == 1
+
+
+def test_findings_of_a_topic_that_no_auditor_knows_are_not_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name looked like a topic without findings."""
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        try:
+            await judged(database)
+        finally:
+            await database.close()
+
+    asyncio.run(work())
+    state = ("--audit-state", f"sqlite:{tmp_path / 'audit.sqlite'}")
+    assert main(["auditor", "findings", TOPIC.name, *state]) == 1
+    assert "lost" in capsys.readouterr().out
+    assert main(["auditor", "findings", f"{TOPIC.name}s", *state]) == 3
+    assert "no auditor has seen records of topic" in capsys.readouterr().err
 
 
 def test_the_command_serves_what_the_state_holds(tmp_path: Path) -> None:

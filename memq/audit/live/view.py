@@ -160,6 +160,10 @@ class AuditView:
         )
         return [_finding(each) for each in found]
 
+    async def has(self, topic: str) -> bool:
+        """Whether an auditor has seen records of a topic."""
+        return bool(await self._ask("SELECT topic FROM audits WHERE topic = ? LIMIT 1", (topic,)))
+
     async def finding(self, id_: str) -> Finding:
         """Return one finding. Raises: NotFoundError."""
         found = await self._ask(f"{_FINDINGS} WHERE id = ?", (id_,))

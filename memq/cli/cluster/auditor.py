@@ -25,6 +25,7 @@ from memq.cli.cluster.embedded_services import EmbeddedService, OpenState, embed
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
 from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table, time_text
 from memq.cli.run import FAILED, OK
+from memq.errors import NotFoundError
 from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
 
@@ -104,10 +105,18 @@ def findings(
 ) -> int:
     """List findings of all topics, or of TOPIC, with the sequences of each.
 
-    Exits with 1 when there are any.
+    Exits with 1 when there are any, and with 3 when no auditor has seen TOPIC.
     """
-    settings = settings_of(config, profile, **flags)
-    found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=EVIDENCE_MAX))
+
+    async def ask(view: AuditView, _: AuditStore) -> list[Finding]:
+        found = await view.findings(topic, all_=all_, limit=EVIDENCE_MAX)
+        if topic and not found and not await view.has(topic):
+            raise NotFoundError(
+                f"no auditor has seen records of topic '{topic[:60]}'", hint="memq auditor show lists the topics"
+            )
+        return found
+
+    found = _asked(settings_of(config, profile, **flags), ask)
     if as_csv:
         click.echo(csv_of(found), nl=False)
     elif as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memq.cli.commands import INTERRUPTED
 from memq.cli.options import broker_options, json_option, settings_of
 from memq.cli.output import GrowingCount, count_text, print_json, print_message, print_table
 from memq.errors import InvalidSettingError
@@ -46,7 +47,7 @@ def kafka(
     config: str | None,
     profile: str | None,
     **flags: Value | None,
-) -> None:
+) -> int:
     """Copy all records that Kafka topics hold now, with keys, headers, timestamps and partitions.
 
     After Ctrl-C or a kill at any moment, start it again: it continues, and copies nothing twice. A later run copies the
@@ -59,16 +60,21 @@ def kafka(
     settings = settings_of(config, profile, **flags)
     chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
     with GrowingCount("import", "records") as counted:
-        done, copied = asyncio.run(
-            _import(chosen, settings.client().brokers, topics, into, groups=groups, counted=counted)
-        )
+        try:
+            done, copied = asyncio.run(
+                _import(chosen, settings.client().brokers, topics, into, groups=groups, counted=counted)
+            )
+        except KeyboardInterrupt:
+            print_message(f"interrupted: {count_text(counted.count, 'record')} read; the next run continues")
+            return INTERRUPTED
     if as_json:
         print_json({"partitions": [asdict(one) for one in done], "groups": copied})
-        return
+        return 0
     heads = ("topic", "partition", "records", "from offset", "to offset")
     print_table(heads, [(one.topic, one.partition, one.records, one.begin, one.end) for one in done])
     for group, partitions in copied.items():
         print_message(f"group {group}: {count_text(partitions, 'position')} copied")
+    return 0
 
 
 async def _import(

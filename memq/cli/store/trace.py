@@ -82,7 +82,9 @@ def trace(
 def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> TraceTarget:
     given = [position is not None, key is not None, producer is not None or sequence is not None]
     if sum(given) != 1 or (producer is None) != (sequence is None):
-        raise InvalidSettingError("no record is named", hint="give its position, --key, or --producer and --seq")
+        what = "no record is named" if not any(given) else "the record is named twice"
+        what = "--producer and --seq name a record together" if sum(given) == 1 else what
+        raise InvalidSettingError(what, hint="give its position, --key, or --producer and --seq")
     if producer is not None and not re.fullmatch("(0x)?[0-9a-fA-F]{1,16}", producer):
         raise InvalidSettingError(
             f"producer '{producer[:40]}' is no id",
