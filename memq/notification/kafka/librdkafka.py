@@ -165,26 +165,23 @@ def _code(error: KafkaError | KafkaException) -> int:
     return code
 
 
-class _Seldom(logging.Filter):
-    """Bounds a client's log lines of one kind: librdkafka reports a dead Kafka ten times a second.
+_lines = RateLimit()
 
-    Lines of librdkafka begin with their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Several threads may use
-    the filter at once, without a lock; then a count may be off by one.
+
+def _admits(record: logging.LogRecord) -> bool:
+    """Return whether to log a line; add the number of lines that were dropped before it.
+
+    This bounds a client's lines of one kind: librdkafka reports a dead Kafka ten times a second. Its lines begin with
+    their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Several threads may call this at once, without a lock;
+    then a count may be off by one.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._limit = RateLimit()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a line; add the number of lines that were dropped before it."""
-        suppressed = self._limit.admit(record.getMessage().partition("]")[0], record.created)
-        if suppressed:
-            record.msg, record.args = f"{record.getMessage()} ({suppressed} more like it were not logged)", ()
-        return suppressed is not None
+    suppressed = _lines.admit(record.getMessage().partition("]")[0], record.created)
+    if suppressed:
+        record.msg, record.args = f"{record.getMessage()} ({suppressed} more like it were not logged)", ()
+    return suppressed is not None
 
 
-LOGGER.addFilter(_Seldom())
+LOGGER.addFilter(_admits)
 
 
 def admin_of(settings: Mapping[str, Any], complain: Complain) -> AdminClient:
@@ -226,7 +223,6 @@ def _client(kind: type[Client], settings: Mapping[str, Any], complain: Complain)
     try:
         known: dict[str, Any] = {**settings, "error_cb": complain}
         return kind(known, logger=LOGGER)
-    except (KafkaException, TypeError, ValueError) as error:
-        detail = error.args[0] if error.args else error
-        text = detail.str() if isinstance(detail, KafkaError) else str(detail)
+    except KafkaException as error:
+        text = error.args[0].str()
         raise InvalidSettingError(f"Kafka's library refuses its settings: {text}", hint="correct [kafka]") from error

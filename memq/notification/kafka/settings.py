@@ -20,6 +20,22 @@ _REFRESH = "topic.metadata.refresh.interval.ms"
 _AGE = "metadata.max.age.ms"
 _AGE_PER_REFRESH = 3  # without `_AGE`, librdkafka keeps the metadata of a topic for so many refreshes
 _AGE_MS_MAX = (2**31 - 1) // 1_000  # librdkafka 2.16 multiplies it by 1,000 in 32 bits
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # Python reads bytes that are not UTF-8 as surrogates
+SETUP_MS_MIN = 1_000  # librdkafka refuses a shorter time for a connection
+SOURCE_SESSION_MS = 6_000
+POLL_INTERVAL_MS = 300_000  # that of librdkafka; it refuses a session timeout that is longer
+_INTERVALS = {
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,  # so that clients reconnect within a second after Kafka has recovered
+    "retry.backoff.ms": 50,
+    "retry.backoff.max.ms": 1_000,
+    _REFRESH: 30_000,
+}
+_FETCH_BACKOFFS = {"fetch.error.backoff.ms": 50, "fetch.queue.backoff.ms": 10}
+_PENDING_MAX = 100_000  # pointers that wait for Kafka
+_SOURCE_KIB = 16 * KIB  # 16 MiB of records that a copy has fetched and not read
+_MEMBER_KIB = 1  # a member fetches no records
+_HEARTBEATS = 3  # in the session timeout of a member, at least
 _LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
 
 # Settings of librdkafka that memq sets itself, because its guarantees depend on them; and the reason.
@@ -43,6 +59,8 @@ OWN = {
     "message.timeout.ms": "publish_timeout_ms sets it",
     "delivery.timeout.ms": "publish_timeout_ms sets it",
     "batch.num.messages": "a stale pointer must be refused alone",
+    "default.topic.config": "its settings can be set without it",
+    "delivery.report.only.error": "each pointer needs its report",
     "transactional.id": "pointers are not transactions",
     "isolation.level": "pointers are not transactions",
     "auto.offset.reset": "the queue looks for the begin itself",
@@ -102,7 +120,7 @@ class KafkaSettings:
     prefix: str = section_setting("memq.", "first part of the name of every Kafka topic and group of this cluster")
     replication_factor: int = section_setting(-1, "copies of each Kafka topic; -1 for Kafka's own default", -1, 100)
     min_insync_replicas: int = section_setting(0, "copies that must have a pointer; 0 for Kafka's own default", 0, 100)
-    request_timeout_ms: int = section_setting(10_000, "timeout of a request", 100, 600_000)
+    request_timeout_ms: int = section_setting(10_000, "timeout of a request", 100, 300_000)
     publish_timeout_ms: int = section_setting(20_000, "timeout of one attempt to publish", 100, 600_000)
     pending_bytes_max: int = section_setting(64 * MIB, "bound on pointers that wait for Kafka", 128 * KIB, 1 << 31)
     cache_bytes_max: int = section_setting(16 * MIB, "bound on the newest pointers in memory", 64 * KIB, 1 << 34)
@@ -124,17 +142,13 @@ class KafkaSettings:
 
     def client(self) -> dict[str, Any]:
         """Return the settings of every librdkafka client: servers, timeouts, pass-through settings."""
-        patience_ms = max(self.request_timeout_ms, 1_000)
+        patience_ms = max(self.request_timeout_ms, SETUP_MS_MIN)
         return {
             "socket.timeout.ms": patience_ms,
             # While Kafka hangs, connections fill its backlog, and the kernel retries at growing intervals. With
             # librdkafka's default of 30 s, a client reconnected only 5 to 7 s after Kafka had recovered.
             "socket.connection.setup.timeout.ms": patience_ms,
-            "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 1_000,  # so that clients reconnect within a second after Kafka has recovered
-            "retry.backoff.ms": 50,
-            "retry.backoff.max.ms": 1_000,
-            _REFRESH: 30_000,
+            **_INTERVALS,
             **self.library,
             "bootstrap.servers": self.servers,
         }
@@ -147,8 +161,8 @@ class KafkaSettings:
             "linger.ms": 0,
             "batch.num.messages": 1,  # Kafka refuses a whole batch for one stale record of another write partition
             "message.timeout.ms": self.publish_timeout_ms,
-            "queue.buffering.max.kbytes": max(1, self.pending_bytes_max // KIB),
-            "queue.buffering.max.messages": 100_000,
+            "queue.buffering.max.kbytes": self.pending_bytes_max // KIB,
+            "queue.buffering.max.messages": _PENDING_MAX,
         }
 
     def reader(self, fetch_wait_ms: int, queued_bytes_max: int) -> dict[str, Any]:
@@ -161,13 +175,13 @@ class KafkaSettings:
             "auto.offset.reset": "earliest",
             "allow.auto.create.topics": False,
             "fetch.wait.max.ms": fetch_wait_ms,
-            "fetch.error.backoff.ms": 50,
-            "fetch.queue.backoff.ms": 10,
-            "queued.max.messages.kbytes": max(1, queued_bytes_max // KIB),
+            **_FETCH_BACKOFFS,
+            "queued.max.messages.kbytes": queued_bytes_max // KIB,
         }
 
     def source(self, group: str) -> dict[str, Any]:
         """Return the settings of the consumer that copies foreign topics: it manages its own offsets."""
+        session_ms = max(SOURCE_SESSION_MS, self.session_timeout_ms_min)
         return self.client() | {
             "group.id": group,
             "enable.auto.commit": False,
@@ -177,8 +191,9 @@ class KafkaSettings:
             "auto.offset.reset": "earliest",  # retention has removed the records before
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
-            "session.timeout.ms": max(6_000, self.session_timeout_ms_min),
-            "queued.max.messages.kbytes": 16 * KIB,
+            "session.timeout.ms": session_ms,
+            "max.poll.interval.ms": max(POLL_INTERVAL_MS, session_ms),
+            "queued.max.messages.kbytes": _SOURCE_KIB,
         }
 
     def member(self, group: str, name: str, session_timeout_ms: int) -> dict[str, Any]:
@@ -190,14 +205,16 @@ class KafkaSettings:
             "enable.auto.offset.store": False,
             "allow.auto.create.topics": False,
             "group.protocol": self.group_protocol,
-            "queued.max.messages.kbytes": 1,
+            "queued.max.messages.kbytes": _MEMBER_KIB,
         }
         if self.static_members:
             found["group.instance.id"] = name
         if self.group_protocol == "classic":  # with the protocol "consumer", Kafka's brokers set these
             found["partition.assignment.strategy"] = "cooperative-sticky"
-            found["session.timeout.ms"] = max(session_timeout_ms, self.session_timeout_ms_min)
-            found["heartbeat.interval.ms"] = min(self.heartbeat_interval_ms, found["session.timeout.ms"] // 3)
+            session_ms = max(session_timeout_ms, self.session_timeout_ms_min)
+            found["session.timeout.ms"] = session_ms
+            found["max.poll.interval.ms"] = max(POLL_INTERVAL_MS, session_ms)
+            found["heartbeat.interval.ms"] = min(self.heartbeat_interval_ms, session_ms // _HEARTBEATS)
         return found
 
 
@@ -214,7 +231,7 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
         if name in rules_of(KafkaSettings):
             own[name] = (value, origin)
             continue
-        dotted = name if "." in name or name in ("debug", "log_level") else name.replace("_", ".")
+        dotted = name if name == "log_level" else name.replace("_", ".")
         if "." not in dotted and dotted not in ("acks", "debug", "log_level"):
             raise InvalidSettingError(
                 f"unknown setting '{name}' in [{called}] from {origin}",
@@ -225,7 +242,12 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
             raise InvalidSettingError(
                 f"setting '{name}' in [{called}] from {origin} can't be set: {why}", hint="leave it out"
             )
-        library[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
+        library[dotted] = text = str(value).lower() if isinstance(value, bool) else str(value)
+        if _NOT_TEXT.search(text):
+            raise InvalidSettingError(
+                f"setting '{name}' in [{called}] from {origin} is no text in UTF-8, or contains a zero byte",
+                hint="librdkafka takes text alone: correct the value",
+            )
     found = replace(read_section(called, own, KafkaSettings), servers=_servers(url), library=library)
     _check_prefix(found.prefix)
     _check_copies(found)
@@ -274,7 +296,7 @@ def _check_metadata_age(library: Mapping[str, str], called: str) -> None:
 
 
 def _check_copies(found: KafkaSettings) -> None:
-    if 0 < found.replication_factor < found.min_insync_replicas:
+    if 0 <= found.replication_factor < found.min_insync_replicas:
         raise InvalidSettingError(
             f"[kafka] has min_insync_replicas = {found.min_insync_replicas}, "
             f"but replication_factor = {found.replication_factor}: no pointer would ever count",
