@@ -11,11 +11,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewPartitions, NewTopic
 
 from memq.notification.kafka import librdkafka
@@ -108,6 +117,7 @@ class Library:
     short: int = 0  # how many answers about topics lack them
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
+    away: bool = False  # whether the records of producers get no answer: they wait in the library
     broken: BaseException | None = None  # raised by all polls of producers with reports
     unflushed: bool = False  # a producer gives no reports after a fatal error, not even when it is flushed
     kept: int = 0  # how many deletions of records or topics are called done, and are not
@@ -116,6 +126,11 @@ class Library:
     configs_unknown: int = 0  # how many times a topic is called unknown when its settings are asked for
     asked: int = 0  # how many offsets were asked for
     read: int = 0  # how many partitions were read
+    connection_errors: deque[KafkaError] = field(default_factory=deque)  # reported by the next poll of an admin client
+    described: Future[Any] | None = None  # the answer about topics, as soon as it has one
+    groups: list[str] = field(default_factory=list)  # names of all groups
+    group_errors: list[KafkaError] = field(default_factory=list)  # of nodes that do not list their groups
+    stable: int | None = None  # end of the log for those who read committed records alone; None: the end
     late: bool = False  # whether those who follow do not learn yet that a topic was deleted
     mute: bool = False  # whether nothing comes to those who read
 
@@ -136,7 +151,9 @@ class Library:
 
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
         """Return a client, in place of `memq.notification.kafka.librdkafka._client`."""
-        return {AdminClient: FakeAdmin, Consumer: FakeConsumer, Producer: FakeProducer}[kind](self)
+        if kind is AdminClient:
+            return FakeAdmin(self, complain)
+        return {Consumer: FakeConsumer, Producer: FakeProducer}[kind](self)
 
 
 def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +164,20 @@ def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeAdmin:
     """Describes topics, lists offsets, deletes records and topics."""
 
-    def __init__(self, library_: Library) -> None:
+    def __init__(self, library_: Library, complain: Callable[[KafkaError], None]) -> None:
         self._library = library_
+        self._complain = complain
 
     def poll(self, timeout_s: float) -> int:
+        assert timeout_s == 0, "the loop would wait"
+        while self._library.connection_errors:
+            self._complain(self._library.connection_errors.popleft())
         return 0
 
     def list_topics(self, timeout: float) -> SimpleNamespace:
+        error = self._library.refuse("list_topics", None)
+        if error is not None:
+            raise KafkaException(error)
         if self._library.silent > 0:
             self._library.silent -= 1
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
@@ -164,6 +188,8 @@ class FakeAdmin:
         self, topics: TopicCollection, request_timeout: float, include_authorized_operations: bool = False
     ) -> dict[str, Future[Any]]:
         names: Any = topics.topic_names
+        if self._library.described is not None:
+            return dict.fromkeys(names, self._library.described)
         if self._library.short > 0:
             self._library.short -= 1
             wrong = RuntimeError(f"Results length 0 is different from future-map length {len(names)}")
@@ -249,10 +275,19 @@ class FakeAdmin:
             return finished(KafkaException(error))
         return finished(SimpleNamespace(authorized_operations=self._library.group_rights if rights else None))
 
+    def list_consumer_groups(self, *, request_timeout: float) -> Future[Any]:
+        error = self._library.refuse("list_consumer_groups", None)
+        if error is not None:
+            return finished(KafkaException(error))
+        listed = [SimpleNamespace(group_id=name) for name in self._library.groups]
+        failed = [KafkaException(each) for each in self._library.group_errors]
+        return finished(SimpleNamespace(valid=listed, errors=failed))
+
     def list_offsets(
         self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None
     ) -> dict[Any, Future[Any]]:
-        return {place: self._offset((place.topic, place.partition), spec) for place, spec in asked.items()}
+        committed = isolation_level == IsolationLevel.READ_COMMITTED
+        return {place: self._offset((place.topic, place.partition), spec, committed) for place, spec in asked.items()}
 
     def delete_records(self, before: Collection[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
         return {part: self._deleted(part.topic, part) for part in before}
@@ -281,7 +316,7 @@ class FakeAdmin:
         log.begin = max(before.offset, log.begin) if done else log.begin
         return finished(SimpleNamespace(low_watermark=log.begin))
 
-    def _offset(self, place: KafkaPartition, spec: Any) -> Future[Any]:
+    def _offset(self, place: KafkaPartition, spec: Any, committed: bool) -> Future[Any]:
         self._library.asked += 1
         error = self._library.refuse("list_offsets", place)
         if error is not None:
@@ -294,7 +329,8 @@ class FakeAdmin:
             return finished(SimpleNamespace(offset=wrong))
         value = spec._value  # -1 latest, -2 earliest, else a time
         if value == -1:
-            return finished(SimpleNamespace(offset=log.end))
+            stable = self._library.stable if committed else None
+            return finished(SimpleNamespace(offset=log.end if stable is None else stable))
         if value == -2:
             return finished(SimpleNamespace(offset=log.begin))
         found = (each.offset for each in log.records if each.offset >= log.begin and each.time_ms >= value)
@@ -391,15 +427,24 @@ class FakeProducer:
     def __init__(self, library_: Library) -> None:
         self._library = library_
         self._reports: deque[Callable[[], None]] = deque()
+        self._waiting: list[Callable[[KafkaError], None]] = []  # reports of the records that got no answer
+        self._fatal: KafkaError | None = None
         self._mute = False
 
     def __len__(self) -> int:
-        return len(self._reports)
+        return len(self._reports) + len(self._waiting)
 
     def produce(
         self, topic: str, *, value: bytes, key: bytes, partition: int, timestamp: int, on_delivery: Report
     ) -> None:
         place = (topic, partition)
+        error = self._fatal or self._library.refuse("produce", place)
+        if error is not None:
+            self._note(error)
+            raise BufferError(error) if error.code() == KafkaError._QUEUE_FULL else KafkaException(error)
+        if self._library.away:
+            self._waiting.append(lambda error: on_delivery(error, Message(place, None, None, error)))
+            return
         wrong = self._library.reports.popleft() if self._library.reports else None
         if self._refuses(topic, timestamp):
             wrong, offset = refused(KafkaError.INVALID_TIMESTAMP), INVALID
@@ -407,9 +452,19 @@ class FakeProducer:
             lost = self._library.lost.popleft() if self._library.lost else False
             offset = INVALID if lost else self._library.log(place).append(timestamp, value)
         message = Message(place, offset, None, None)
+
+        def deliver(error: KafkaError | None, reported: Message) -> None:
+            self._note(error)
+            on_delivery(error, reported)
+
         with self._library.changed:
-            self._reports.append(lambda: wrong(on_delivery, message) if wrong else on_delivery(None, message))
+            self._reports.append(lambda: wrong(deliver, message) if wrong else deliver(None, message))
             self._library.changed.notify_all()
+
+    def _note(self, error: KafkaError | None) -> None:
+        """After a fatal error, a producer accepts no record."""
+        if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):
+            self._fatal = error
 
     def _refuses(self, topic: str, timestamp: int) -> bool:
         if self._library.now_ms is None:
@@ -435,7 +490,10 @@ class FakeProducer:
         self._library.refreshed.append(topic)
 
     def purge(self) -> None:
-        """Nothing waits in it."""
+        """Report the records that got no answer."""
+        purged = KafkaError(KafkaError._PURGE_INFLIGHT, "purged in flight")
+        self._reports.extend(partial(report, purged) for report in self._waiting)
+        self._waiting.clear()
 
     def flush(self, timeout_s: float) -> int:
         return self.poll(0)

@@ -31,8 +31,10 @@ class PublishLane:
     """The publish in flight of one write partition.
 
     Kafka may refuse one record of a pipeline and accept the later ones. So the next record is passed to librdkafka only
-    after the delivery report of the last one. `gave_up`: the caller of the last record did not wait for its report.
-    Such a record may have reached the log after the owner's last read.
+    after the delivery report of the last one.
+    `users`: calls that wait, for the lane or for a report.
+    `gave_up`: the caller of the last record did not wait for its report. Such a record may have reached the log after
+    the owner's last read.
     """
 
     free: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -59,11 +61,6 @@ class Sender:
         self._started = False
         self._stopping = False
 
-    @property
-    def pending(self) -> int:
-        """Number of pointers that wait for Kafka's answer."""
-        return len(self._producer)
-
     async def send(self, topic: str, publication: Publication) -> int:
         """Publish a pointer and return its offset. After a cancellation it may be in the log, or appear later.
 
@@ -79,14 +76,15 @@ class Sender:
         try:
             await lane.free.acquire()
             report = self._hand_over(topic, publication, key, lane)
+            try:
+                found = await asyncio.shield(report)
+            except asyncio.CancelledError:
+                if not (report.done() and isinstance(report.result(), QueueRefusedError)):
+                    lane.gave_up = True
+                raise
         finally:
-            self._end_use(key, lane)
-        try:
-            found = await asyncio.shield(report)
-        except asyncio.CancelledError:
-            if not (report.done() and isinstance(report.result(), QueueRefusedError)):
-                self._lanes.setdefault(key, lane).gave_up = True
-            raise
+            lane.users -= 1
+            self._forget_unused(key, lane)
         if isinstance(found, MemqError):
             raise found
         return found
@@ -116,7 +114,6 @@ class Sender:
         except BaseException as error:
             lane.free.release()
             raise self._refusal(error, key) from error
-        lane.users += 1
         self._open[report] = key, self._producer
         report.add_done_callback(partial(self._ended, key, lane))
         return report
@@ -126,18 +123,17 @@ class Sender:
         if isinstance(report.result(), QueueRefusedError):
             lane.gave_up = False
         lane.free.release()
-        self._end_use(key, lane)
+        self._forget_unused(key, lane)
 
-    def _end_use(self, key: LaneKey, lane: PublishLane) -> None:
-        lane.users -= 1
-        if not lane.users and not lane.gave_up:
+    def _forget_unused(self, key: LaneKey, lane: PublishLane) -> None:
+        if not (lane.users or lane.gave_up or lane.free.locked()):
             self._lanes.pop(key, None)
 
     def _refusal(self, error: BaseException, key: LaneKey) -> BaseException:
         """Return the error to raise when librdkafka did not accept a pointer."""
         if isinstance(error, BufferError):
             return QueueError(
-                f"{self.pending} pointers wait for Kafka already",
+                f"{len(self._producer)} pointers wait for Kafka already",
                 hint="check Kafka; raise pending_bytes_max in [kafka]",
             )
         if not isinstance(error, KafkaException):
@@ -215,12 +211,10 @@ class Sender:
                 producer.poll(POLL_S)
             except KafkaException as error:  # a fatal error, maybe raised before the reports that explain it
                 loop.call_soon_threadsafe(self._renew_after, error.args[0], producer)
-            if self._retired:
+            while self._retired:
                 retired = self._retired.popleft()
                 _discard(retired)
                 loop.call_soon_threadsafe(self._abandon, retired)
-        while self._retired:
-            _discard(self._retired.popleft())
         _discard(self._producer)
 
     async def close(self) -> None:
