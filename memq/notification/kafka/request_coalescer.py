@@ -68,7 +68,6 @@ class RequestCoalescer(Generic[Question, Found]):
         if task.cancelled():
             for waiting in self._waiting.values():
                 waiting.cancel()
-            self._waiting.clear()
 
     async def _request(self) -> None:
         async with self._slots:
