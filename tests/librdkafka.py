@@ -491,6 +491,7 @@ class FakeProducer:
 
     def purge(self) -> None:
         """Report the records that got no answer."""
+        self._library.refuse("purge", None)
         purged = KafkaError(KafkaError._PURGE_INFLIGHT, "purged in flight")
         self._reports.extend(partial(report, purged) for report in self._waiting)
         self._waiting.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import tracemalloc
 
@@ -264,14 +265,27 @@ def test_records_without_an_answer_are_purged_at_the_close_and_those_that_wait_a
     library: Library,
 ) -> None:
     """They would reach the log after the close."""
+    produced, purging, purge = list[object](), threading.Event(), threading.Event()
+
+    def note(call: str, subject: object) -> None:
+        if call == "produce":
+            produced.append(subject)
+        elif call == "purge":
+            purging.set()
+            purge.wait(30)
 
     async def work(queue: KafkaQueue) -> None:
         await queue.publish(written_by(0))  # the thread has begun
-        library.away = True
-        produced = refuse(library)
+        library.away, library.refuse = True, note
         first, second = (asyncio.create_task(queue.publish(written_by(1))) for _ in range(2))
         await until(lambda: len(produced) == 1)
-        await queue.close()
+        closing = asyncio.create_task(queue.close())
+        await until(purging.is_set)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not first.done(), "its report may come"
+        purge.set()
+        await closing
         with pytest.raises(QueueError, match="purged in flight"):
             await first
         with pytest.raises(ClosedError):
