@@ -30,7 +30,7 @@ PUBLIC_METHODS_MAX = 20
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 BROAD_CLASSES: dict[str, int] = {}
-PRIVATE_USES_MAX = 3
+PRIVATE_USES_MAX = 2
 
 IMPURE = {"asyncio", "concurrent", "selectors", "socket", "sqlite3", "subprocess", "threading", "time", "uvloop"}
 VAGUE_NAMES = ("utils", "util", "common", "commons", "helpers", "helper", "misc")

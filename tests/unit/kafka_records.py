@@ -10,9 +10,15 @@ import pytest
 
 from memq.notification import Publication
 from memq.notification.kafka import queue as queue_module
+from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.settings import Names, kafka_settings
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
+from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
+from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition
 from tests.librdkafka import Library, Log, use
 from tests.skipping_loop import run_skipping, skipping_runtime
@@ -56,6 +62,22 @@ def over_virtual(work: Callable[[KafkaQueue], Awaitable[None]], servers: str = "
             await work(queue)
         finally:
             await queue.close()
+
+    run_skipping(run())
+
+
+def over_offsets(work: Callable[[Offsets, TopicMetadataCache], Awaitable[None]]) -> None:
+    """Run work on offsets and metadata of the library in use, on virtual time."""
+
+    async def run() -> None:
+        runtime, failures = skipping_runtime(), list[BaseException]()
+        tasks = TaskOwner(failures.append, EventLog(runtime.clock))
+        admin = KafkaAdmin(kafka_settings("kafka://localhost", {}), LastErrors())
+        metadata = TopicMetadataCache(admin, runtime.clock, tasks)
+        await work(Offsets(admin, metadata, tasks), metadata)
+        await admin.close()
+        await tasks.stop()
+        assert failures == []
 
     run_skipping(run())
 

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from memq.errors import LogCutError, NotFoundError, QueueError
+from memq.errors import NotFoundError, QueueError
 from memq.notification.kafka import topic_metadata_cache as looks_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.librdkafka import LastErrors
-from memq.notification.kafka.reading.offsets import CUT_S, PLACES_MAX, Offsets, Question
+from memq.notification.kafka.reading.offsets import PLACES_MAX, Offsets
 from memq.notification.kafka.request_coalescer import REQUESTS_MAX, RequestCoalescer
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.kafka.topic_metadata_cache import FRESH_S, GONE_S, TopicMetadataCache
@@ -26,7 +26,6 @@ from memq.runtime.tasks import TaskOwner
 from tests.brokers import run, until
 from tests.contract.manual_clock import ManualClock
 from tests.librdkafka import finished
-from tests.skipping_loop import run_skipping, skip
 
 
 @dataclass
@@ -215,25 +214,3 @@ def test_an_answer_is_never_of_a_request_that_went_before_the_question() -> None
         await tasks.stop()
 
     run(work())
-
-
-@pytest.mark.parametrize(("pause_s", "cut"), [(CUT_S / 2, True), (CUT_S + 1, False)])
-def test_lower_ends_count_as_a_cut_log_only_if_they_follow_one_another(pause_s: float, *, cut: bool) -> None:
-    """Each may be of a replica that lags for a moment, if nobody asked in between."""
-
-    async def lower(question: Question) -> int:
-        return 4
-
-    async def work() -> None:
-        offsets = Offsets(cast(KafkaAdmin, None), cast(TopicMetadataCache, None), cast(TaskOwner, None))
-        offsets.prove("clicks", 0, 5)
-        offsets._ask = lower  # type: ignore[method-assign]
-        found: list[bool] = []
-        for _ in range(5):
-            with pytest.raises(QueueError, match="the end is 4, after it was 5") as caught:
-                await offsets.end("clicks", 0)
-            found.append(isinstance(caught.value, LogCutError))
-            await skip(pause_s)
-        assert found == ([False, False, True, True, True] if cut else [False] * 5)
-
-    run_skipping(work())

@@ -47,8 +47,7 @@ class Offsets:
     def prove(self, topic: str, number: int, end: int) -> None:
         """Note that all offsets below `end` are in use: from now on a lower end is an error."""
         place = (topic, number)
-        if end > self._proven.get(place, 0):
-            self._proven[place] = end
+        self._proven[place] = max(end, self._proven.get(place, 0))
 
     def proven(self, topic: str, number: int) -> int:
         """Return the highest end that was proven, 0 for none."""
