@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -38,8 +40,10 @@ class Record:
     """One record of a log."""
 
     offset: int
-    time_ms: int
-    value: bytes
+    time_ms: int | None  # None: of a Kafka that keeps no times
+    value: bytes | None
+    key: bytes | None = None
+    headers: list[tuple[str, bytes | None]] | None = None
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Log:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    stable: int | None = None  # where the first open transaction begins
 
     def append(self, time_ms: int, value: bytes) -> int:
         """Add a record and return its offset."""
@@ -61,15 +66,19 @@ class Message:
     """What the library hands over: a record, or an error about a partition."""
 
     def __init__(
-        self, place: KafkaPartition, offset: int | None, record: Record | None, error: KafkaError | None
+        self,
+        place: KafkaPartition | tuple[None, None],
+        offset: int | None,
+        record: Record | None,
+        error: KafkaError | None,
     ) -> None:
-        self._place, self._offset, self._record, self._error = place, offset, record, error
+        self.place, self._offset, self._record, self._error = place, offset, record, error
 
-    def topic(self) -> str:
-        return self._place[0]
+    def topic(self) -> str | None:
+        return self.place[0]
 
-    def partition(self) -> int:
-        return self._place[1]
+    def partition(self) -> int | None:
+        return self.place[1]
 
     def offset(self) -> int | None:
         return self._offset
@@ -77,8 +86,16 @@ class Message:
     def value(self) -> bytes | None:
         return self._record.value if self._record is not None else None
 
+    def key(self) -> bytes | None:
+        return self._record.key if self._record is not None else None
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self._record.headers if self._record is not None else None
+
     def timestamp(self) -> tuple[int, int]:
-        return 1, self._record.time_ms if self._record is not None else -1
+        if self._record is None or self._record.time_ms is None:
+            return TIMESTAMP_NOT_AVAILABLE, -1
+        return TIMESTAMP_CREATE_TIME, self._record.time_ms
 
     def error(self) -> KafkaError | None:
         return self._error
@@ -130,9 +147,9 @@ class Library:
     described: Future[Any] | None = None  # the answer about topics, as soon as it has one
     groups: list[str] = field(default_factory=list)  # names of all groups
     group_errors: list[KafkaError] = field(default_factory=list)  # of nodes that do not list their groups
-    stable: int | None = None  # end of the log for those who read committed records alone; None: the end
     late: bool = False  # whether those who follow do not learn yet that a topic was deleted
     mute: bool = False  # whether nothing comes to those who read
+    cluster_id: str | None = "kafka-1"
 
     def log(self, place: KafkaPartition) -> Log:
         return self.topics[place[0]][place[1]]
@@ -182,7 +199,7 @@ class FakeAdmin:
             self._library.silent -= 1
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         shown = {name: SimpleNamespace(partitions=dict(enumerate(logs))) for name, logs in self._library.topics.items()}
-        return SimpleNamespace(cluster_id="kafka-1", topics=shown)
+        return SimpleNamespace(cluster_id=self._library.cluster_id, topics=shown)
 
     def describe_topics(
         self, topics: TopicCollection, request_timeout: float, include_authorized_operations: bool = False
@@ -329,11 +346,10 @@ class FakeAdmin:
             return finished(SimpleNamespace(offset=wrong))
         value = spec._value  # -1 latest, -2 earliest, else a time
         if value == -1:
-            stable = self._library.stable if committed else None
-            return finished(SimpleNamespace(offset=log.end if stable is None else stable))
+            return finished(SimpleNamespace(offset=log.end if not committed or log.stable is None else log.stable))
         if value == -2:
             return finished(SimpleNamespace(offset=log.begin))
-        found = (each.offset for each in log.records if each.offset >= log.begin and each.time_ms >= value)
+        found = (each.offset for each in log.records if each.offset >= log.begin and (each.time_ms or 0) >= value)
         return finished(SimpleNamespace(offset=next(found, -1)))
 
 
@@ -504,7 +520,7 @@ def refused(code: int) -> Callable[[Report, Message], None]:
     """Return what reports an error, whether the record has landed or not. The offset of such a report is void."""
 
     def report(deliver: Report, message: Message) -> None:
-        deliver(KafkaError(code), Message((message.topic(), message.partition()), 0, None, None))
+        deliver(KafkaError(code), Message(message.place, 0, None, None))
 
     return report
 

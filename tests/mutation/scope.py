@@ -50,7 +50,6 @@ ON_SERVERS = (
     "memq/notification/kafka/librdkafka.py",
     "memq/notification/kafka/reading/fetcher.py",
     "memq/notification/kafka/reading/follower.py",
-    "memq/notification/kafka/reading/source.py",
     "memq/notification/kafka/request_coalescer.py",
     "memq/notification/kafka/sender.py",
     "memq/notification/kafka/settings.py",

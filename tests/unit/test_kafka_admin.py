@@ -217,7 +217,7 @@ def test_offsets_are_asked_for_by_end_begin_and_time(library: Library) -> None:
 
 
 def test_the_end_of_committed_records_lies_before_open_transactions(library: Library) -> None:
-    library.stable = 2
+    library.log((TOPIC, 0)).stable = 2
     place = (TOPIC, 0)
 
     async def work(admin: KafkaAdmin) -> None:

@@ -161,19 +161,18 @@ class KafkaSource:
 
     def _join(self, group: str, topics: list[str], places: set[KafkaPartition]) -> None:
         self._consumer = consumer_of(self._settings.source(group), self._complaints.note)
-        self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+        self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
         deadline_s = self._clock.monotonic() + JOIN_S
         while self._assigned != places:
-            self._lost = False  # a revocation before the full assignment does not matter
             message = self._consumer.poll(JOIN_POLL_S)
-            if message is not None and message.error() is not None:
+            if message is not None:
                 self._judge(message.error())
             if self._clock.monotonic() > deadline_s:
                 raise GenerationFencedError(
                     f"group '{group}' at {self._settings.servers} has another member that does not leave",
                     hint="end the other import of these topics",
                 )
-        self._lost = False
+        self._lost = False  # a revocation before the full assignment does not matter
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._assigned |= {(part.topic, part.partition) for part in partitions}
@@ -236,7 +235,7 @@ class KafkaSource:
         try:
             return await self._pool.run(function, *arguments)
         except KafkaException as error:
-            raise self._complaints.failure(error, "copying Kafka's topics") from error
+            raise self._complaints.group_failure(error, "copying Kafka's topics", member=True) from error
 
 
 def _id_of(cluster: str | None) -> str:
