@@ -48,7 +48,6 @@ ON_SERVERS = (
     "memq/notification/kafka/admin.py",
     "memq/notification/kafka/groups/",
     "memq/notification/kafka/librdkafka.py",
-    "memq/notification/kafka/reading/fetcher.py",
     "memq/notification/kafka/reading/follower.py",
     "memq/notification/kafka/request_coalescer.py",
     "memq/notification/kafka/sender.py",
