@@ -22,9 +22,10 @@ from awscrt.checksums import crc32c, crc64nvme
 from tests.s3_servers import BUCKET, S3Place
 
 _Done = Literal["answer", "page", "close", "lost", "stall", "stall-done", "late"]
-_Body = Literal["short", "cut", "changed", "other", "omit", "repeat", "slow"]
+_Body = Literal["short", "cut", "changed", "other", "omit", "repeat", "endless", "slow"]
 Kind = _Done | _Body
 _HEAD_BYTES_MAX = 64 * 1024
+PAGE = b"<html><p>Welcome</p></html>"
 _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content"}
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,18 +34,20 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 class Fault:
     """What happens to one request.
 
-    `answer`: refused with status and code, nothing done. `page`: a proxy's page with status 200, nothing done.
+    `answer`: refused with status and code, nothing done. `page`: a proxy's page with status 200, nothing done; it may
+    have an ETag.
     `close`: the connection ends, nothing done. `lost`: done, and the connection ends without an answer. `stall`:
     nothing done, no answer while the client waits. `stall-done`: done, no answer. `cut`: the body ends early, with
     the connection. `short`: fewer bytes, as if they were all. `changed`: a byte is wrong. `other`: the bytes and
     marks of another object, where there is one. `omit`, `repeat`: a listing without its first entry, or with it
-    twice. `late`: refused, and yet done with the next request that comes. `slow`: the body comes in pieces, with
-    pauses between.
+    twice. `endless`: a listing without its part that names the next page. `late`: refused, and yet done with the next
+    request that comes. `slow`: the body comes in pieces, with pauses between.
     """
 
     kind: Kind
     status: int = 0
     code: str = ""
+    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class FaultyS3:
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     always: dict[str, Fault] = field(default_factory=dict)
     put_if_absent: bool = True
+    etag: str = ""  # of all objects; empty: of the form of S3, by their bytes
+    shows_checksums: bool = True  # in answers to a PUT with a CRC32C
+    page_keys_max: int = 1_000
+    page_each_second: Fault | None = None  # each second request meets it
     writes: int = 0
     came: asyncio.Event = field(default_factory=asyncio.Event)  # a request has come
     delay: Callable[[str], float] = lambda method: 0.0  # seconds between what a request does and its answer
@@ -94,6 +101,8 @@ class FaultyS3:
 
     def next_fault(self, method: str) -> Fault | None:
         """Return what the next request of a method meets."""
+        if self.page_each_second is not None and len(self.asked) % 2:
+            return self.page_each_second
         planned = self.faults.get(method)
         return planned.pop(0) if planned else self.always.get(method)
 
@@ -122,7 +131,8 @@ class FaultyS3:
         if fault.kind == "late":
             self.late.append(asked)
         if fault.kind == "page":
-            status, headers, body = 200, {"Content-Type": "text/html"}, b"<html><p>Welcome</p></html>"
+            status, headers, body = 200, {"Content-Type": "text/html"}, PAGE
+            headers |= {"ETag": fault.etag} if fault.etag else {}
         elif fault.status:
             status, headers, body = refusal(fault.status, fault.code)
         else:
@@ -174,13 +184,20 @@ class FaultyS3:
         marks = {name: value for name, value in asked.headers.items() if name.startswith("x-amz-meta-")}
         self.writes += 1
         self.objects[asked.key] = Stored(asked.body, marks, _START + timedelta(seconds=self.writes))
-        return 200, {"ETag": '"1"'}, b""
+        headers = {"ETag": self._etag(asked.body)}
+        if self.shows_checksums and (sent := asked.headers.get("x-amz-checksum-crc32c")):
+            headers["x-amz-checksum-crc32c"] = sent
+        return 200, headers, b""
+
+    def _etag(self, body: bytes) -> str:
+        return self.etag or f'"{crc32c(body):032x}"'
 
     def _get(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         stored = self.objects.get(asked.key)
         if stored is None:
             return refusal(404, "NoSuchKey")
-        headers = {"ETag": '"1"', "Last-Modified": stored.written.strftime("%a, %d %b %Y %H:%M:%S GMT"), **stored.marks}
+        written = stored.written.strftime("%a, %d %b %Y %H:%M:%S GMT")
+        headers = {"ETag": self._etag(stored.body), "Last-Modified": written, **stored.marks}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", asked.headers.get("range", ""))
         if wanted is None:
             return 200, headers, stored.body
@@ -194,7 +211,8 @@ class FaultyS3:
         prefix, most = asked.query.get("prefix", [""])[0], int(asked.query.get("max-keys", ["1000"])[0])
         after = asked.query.get("continuation-token", asked.query.get("start-after", [""]))[0]
         keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
-        shown, more = keys[: min(most, 1_000)], len(keys) > most
+        shown = keys[: min(most, self.page_keys_max)]
+        more = len(keys) > len(shown)
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key].body)}</Size><ETag>1</ETag>"
             f"<LastModified>{self.objects[key].written:%Y-%m-%dT%H:%M:%S.000Z}</LastModified></Contents>"
@@ -218,6 +236,8 @@ def _spoilt(kind: Kind, body: bytes) -> bytes:
             return body[:-1]
         case "omit":
             return re.sub(rb"<Contents>.*?</Contents>", b"", body, count=1)
+        case "endless":
+            return re.sub(rb"<IsTruncated>.*?(?=<Contents>|</List)", b"", body)
         case "repeat":
             return re.sub(rb"(<Contents>.*?</Contents>)", rb"\1\1", body, count=1)
     return body

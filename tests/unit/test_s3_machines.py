@@ -351,9 +351,9 @@ def test_parts_are_all_bytes_in_order(buffers: list[bytes], part_bytes: int) -> 
 
 
 def test_marks_of_others_are_no_checksum() -> None:
-    assert found_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}).checksum == 42
+    assert found_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}, "").checksum == 42
     for text in ("", "2a", "xxxxxxxx", "0000002a0"):
-        assert found_of(3, {"memq-crc32c": text}).checksum is None
+        assert found_of(3, {"memq-crc32c": text}, "").checksum is None
 
 
 def test_a_hedge_that_the_budget_refused_is_sent_when_it_is_earned() -> None:

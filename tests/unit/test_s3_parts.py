@@ -69,7 +69,7 @@ class Client:
 
     async def complete_multipart_upload(self, **said: Any) -> dict[str, str]:
         self._note("complete", said)
-        return {"ETag": "whole"}
+        return {"ETag": "whole", "ChecksumCRC32C": said["ChecksumCRC32C"]}
 
     async def abort_multipart_upload(self, **said: Any) -> None:
         self.at_abort = self.on_the_way
@@ -77,7 +77,7 @@ class Client:
 
     async def put_object(self, **said: Any) -> dict[str, str]:
         self._note("put", said)
-        return {"ETag": "whole"}
+        return {"ETag": "whole", "ChecksumCRC32C": said["ChecksumCRC32C"]}
 
     async def delete_object(self, **said: Any) -> None:
         self._note("delete", said)
@@ -233,8 +233,9 @@ def test_a_put_is_one_request_that_fails_where_something_lies(monkeypatch: pytes
     """A put in parts by obstore has no condition: it would replace an object."""
     said: list[Any] = []
 
-    async def put_async(store: Any, key: str, file: Sequence[memoryview], **options: Any) -> None:
+    async def put_async(store: Any, key: str, file: Sequence[memoryview], **options: Any) -> dict[str, str]:
         said.append((key, b"".join(file), options))
+        return {"e_tag": f'"{crc32c(body):032x}"'}
 
     monkeypatch.setattr(obstore, "put_async", put_async)
     views = [memoryview(body)] if body else []
@@ -282,14 +283,23 @@ def test_a_listing_is_that_of_the_folder_without_names_that_begin_otherwise(
 
     def listed(store: Any, folder: str | None, *, offset: str | None, chunk_size: int) -> Any:
         said.append((folder, offset))
-        return pages()
+        return pages() if len(said) == 1 else nothing()
+
+    async def nothing() -> AsyncIterator[list[dict[str, Any]]]:
+        no_pages: list[list[dict[str, Any]]] = []
+        for page in no_pages:
+            yield page
+
+    async def absent(store: Any, key: str) -> None:
+        raise FileNotFoundError("status: 404 Not Found <Code>NoSuchKey</Code>")
 
     monkeypatch.setattr(obstore, "list", listed)
+    monkeypatch.setattr(obstore, "get_async", absent)
 
     async def work() -> list[Any]:
         return [entry async for page in path().pages(prefix, after) for entry in page]
 
     found = asyncio.run(work())
-    assert said == [asked]
+    assert said == [asked, (asked[0], max(names[1:]))]
     assert [entry.key for entry in found] == [name for name in names if name.startswith(prefix)]
     assert {(entry.size, entry.modified_ms) for entry in found} == {(5, 7_000)}

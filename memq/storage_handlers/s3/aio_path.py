@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.storage_handlers import ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, cut_parts, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, cut_parts, found_of
 from memq.storage_handlers.s3.settings import (
     Bucket,
     authority_file,
@@ -44,6 +45,7 @@ class AioPath:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._client: Any = None
+        self._put_answers = PutAnswers()
         self._options: dict[str, str] = {"ContentType": "application/octet-stream"}
         if settings.storage_class:
             self._options["StorageClass"] = settings.storage_class
@@ -102,7 +104,10 @@ class AioPath:
                 Body=b"".join(order.views),
                 ChecksumCRC32C=_base64(order.checksum),
             )
-            _check_made(answer)
+            await self._confirm(order, answer)
+
+    async def _confirm(self, order: PutOrder, answer: dict[str, Any]) -> None:
+        await self._put_answers.confirm(self, order, answer["ETag"], _checksum_of(answer.get("ChecksumCRC32C")))
 
     async def _put_in_parts(self, order: PutOrder) -> None:
         """Send parts, then complete the upload if the key is free.
@@ -140,7 +145,7 @@ class AioPath:
                 ChecksumCRC32C=_base64(order.checksum),
                 ChecksumType="FULL_OBJECT",
             )
-            _check_made(answer)
+            await self._confirm(order, answer)
         except BaseException:
             await self._abort(upload)
             raise
@@ -161,20 +166,25 @@ class AioPath:
         """See `DataPath.get`."""
         with _answers():
             answer = await self._client.get_object(**self._name(key))
-            found = found_of(check_size(key, answer["ContentLength"]), answer["Metadata"])
+            found = found_of(
+                check_size(key, answer["ContentLength"]), answer["Metadata"], answer.get("ContentType", "")
+            )
             return await _body_of(answer), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `DataPath.get_range`."""
         with _answers():
             wanted = f"bytes={offset}-{offset + length - 1}"
-            return await _body_of(await self._client.get_object(**self._name(key), Range=wanted))
+            answer = await self._client.get_object(**self._name(key), Range=wanted)
+            if not answer["ContentRange"].startswith(f"bytes {offset}-"):  # a proxy's page has none
+                raise StoreAnswer(0, "", f"{answer['ContentRange'][:80]} in answer to {wanted}")
+            return await _body_of(answer)
 
     async def head(self, key: str) -> ObjectHead:
         """See `DataPath.head`."""
         with _answers(has_body=False):
             answer = await self._client.head_object(**self._name(key))
-            return found_of(answer["ContentLength"], answer["Metadata"])
+            return found_of(answer["ContentLength"], answer["Metadata"], answer.get("ContentType", ""))
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
         """See `DataPath.pages`."""
@@ -207,11 +217,6 @@ class AioPath:
         return {"Bucket": self._bucket.name, "Key": key}
 
 
-def _check_made(answer: dict[str, Any]) -> None:
-    """Raise KeyError for an answer that names no object: a proxy's page also has the status 200."""
-    answer["ETag"]
-
-
 async def _body_of(answer: dict[str, Any]) -> bytes:
     async with answer["Body"] as body:
         return b"".join([chunk async for chunk in body.iter_chunks(_CHUNK_BYTES)])
@@ -220,6 +225,15 @@ async def _body_of(answer: dict[str, Any]) -> bytes:
 def _base64(checksum: int) -> str:
     """Return a crc32c as S3 writes it: its four bytes, big-endian, in base64."""
     return b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def _checksum_of(text: str | None) -> int | None:
+    """Return the crc32c of a whole object in S3's answer; None if it has none."""
+    try:
+        found = b64decode(text or "", validate=True)
+    except Base64Error:  # of a server that answers with a checksum of checksums
+        return None
+    return int.from_bytes(found, "big") if len(found) == 4 else None
 
 
 @contextmanager

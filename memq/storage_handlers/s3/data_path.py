@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.s3.answers import StoreAnswer
 
 CRC_MARK = "memq-crc32c"  # metadata of an object: crc32c of its bytes, 8 hex digits
+_S3_ETAG = re.compile(r'"?[0-9a-fA-F]{32}(-[0-9]+)?"?\Z')
+_ETAGS_MAX = 1_000
+_HEADS = 2
+_PAGE_TYPE = "text/html"
 _LET_GO_S_MAX = 0.05
 
 
@@ -47,7 +54,10 @@ class DataPath(Protocol):
         ...
 
     async def put(self, order: PutOrder) -> None:
-        """Write an object if its key is free. The server checks a checksum."""
+        """Write an object if its key is free. The server checks a checksum.
+
+        An answer that does not prove the object is confirmed by a HEAD.
+        """
         ...
 
     async def get(self, key: str) -> tuple[bytes, ObjectHead]:
@@ -75,9 +85,59 @@ class DataPath(Protocol):
         ...
 
 
-def found_of(size: int, metadata: Mapping[str, str]) -> ObjectHead:
-    """Return an object's size, and its checksum from its metadata."""
+class PutAnswers:
+    """Decides whether an answer to a PUT proves that the object is stored.
+
+    The status proves nothing, because a proxy's page also has the status 200, and some pages have an ETag. The checksum
+    in the answer proves it, if the server sends one and the library shows it. If not, an ETag is accepted that has the
+    form of S3's and that no other object had: with SSE-KMS it is not the MD5, which would also double the CPU time.
+    """
+
+    def __init__(self) -> None:
+        self._shows_checksums = False
+        self._owners: OrderedDict[str, int | None] = OrderedDict()  # by ETag: the object's crc32c; None for a page
+
+    async def confirm(self, path: DataPath, order: PutOrder, etag: str, shown: int | None = None) -> None:
+        """Return if the object is stored; `shown` is the crc32c in the answer.
+
+        If the answer proves nothing, a HEAD decides.
+
+        A second HEAD is cheaper than a second PUT: the answer to the first may be a page, too.
+        Raises: StoreAnswer, which asks for another try.
+        """
+        if shown is not None:
+            self._shows_checksums = True
+        if shown == order.checksum or self._is_new(etag, order.checksum):
+            return
+        error = ""
+        for _ in range(_HEADS):
+            try:
+                found = await path.head(order.key)
+            except StoreAnswer as answer:
+                error = str(answer)
+            else:
+                if found == ObjectHead(order.size, order.checksum):
+                    return
+                error = f"{found.size} bytes of another object"
+        self._owners[etag] = None
+        raise StoreAnswer(0, "", f"success of a PUT, with ETag {etag[:80]}, but a HEAD got: {error[:200]}")
+
+    def _is_new(self, etag: str, checksum: int) -> bool:
+        """Whether an ETag is one of S3, and of no other object."""
+        owner = self._owners.setdefault(etag, checksum)
+        while len(self._owners) > _ETAGS_MAX:
+            self._owners.popitem(last=False)
+        return not self._shows_checksums and owner == checksum and _S3_ETAG.match(etag) is not None
+
+
+def found_of(size: int, metadata: Mapping[str, str], kind: str) -> ObjectHead:
+    """Return an object's size, and its checksum from its metadata; `kind` is the answer's Content-Type.
+
+    Raises: StoreAnswer for a proxy's page, which also has the status 200. No object without a mark is HTML.
+    """
     text = metadata.get(CRC_MARK, "")
+    if not text and kind.startswith(_PAGE_TYPE):
+        raise StoreAnswer(0, "", "a page in HTML, which is not S3's")
     try:
         checksum = int(text, 16) if len(text) == 8 else None
     except ValueError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memq.runtime.threads import expect_native_threads
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, found_of
 from memq.storage_handlers.s3.settings import (
     Bucket,
     authority_of,
@@ -23,9 +23,11 @@ from memq.storage_handlers.s3.settings import (
 )
 
 if TYPE_CHECKING:
+    from obstore import GetResult
     from obstore.store import ClientConfig, S3Config, S3Store
 
 _PAGE = 1_000
+_ENDS = 2  # listings that end at one place
 _ABSENT = f"{CHECK_PREFIX}absent"  # the key of no object
 _STATUS = re.compile(r"\bstatus: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -48,6 +50,7 @@ class ObstorePath:
     def __init__(self, bucket: Bucket) -> None:
         self._store = _open_store(bucket)
         self._absent = f"{bucket.prefix}{_ABSENT}"
+        self._put_answers = PutAnswers()
         expect_native_threads()
         self._attributes = {"Content-Type": "application/octet-stream"}
         if bucket.settings.storage_class:
@@ -61,7 +64,7 @@ class ObstorePath:
         import obstore
 
         with _answers():
-            await obstore.put_async(
+            result = await obstore.put_async(
                 self._store,
                 order.key,
                 order.views or [memoryview(b"")],
@@ -69,6 +72,7 @@ class ObstorePath:
                 use_multipart=False,
                 attributes={**self._attributes, **order.marks},
             )
+        await self._put_answers.confirm(self, order, result["e_tag"] or "")
 
     async def get(self, key: str) -> tuple[bytes, ObjectHead]:
         """See `DataPath.get`."""
@@ -76,7 +80,7 @@ class ObstorePath:
 
         with _answers():
             result = await obstore.get_async(self._store, key)
-            found = found_of(check_size(key, result.meta["size"]), result.attributes)
+            found = _found_in(result, check_size(key, result.meta["size"]))
             return bytes(await result.bytes_async()), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -92,36 +96,35 @@ class ObstorePath:
 
         with _answers(has_body=False):
             result = await obstore.get_async(self._store, key, options={"head": True})
-            return found_of(result.meta["size"], result.attributes)
+            return _found_in(result, result.meta["size"])
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
         """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here.
 
-        obstore reads a proxy's page with status 200 as a page without entries, which ends the listing. A page of S3
-        has 1,000 entries, unless it is the last one. So an end after none, or after full pages, is checked.
+        obstore ends a listing at a proxy's page with status 200, and at a page of S3 without its last part, which names
+        the next page. So a listing is at its end if another one from there is empty, and if S3 answers.
         """
-        folder, count = prefix.rpartition("/")[0], 0
-        stream = self._listing(folder, after)
-        while page := await _next_page(stream):
-            count, after = count + len(page), page[-1]["path"]
-            yield [_entry(meta) for meta in page if meta["path"].startswith(prefix)]
-        if count % _PAGE == 0:
-            await self._check_end(folder, after)
+        folder, ends = prefix.rpartition("/")[0], 0
+        while ends < _ENDS:
+            ends, stream = ends + 1, self._listing(folder, after)
+            while page := await _next_page(stream):
+                if page[-1]["path"] > after:  # else the server ignores where the listing begins
+                    ends, after = 1, page[-1]["path"]
+                yield [_entry(meta) for meta in page if meta["path"].startswith(prefix)]
+        await self._check_server()
 
     def _listing(self, folder: str, after: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
         import obstore
 
         return obstore.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
 
-    async def _check_end(self, folder: str, after: str) -> None:
-        """Prove the end of a listing by a second one, and by S3's answer to a GET of an absent object.
+    async def _check_server(self) -> None:
+        """Prove that S3 answers, by a GET of an absent object.
 
         Raises: StoreAnswer.
         """
         import obstore
 
-        if await _next_page(self._listing(folder, after)):
-            raise StoreAnswer(0, "", "a listing ended before its last entry, as after a page that is not S3's")
         try:
             with _answers():
                 await obstore.get_async(self._store, self._absent)
@@ -193,6 +196,10 @@ def _config(bucket: Bucket, region: str) -> S3Config:
     if settings.sse_kms_key_id:
         config["sse_kms_key_id"] = settings.sse_kms_key_id
     return config
+
+
+def _found_in(result: GetResult, size: int) -> ObjectHead:
+    return found_of(size, result.attributes, result.attributes.get("Content-Type", ""))
 
 
 def _entry(meta: Mapping[str, Any]) -> ObjectEntry:
