@@ -31,6 +31,7 @@ LAYOUTS = {
     42: (1, "4[sE]"),  # DELETE_GROUPS
     44: (0, "4[Es1s]"),  # INCREMENTAL_ALTER_CONFIGS
 }
+OFFSET_COMMIT = 8
 PINNED |= {key: version for key, (version, _) in LAYOUTS.items()}
 Lie = Callable[[bytes, bytes], bytes]
 RECORDS_HEAD = 12  # of a batch of records: its first offset, and its length
@@ -270,6 +271,34 @@ def _end_of_array(layout: str, at: int) -> int:
         depth += {"[": 1, "]": -1}.get(layout[at], 0)
         at += 1
     return at - 1
+
+
+@dataclass(frozen=True)
+class FewerPartitions:
+    """Lie about OFFSET_COMMIT or OFFSET_FETCH: the answer lacks the last partition of each topic, or all `topics`."""
+
+    topics: bool = False
+
+    def __call__(self, request: bytes, answer: bytes) -> bytes:
+        """See `Lie`."""
+        is_commit = int.from_bytes(request[:2]) == OFFSET_COMMIT
+        found = Reader(answer, 8)
+        topics_at = found.at
+        for _topic in found.items():
+            topic_begin = found.at
+            found.skip(size_bytes=2)
+            count_at = begin = found.at
+            for _partition in found.items():
+                begin = found.at
+                found.at += 4 if is_commit else 16
+                if not is_commit:
+                    found.skip(size_bytes=2)
+                found.at += 2
+            if self.topics:
+                found.cut(topic_begin, topics_at)
+            elif begin > count_at:
+                found.cut(begin, count_at)
+        return bytes(found.body)
 
 
 @dataclass(frozen=True)

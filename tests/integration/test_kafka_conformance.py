@@ -31,6 +31,7 @@ from tests.integration.kafka_answers import (
     Described,
     Fenced,
     Fetched,
+    FewerPartitions,
     Lie,
     NoPositions,
     Offsets,
@@ -244,6 +245,35 @@ def test_that_a_group_has_no_position_takes_two_answers(proxy: KafkaProxy) -> No
         fault.times = 1
         assert await queue.committed("outside", [part(0), part(1)]) == {part(): committed(0)}
         assert fault.times == 0
+
+    over(proxy, fault, scenario)
+
+
+@pytest.mark.parametrize("topics", [False, True])
+def test_a_position_that_an_answer_lacks_takes_two_answers_to_be_none(proxy: KafkaProxy, *, topics: bool) -> None:
+    fault = Fault(ApiKey.OFFSET_FETCH, Phase.FALSE, 0, FewerPartitions(topics=topics))
+    positions = {part(0): committed(3), part(1): committed(5, partition=1)}
+
+    async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
+        await queue.create([part(0), part(1)], STALE_MS)
+        await queue.commit("outside", "", -1, positions)
+        fault.times = 1
+        assert await queue.committed("outside", [part(0), part(1)]) == positions
+        assert fault.times == 0
+
+    over(proxy, fault, scenario)
+
+
+@pytest.mark.parametrize("topics", [False, True])
+def test_positions_that_the_answer_to_a_commit_lacks_are_stored_or_an_error(proxy: KafkaProxy, *, topics: bool) -> None:
+    fault = Fault(ApiKey.OFFSET_COMMIT, Phase.FALSE, 1, FewerPartitions(topics=topics))
+    positions = {part(0): committed(3), part(1): committed(5, partition=1)}
+
+    async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
+        await queue.create([part(0), part(1)], STALE_MS)
+        await queue.commit("outside", "", -1, positions)
+        assert fault.times == 0
+        assert await queue.committed("outside", [part(0), part(1)]) == positions
 
     over(proxy, fault, scenario)
 

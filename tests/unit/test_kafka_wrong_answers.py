@@ -21,6 +21,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.notification import Span
+from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.kafka import librdkafka as library_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
@@ -32,6 +33,7 @@ from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
 from memq.runtime.runtime import Runtime
+from memq.topic import Committed, Position, Totals
 from tests.brokers import until
 from tests.librdkafka import INVALID, Library, Log
 from tests.unit.kafka_records import ALL, PARTITION, RECORDS, TOPIC, few_records, over, publication
@@ -475,6 +477,24 @@ def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(
         monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed([part_with_error]))
         with pytest.raises(QueueError, match="reading the positions of group"):
             await queue.committed("report", [PARTITION])
+
+    over(work)
+
+
+@pytest.mark.parametrize("shown", [[], [TopicPartition(TOPIC, 0, 2)]], ids=["none", "other"])
+def test_positions_that_were_set_from_outside_are_believed_when_kafka_shows_them(
+    library: Library, shown: list[TopicPartition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library calls a position stored that Kafka's answer lacks: a reset changed nothing, and was reported done."""
+
+    async def work(queue: KafkaQueue) -> None:
+        wanted = {PARTITION: Committed(Position(PARTITION.partition, 3, 0), Totals(0, 0), 0)}
+        monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed(shown))
+        with pytest.raises(QueueError, match="does not show"):
+            await queue.commit("report", "", OUTSIDE_GENERATION, wanted)
+        stored = TopicPartition(TOPIC, 0, 3)
+        monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed([stored]))
+        await queue.commit("audit", "", OUTSIDE_GENERATION, wanted)
 
     over(work)
 

@@ -204,6 +204,7 @@ class HostedGroups:
             check_position(partition, committed)
         if name == "" and generation == OUTSIDE_GENERATION:
             await self._commit_outside(group, offsets)
+            await self._check_stored(group, positions)
             return
         member = self._known(group, name)
         member.holdings.check_commit(generation, positions, number)
@@ -231,6 +232,22 @@ class HostedGroups:
             if error.code() not in _MOVING or loop.time() >= until_s:
                 raise await self._refused_outside(error, group, failed)
             await asyncio.sleep(MOVING_PAUSE_S)
+
+    async def _check_stored(self, group: str, positions: dict[ReadPartition, Committed]) -> None:
+        """Read positions back that were set from outside, for example by a reset.
+
+        librdkafka has the same result for a stored position and for one that Kafka's answer lacks. A commit of a
+        member is not read back, because its next commit has the position again.
+        Raises: QueueError, DeniedError.
+        """
+        found = await self.committed(group, list(positions))
+        lacking = [partition for partition, committed in positions.items() if found.get(partition) != committed]
+        if lacking:
+            names = ", ".join(f"{each.topic} {each.partition}" for each in lacking[:5])
+            raise QueueError(
+                f"committing {len(positions)} positions of group '{group}': Kafka does not show those of {names}",
+                hint="repeat the request, while no consumer of the group runs",
+            )
 
     async def _store_outside(self, group: str, offsets: list[TopicPartition]) -> Refusal | None:
         """Set the positions of a group without members; return the error and the refused offsets, or None."""
