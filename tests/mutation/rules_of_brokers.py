@@ -135,8 +135,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         OWNERSHIP,
         "pointers of other partitions of the same log are joined",
-        "self._own.pop(offset, self) is None or pointer.partition != self.partition",
-        "self._own.pop(offset, self) is None",
+        "self._own.pop(offset, None) is not None or pointer.partition != self.partition",
+        "self._own.pop(offset, None) is not None",
     ),
     (
         OWNERSHIP,

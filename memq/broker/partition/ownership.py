@@ -17,8 +17,8 @@ from enum import Enum, auto
 import msgspec
 
 from memq.broker.partition.append import ProducerState
-from memq.errors import NotReadyError, OutOfSequenceError, ProducerFencedError, TooLargeError
-from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges, named_since_ms
+from memq.errors import LogCutError, NotReadyError, OutOfSequenceError, ProducerFencedError, TooLargeError
+from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges, named_since_ms, pointer_mark
 from memq.format.totals import TotalsFold, adopted_of
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.topic import CLOCK_ERROR_MS, Totals
@@ -175,7 +175,7 @@ class Ownership:
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, with any outcome
     handed_over: int = -1  # the batch sequence of that pointer
     published_s: float = -math.inf  # when the last pointer that is known to be in the queue was handed over
-    _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or after `read_to`
+    _own: dict[int, int] = field(default_factory=dict)  # marks of own pointers at or after `read_to`, by offset
     _published: int = -1  # highest own batch sequence that is counted
     tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted
 
@@ -208,11 +208,17 @@ class Ownership:
         return found
 
     def meet(self, offset: int, time_ms: int, pointer: Pointer) -> None:
-        """Take one entry of the queue, in order of offset; entries below `read_to` are ignored."""
+        """Take one entry of the queue, in order of offset; entries below `read_to` are ignored.
+
+        Raises: LogCutError if the entry is at the offset of an own pointer, and is another one.
+        """
         if offset < self.read_to:
             return
+        own = self._own.get(offset)
+        if own not in (None, pointer_mark(pointer)):
+            raise changed_entry(offset)
         self.read_to = offset + 1
-        if self._own.pop(offset, self) is None or pointer.partition != self.partition:
+        if self._own.pop(offset, None) is not None or pointer.partition != self.partition:
             return
         if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
             self.become(Phase.FENCED)
@@ -294,7 +300,7 @@ class Ownership:
         if self.follows(offset):
             self.read_to = offset + 1
         elif offset >= self.read_to:
-            self._own[offset] = None
+            self._own[offset] = pointer_mark(pointer)
             self.unread = True
         self._count_own(pointer)
         self.join(pointer.producers, time_ms)
@@ -344,6 +350,11 @@ class Ownership:
             and not (producer.streams or number in busy or self.named.get(number) is not None)
         ]:
             del self.producers[producer_id]
+
+
+def changed_entry(offset: int) -> LogCutError:
+    """Return the error for an offset at which the log had another pointer before."""
+    return LogCutError(f"the queue shows another pointer at offset {offset} than before: its log was cut, or replaced")
 
 
 def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: float, *, by_age: bool) -> int:
