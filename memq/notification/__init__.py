@@ -23,6 +23,7 @@ TIME_MS_END = 1 << 53  # JSON's exact integers
 EPOCH_END = 1 << 32
 TOTAL_END = 1 << 63
 MARK_END = 1 << 32
+FROM_THE_LOG = 0  # `bytes_max` of a read that shows what the log has at an offset now
 
 
 def missing_partition(partition: ReadPartition) -> NotFoundError:
@@ -168,6 +169,8 @@ class PointerReader(Protocol):
         """Return entries from `offset` on: about `bytes_max` bytes at most, but at least one entry if any.
 
         The call never waits for entries: it returns none only at the end. An offset below `begin` starts at `begin`.
+        With `FROM_THE_LOG` it returns one entry, and never one of a cache: it is another one than before if the log was
+        cut and has grown again.
         To read a whole partition, use `memq.notification.log_reader`, which does not trust the first empty answer.
         """
         ...

@@ -49,3 +49,45 @@ def test_an_owner_that_finds_another_pointer_at_the_offset_of_its_own_gives_up(
     run(work())
     (line,) = log_lines(caplog)
     assert line.startswith("log-lost: topic 'clicks' partition 0: the queue shows another pointer at offset 2")
+
+
+@pytest.mark.parametrize("lands", [0, 1], ids=["exactly up to its known end", "beyond its known end"])
+def test_an_owner_whose_log_was_filled_again_notices_that_its_last_entry_changed(
+    caplog: pytest.LogCaptureFixture, lands: int
+) -> None:
+    """The `opened` of the next owner is below the end that this owner knows: it would read on from there."""
+
+    async def work() -> None:
+        owner = Owner()
+        owner.own.become(Phase.OWNING)
+        await owner.queue.create([READ], 30_000)
+        for number in range(3):
+            assert await owner.publisher.publish(owner.batch, number)
+        log = owner.queue.log(READ)
+        del log.entries[1:]
+        for _ in range(2 + lands):  # it repeats its `opened`
+            land(owner, opened(owner, 2))
+        end = log.end
+        owner.clock.advance(10_000)  # a third of S, and the time of the last publish
+        with pytest.raises(LogCutError):
+            await owner.publisher.publish(owner.batch, 3)
+        assert owner.own.log_was_cut
+        assert owner.own.phase is Phase.FENCED
+        assert log.end == end, "nothing was published"
+
+    run(work())
+    (line,) = log_lines(caplog)
+    assert line.startswith("log-lost: topic 'clicks' partition 0: the queue shows another pointer at offset 2")
+
+
+def test_an_owner_whose_last_entry_retention_has_removed_continues() -> None:
+    async def work() -> None:
+        owner = Owner()
+        await owner.queue.create([READ], 30_000)
+        assert await owner.publisher.publish(owner.batch, 0)
+        await owner.queue.trim(READ, 1)
+        owner.clock.advance(10_000)
+        assert await owner.publisher.publish(owner.batch, 1)
+        assert owner.queue.log(READ).end == 2
+
+    run(work())

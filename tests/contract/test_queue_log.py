@@ -16,7 +16,7 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification import Entry, NotificationQueue, Span
+from memq.notification import FROM_THE_LOG, Entry, NotificationQueue, Span
 from memq.notification.log_reader import all_entries, entries_between
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, over_queues, over_queues_that_refuse, part, publication
@@ -51,6 +51,15 @@ async def test_published_entries_are_read_in_order(queue: NotificationQueue, clo
     assert list(await queue.read(part(), 5, ALL)) == []
     assert list(await queue.read(part(), 99, ALL)) == []
     assert await queue.span(part()) == Span(0, 5)
+
+
+@over_queues
+async def test_one_entry_can_be_read_from_the_log_itself(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await fill(queue, clock, 4)
+    await queue.trim(part(), 1)
+    found = [await queue.read(part(), offset, FROM_THE_LOG) for offset in range(5)]
+    assert [[entry.body for entry in entries] for entries in found] == [[b"1"], [b"1"], [b"2"], [b"3"], []]
 
 
 @over_queues

@@ -438,4 +438,12 @@ KEEPING_BUGS = (
         level="calm",
         aspects=("truncate",),
     ),
+    Planted(
+        "an owner reads on in a log that was cut and filled again",
+        "memq.broker.partition.publishing",
+        "Publisher.read_to_end",
+        swap("await self._log.has_changed(self.own.read_to - 1, self.own.last_mark)", "False"),
+        level="sleepy",
+        aspects=("truncate",),
+    ),
 )

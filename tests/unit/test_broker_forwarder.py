@@ -355,6 +355,7 @@ def test_a_copy_is_found_however_long_its_block_is_held() -> None:
             stale_publish_s=(2 * TOPIC.settings.dedup_window_ms) / 1000,
             epoch=4,
             log_was_cut=False,
+            last_mark=0,
             queue_time_ms=clock.wall_ms,
         )
         bench.held = UnpublishedBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)

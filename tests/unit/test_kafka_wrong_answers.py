@@ -20,7 +20,7 @@ from memq.errors import (
     QueueError,
     UnreachableError,
 )
-from memq.notification import Span
+from memq.notification import FROM_THE_LOG, Span
 from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.kafka import librdkafka as library_module
 from memq.notification.kafka import topics as topics_module
@@ -225,6 +225,20 @@ def test_an_end_that_stays_lower_than_what_was_published_is_a_cut_log(
         with pytest.raises(QueueError) as caught:
             await queue.read(PARTITION, RECORDS - 1, ALL)
         assert not isinstance(caught.value, LogCutError), "a right answer came in between"
+
+    over(work)
+
+
+def test_an_entry_of_the_log_comes_from_kafka_and_corrects_the_memory_of_the_queue(library: Library) -> None:
+    """A log was cut, and grew again: the queue still has the lost entry, which it published, in its memory."""
+
+    async def work(queue: KafkaQueue) -> None:
+        assert await queue.publish(publication(b"lost")) == RECORDS
+        log = library.log((TOPIC, 0))
+        log.records[RECORDS] = replace(log.records[RECORDS], value=b"new")
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"lost"]
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, FROM_THE_LOG)] == [b"new"]
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"new"]
 
     over(work)
 

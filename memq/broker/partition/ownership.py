@@ -166,6 +166,7 @@ class Ownership:
     producers: dict[int, ProducerState] = field(default_factory=dict)
     adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own pointers list and count
     landed: dict[int, Pointer] = field(default_factory=dict)  # own pointers found by a read, by batch sequence
+    last_mark: int = 0  # of the entry before `read_to`; 0: unknown
     highest_epoch: int = 0
     unread: bool = False  # unknown entries may lie between the own pointers: read before the next publish
     log_was_cut: bool = False  # entries that this owner has read, or published, are not in the log
@@ -214,10 +215,10 @@ class Ownership:
         """
         if offset < self.read_to:
             return
-        own = self._own.get(offset)
-        if own not in (None, pointer_mark(pointer)):
+        mark = pointer_mark(pointer)
+        if self._own.get(offset, mark) != mark:
             raise changed_entry(offset)
-        self.read_to = offset + 1
+        self.read_to, self.last_mark = offset + 1, mark
         if self._own.pop(offset, None) is not None or pointer.partition != self.partition:
             return
         if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
@@ -233,7 +234,7 @@ class Ownership:
 
     def restart(self, offset: int) -> None:
         """Read the tail again, from `offset` on; forget the entries that were read."""
-        self.read_to = offset
+        self.read_to, self.last_mark = offset, 0
         self.producers.clear()
         self.named = NamedProducers()
         self.tail = QueueTail()
@@ -298,7 +299,7 @@ class Ownership:
     def published(self, offset: int, pointer: Pointer, time_ms: int) -> None:
         """Count an own pointer that is in the queue at `offset`."""
         if self.follows(offset):
-            self.read_to = offset + 1
+            self.read_to, self.last_mark = offset + 1, pointer_mark(pointer)
         elif offset >= self.read_to:
             self._own[offset] = pointer_mark(pointer)
             self.unread = True

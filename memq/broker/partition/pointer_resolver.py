@@ -9,8 +9,8 @@ import msgspec
 from memq.broker.partition.batch import producer_ranges
 from memq.broker.services import Services
 from memq.errors import DeniedError, MemqError, RetryableError
-from memq.format.pointer import Pointer, read_pointer
-from memq.notification import Entries, Entry
+from memq.format.pointer import Pointer, pointer_mark, read_pointer
+from memq.notification import FROM_THE_LOG, Entries, Entry
 from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
 from memq.storage_handlers.confirmed_reads import read_batch_entries
@@ -33,6 +33,18 @@ class PointerResolver:
     async def read(self, offset: int, end: int) -> Entries:
         """Return some entries from `offset` on, none only at the end. See `page_before`, also for errors."""
         return await page_before(self._services.queue, self._partition, offset, end, READ_BYTES)
+
+    async def has_changed(self, offset: int, mark: int) -> bool:
+        """Whether the log now has another pointer at an offset than the one with `mark`; 0: unknown, so False.
+
+        A log may be cut, and filled again up to `offset` or beyond. Then it has new pointers below what is read next.
+        Ask after each read: an unchanged entry shows that the log had no other entries below it at that read.
+        """
+        if not mark:
+            return False
+        found = await self._services.queue.read(self._partition, offset, FROM_THE_LOG)
+        pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
+        return isinstance(pointer, Pointer) and pointer_mark(pointer) != mark
 
     async def pointer(self, entry: Entry) -> Pointer | None:
         """Return the pointer of an entry with all its producers, None when it is damaged.

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
-from memq.broker.partition.ownership import Ownership, Phase
+from memq.broker.partition.ownership import Ownership, Phase, changed_entry
 from memq.broker.partition.pointer_resolver import PointerResolver
 from memq.broker.partition.recent_pointer_cache import RecentPointer
 from memq.broker.services import Services
@@ -138,6 +138,8 @@ class Publisher:
             try:
                 async with asyncio.timeout(self.own.stale_publish_s):
                     entries = await self._log.read(self.own.read_to, max(end, self.own.known_end()))
+                    if await self._log.has_changed(self.own.read_to - 1, self.own.last_mark):
+                        raise changed_entry(self.own.read_to - 1)
                     for entry in entries:
                         await self._meet(entry)
             except LogCutError as error:
@@ -175,7 +177,7 @@ class Publisher:
             return
         pointer = await self._log.pointer(entry)
         if pointer is None:
-            self.own.read_to = entry.offset + 1
+            self.own.read_to, self.own.last_mark = entry.offset + 1, 0
             return
         if self.own.stated and pointer.kind == "data" and pointer.epoch < self.own.epoch:
             self._services.counters.late_pointers += 1

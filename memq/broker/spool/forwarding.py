@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import Accepted, AwaitedAck, BlockRun, Redirected
+from memq.broker.partition.ownership import changed_entry
 from memq.broker.partition.pointer_resolver import PointerResolver, search_of
 from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
 from memq.broker.services import Services
@@ -218,6 +219,9 @@ class Forwarder:
             handed_over_s = self._now()
             async with asyncio.timeout(READ_TIMEOUT_S):
                 entries = await log.read(held.read_to, end)
+                if await log.has_changed(held.read_to - 1, held.last_mark):
+                    held.log_was_cut = True  # the next try reads it again
+                    raise changed_entry(held.read_to - 1)
                 for entry in entries:
                     held.meet(entry.offset, await log.pointer(entry))
             if not entries:

@@ -9,7 +9,7 @@ from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import BatchSlot
 from memq.broker.spool.segments import Ticket
 from memq.format.blocks.header import BlockHeader, parse_header
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, pointer_mark
 from memq.format.ranges import RangeSet
 from memq.protocol.frames import AckLevel
 from memq.topic import Topic
@@ -49,6 +49,7 @@ class UnpublishedBlocks:
         self.topic = topic
         self.partition = partition
         self.read_to = read_to
+        self.last_mark = 0  # of the entry before `read_to`; 0: unknown
         self.log_was_cut = False  # the log has other entries below `read_to` than the lost epoch has read
         # Copies of the blocks lie at `known_from` or later, or the lost epoch knew them. It knew the dedup window
         # before queue time `known_ms`; None: before now, for blocks of the spool.
@@ -69,7 +70,7 @@ class UnpublishedBlocks:
         """Return the blocks acked with ack=1 from the ring of a lost epoch."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
         held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
-        held.log_was_cut = own.log_was_cut
+        held.log_was_cut, held.last_mark = own.log_was_cut, own.last_mark
         for slot in slots:
             held._keep(slot, own)
         return held
@@ -109,6 +110,7 @@ class UnpublishedBlocks:
     def restart(self, offset: int) -> None:
         """Read the queue again, from `offset` on: its log was cut, so nothing that was read is known any more."""
         self.read_to = self.known_from = offset
+        self.last_mark = 0
         self.log_was_cut = False
         self._queued = {producer_id: RangeSet() for producer_id in self._queued}
 
@@ -117,6 +119,7 @@ class UnpublishedBlocks:
         if offset < self.read_to:
             return
         self.read_to = offset + 1
+        self.last_mark = 0 if pointer is None else pointer_mark(pointer)
         if pointer is None or pointer.partition != self.partition or pointer.kind != "data":
             return
         for entry in pointer.producers:

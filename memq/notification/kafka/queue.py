@@ -6,7 +6,17 @@ import asyncio
 from collections.abc import Sequence
 
 from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
-from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span, check_publication, checked_span
+from memq.notification import (
+    FROM_THE_LOG,
+    Entries,
+    Entry,
+    GroupState,
+    Membership,
+    Publication,
+    Span,
+    check_publication,
+    checked_span,
+)
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
@@ -133,15 +143,18 @@ class KafkaQueue:
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`.
 
-        The end of a read without entries was requested after the call began.
+        The end of a read without entries was requested after the call began. An entry that is read from
+        the log replaces another one in the cache.
         """
         topic, number = self._place(partition)
         found = self._cache.read(partition, offset, bytes_max)
-        if found:
+        if found and bytes_max != FROM_THE_LOG:
             return Entries(found, found[-1].offset + 1)
         end = await self._offsets.end(topic, number)
         if offset >= end:
             return Entries((), offset)
+        if bytes_max == FROM_THE_LOG:
+            end = offset + 1
         try:
             entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
         except NotFoundError as error:
@@ -149,6 +162,8 @@ class KafkaQueue:
                 raise
             raise QueueError(f"{error}, but Kafka shows it to others", hint=error.hint) from error
         self._offsets.prove(topic, number, entries.next)
+        if found and entries:
+            self._cache.add(partition, entries[0])
         return entries
 
     async def span(self, partition: ReadPartition) -> Span:

@@ -109,12 +109,13 @@ class Cloud:
         self.observer.cut(partition, end)
 
     def _grows(self, node: SimNode, partition: ReadPartition, end: int) -> None:
-        """A process publishes at `end`: kill the others that know a higher end, as an operator does.
+        """A process publishes at `end`: kill the others that know a higher end by a young proof.
 
-        They would miss the pointers below the end that they know, once the log has grown over it.
+        If the log grows up to that end before the proof is old, they publish without a comparison. They would miss the
+        pointers below that end.
         """
         for other, door in self._queues.items():
-            if other is not node and other.alive and door.proven(partition) > end:
+            if other is not node and other.alive and door.relies_on(partition, end):
                 other.kill()
 
     def change_faults(self, faults: WorldFaults) -> None:

@@ -202,6 +202,13 @@ class OwnershipMonitor:
             if next_ >= reading.end:
                 each.ended_s, each.end_seen_s = max(each.ended_s, reading.handed_over_s), now_s
 
+    def compares(self, task: Task, partition: ReadPartition, now_s: float) -> None:
+        """The task reads the last entry that it knows again: the second half of a read up to the end."""
+        owner = self._owner_of.get((task, partition))
+        for known in (self._readers.get((task, partition)), None if owner is None else owner.known):
+            if known is not None:
+                known.end_seen_s = now_s
+
     def forwards(self, task: Task, partition: ReadPartition, write_partition: int, epoch: int, now_s: float) -> None:
         """A task reads to forward blocks of a lost epoch: no publish of this epoch may still land."""
         owner = self._owners.get((task[0], (partition, write_partition), epoch))

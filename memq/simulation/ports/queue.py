@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
-from memq.notification import Entries, GroupState, Membership, Publication, Span
+from memq.notification import FROM_THE_LOG, Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.failing_partition import FailingPartition
@@ -85,6 +85,8 @@ class SimQueue:
         self._grows = grows
         self._shown: dict[ReadPartition, int] = {}  # the greatest end that this process was shown
         self._proven: dict[ReadPartition, int] = {}  # the end that entries prove which this process read or published
+        self._shown_s: dict[ReadPartition, float] = {}  # when this process last read an answer of the log
+        self._sent: dict[ReadPartition, int] = {}  # publishes on their way
         self._lower_s: dict[ReadPartition, tuple[float, float]] = {}  # first and last answer below the proven end
 
     # ---- pointers ----------------------------------------------------------------------------
@@ -114,11 +116,15 @@ class SimQueue:
             return offset
 
         what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
+        self._sent[where] = self._sent.get(where, 0) + 1
         try:
             offset = await self._caller.call(what, land, lies=PUBLISH_LIES)
         except BaseException:
             self._monitor.fails(publish, world.now)
             raise
+        finally:
+            self._sent[where] -= 1
+            self._shown_s[where] = world.now
         self._monitor.answers(publish, offset, world.now)
         self._prove(where, offset + 1)
         return offset
@@ -139,7 +145,7 @@ class SimQueue:
         now_s, task = self._caller.node.world.now, self._task(partition)
         reading = self._monitor.reads(task, partition, offset, now_s)
         short = self._ends_early()
-        if self._caller.lie("short-read"):
+        if bytes_max != FROM_THE_LOG and self._caller.lie("short-read"):
             bytes_max = 1
 
         async def happen() -> Entries:
@@ -148,10 +154,14 @@ class SimQueue:
 
         what = f"read {partition.topic}/{partition.partition} {offset}"
         entries = await self._caller.call(what, happen, lies=READ_LIES)
+        self._shown_s[partition] = self._caller.node.world.now
         self._shown[partition] = max(self._shown.get(partition, 0), entries.next)
         if entries:
             self._prove(partition, entries.next)
-        self._monitor.shows(reading, entries, self._caller.node.world.now)
+        if bytes_max == FROM_THE_LOG:
+            self._monitor.compares(task, partition, self._caller.node.world.now)
+        else:
+            self._monitor.shows(reading, entries, self._caller.node.world.now)
         return entries
 
     async def _reach(self, partition: ReadPartition) -> None:
@@ -203,9 +213,18 @@ class SimQueue:
         shown = self._shown.get(partition, span.begin)
         return max(span.begin, min(span.end, max(shown, span.end - 3)))
 
-    def proven(self, partition: ReadPartition) -> int:
+    def _known_end(self, partition: ReadPartition) -> int:
         """Return the end that is proven by entries which this process has read or published."""
         return self._proven.get(partition, 0)
+
+    def relies_on(self, partition: ReadPartition, end: int) -> bool:
+        """Whether an owner here may publish without a comparison, and knows an end above `end`.
+
+        It compares its last known entry when its proof is older than a third of S, but not with each publish.
+        """
+        proof_s = self._shown_s.get(partition, 0.0) + self._monitor.log(partition).stale_s / 3
+        young = bool(self._sent.get(partition)) or self._caller.node.world.now <= proof_s
+        return young and self._known_end(partition) > end
 
     def _prove(self, partition: ReadPartition, end: int) -> None:
         self._proven[partition] = max(self._proven.get(partition, 0), end)
@@ -215,7 +234,7 @@ class SimQueue:
 
         Raises: QueueError; LogCutError when the end was lower for `CUT_S`.
         """
-        now_s, proven = self._caller.node.world.now, self.proven(partition)
+        now_s, proven = self._caller.node.world.now, self._known_end(partition)
         if span.end >= proven:
             self._lower_s.pop(partition, None)
             return
