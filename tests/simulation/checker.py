@@ -287,6 +287,10 @@ class Checker:
         self.commits.goes_back = True
         self.groups.cut(partition, lost_end)
 
+    def repeats(self, value: bytes) -> bool:
+        """Whether a record is a row of a task that may run again."""
+        return self.records[value].repeats
+
     def lost_numbers(self, producer: str, partition: int) -> set[int]:
         """Return the numbers of a producer's records whose pointers the queue has lost."""
         stream = (producer, partition)

@@ -1,5 +1,8 @@
 """Rules of a restore, tried on a copy of the store: interrupted and run again, it has each record once.
 
+Tries of a task may have put a row into different blocks, some of which no pointer names, or only one that a log lost.
+A restore has each such block once, and readers deliver them all.
+
 Besides, it may bring back objects that retention released and no sweep has deleted yet, and no others. The trial takes
 up to seconds of virtual time, and the cluster runs meanwhile: its retention may take the same objects from the store.
 So the trial reads its copy alone, and compares it with the logs of the same moment.
@@ -8,7 +11,6 @@ So the trial reads its copy alone, and compares it with the logs of the same mom
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -56,7 +58,9 @@ class RestoreRules:
         objects: Mapping[str, bytes],
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
+        repeats: Callable[[bytes], bool] = lambda value: False,
     ) -> None:
+        self._repeats = repeats  # whether a record is a row of a task that may run again
         self._cluster = cluster
         self._topic = topic
         self._objects = dict(objects)
@@ -85,17 +89,22 @@ class RestoreRules:
                 self._fail(f"restored {partition}: {error}")
 
     async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: CompactedLogReader) -> None:
-        found: Counter[tuple[bytes, Source]] = Counter()
-        before = Counter((each.value, each.source) for each in log.stream)
+        found: dict[tuple[bytes, Source], None] = {}
+        blocks: dict[tuple[Source, int, int, int], None] = {}
         records, at = ReferenceReader(), 0
         while entries := await reader.read(partition, at, READ_BYTES):
             at = entries[-1].offset + 1
             for entry in entries:
-                pointer = decode_pointer(entry.body)
-                for each in records.take(read_entry(entry.offset, entry.time_ms, pointer, self._fetch)):
-                    found[each.value, each.source] += 1
-                    if found[each.value, each.source] > max(1, before[each.value, each.source]):
+                landed = read_entry(entry.offset, entry.time_ms, decode_pointer(entry.body), self._fetch)
+                for block in landed.blocks:
+                    identity = (block.source, block.first, block.following, block.checksum)
+                    if identity in blocks:
+                        raise FindingError(f"block {block.first} to {block.following} of {block.source} is there twice")
+                    blocks[identity] = None
+                for each in records.take(landed):
+                    if (each.value, each.source) in found and not self._repeats(each.value):
                         raise FindingError(f"record {each.value[:40]!r} is there twice")
+                    found[each.value, each.source] = None
         stream = log.stream[log.begin_index :]
         missing = [each.value for each in stream if (each.value, each.source) not in found]
         if missing:

@@ -239,7 +239,8 @@ class Scenario:
     def _check_restore(self) -> None:
         """Lose all pointers, and restore them, those in compacted parts, too: each record exists once."""
         cluster = self.cluster
-        rules = RestoreRules(CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.world.fail)
+        checker, objects = self.checker, cluster.objects
+        rules = RestoreRules(CLUSTER, cluster.topic, objects, checker.logs, self.world.fail, checker.repeats)
         node = cluster.cloud.node
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
         self.world.run(AUDIT_S, done=work.done)

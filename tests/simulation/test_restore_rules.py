@@ -43,6 +43,11 @@ class LiveCluster:
         self.log.entries.append(entry)
         self.log.stream += self.log.reader.take(entry)
 
+    def store(self, number: int, *blocks: bytes) -> None:
+        """Store one more batch without a pointer."""
+        key = object_key("c-1", TOPIC.name, TOPIC.id, 0, 4, number, 1)
+        self.objects[key] = joined((batch(number), list(blocks)))
+
     def lose(self, number: int) -> None:
         """Take the object of a batch from the store, though the log names it."""
         del self.objects[self.log.entries[number].pointer.locations[0].key]
@@ -52,7 +57,13 @@ class LiveCluster:
         self.log.leave_queue(number + 1)
         self.objects.pop(self.log.entries[number].pointer.locations[0].key, None)
 
-    def restore(self, meanwhile: Callable[[], None] = lambda: None, *, killed_after: int = 0) -> list[str]:
+    def restore(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,
+        *,
+        killed_after: int = 0,
+        repeats: Callable[[bytes], bool] = lambda value: False,
+    ) -> list[str]:
         """Try a restore; return what it finds. `meanwhile` happens in the cluster when the trial has begun."""
 
         class Draw(random.Random):
@@ -62,7 +73,7 @@ class LiveCluster:
                 meanwhile()
                 return killed_after
 
-        rules = RestoreRules("c-1", TOPIC, self.objects, {PARTITION: self.log}, self.findings.append)
+        rules = RestoreRules("c-1", TOPIC, self.objects, {PARTITION: self.log}, self.findings.append, repeats)
         run(rules.check(SystemClock(), Draw()))
         return self.findings
 
@@ -93,3 +104,11 @@ def test_a_record_without_its_object_is_missed_though_retention_takes_it_meanwhi
     cluster.lose(0)
     (finding,) = cluster.restore(lambda: cluster.expire(0))
     assert "1 records are not there" in finding
+
+
+def test_a_record_in_two_blocks_is_a_finding_unless_its_task_may_run_again() -> None:
+    cluster = LiveCluster()
+    cluster.store(BATCHES, block(0, [b"0", b"in another block"]))
+    assert cluster.restore(repeats=lambda value: True) == []
+    (finding,) = cluster.restore()
+    assert "is there twice" in finding
