@@ -68,6 +68,10 @@ class SentRecord:
         """Whether its producer has heard, or will hear, nothing more of it."""
         return self.acked or self.given_up or self.written or self.held_s < FOREVER
 
+    def is_unknown_to(self, epoch: int) -> bool:
+        """Whether the queue lost its pointer before an epoch, whose owner never had it."""
+        return self.lost and self.place is None and epoch > self.lost_epoch
+
     @property
     def place(self) -> ReferencePosition | None:
         """Where the reference stream has the record first."""
@@ -172,9 +176,14 @@ class Checker:
         waiting = self._unacked.get(source, [])
         for sequence, value in waiting:
             record = self.records[value]
-            if sequence < next_sequence and not (record.lost and record.place is None and epoch > record.lost_epoch):
+            if sequence < next_sequence and not record.is_unknown_to(epoch):
                 record.ack_left = True
         waiting[:] = [each for each in waiting if not self.records[each[1]].ack_left]
+
+    def staged_ack_leaves(self, value: bytes, epoch: int, *, named: bool) -> None:
+        """The owner of an epoch answers a commit; `named`: a pointer in the queue has the record's progress."""
+        record = self.records[value]
+        record.ack_left = record.ack_left or named or not record.is_unknown_to(epoch)
 
     def _check_position(self, value: bytes, record: SentRecord, ack: Ack, position: Position) -> None:
         self.positions += 1

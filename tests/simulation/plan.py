@@ -461,12 +461,11 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
 def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Cut logs, and let them grow over the same offsets: only what was lost may be missing.
 
-    Runs with staged writers are left out. So are audits, which report lost records, and compactions, whose manifests
-    name what a log lost. A cut may take the `opened` that remembers a name
-    whose records retention took. The queue refuses by age, as Kafka does: of the queues, only Kafka can cut a log
-    alone.
+    Audits are left out, because they report lost records. So are compactions, whose manifests name what a log lost. A
+    cut may take the `opened` that remembers a name whose records retention took. The queue refuses by age, as Kafka
+    does: of the queues, only Kafka can cut a log alone.
     """
-    excluded = {"staged", "churn"} | ({"named"} if plan.shape.housekeeping_s else set())
+    excluded = {"churn"} | ({"named"} if plan.shape.housekeeping_s else set())
     if plan.shape.compaction or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
         return plan
     if not excluded.isdisjoint(plan.producers):

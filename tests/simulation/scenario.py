@@ -43,7 +43,7 @@ from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.reduced_constants import scaled
 from tests.simulation.restore_rules import RestoreRules
-from tests.simulation.sent_acks import SentAcks, noted_acks
+from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.topic_churn import TopicChurn
@@ -514,9 +514,10 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         scenario = Scenario(world, plan)
-        acks = SentAcks(scenario.cluster.topic.id, scenario.checker, scenario.cluster.cloud.monitor)
+        monitor = scenario.cluster.cloud.monitor
+        acks = SentAcks(scenario.cluster.topic.id, scenario.checker, monitor, scenario.batches)
         try:
-            with noted_acks(acks.note):
+            with noted_acks(acks.note), noted_staged_acks(acks.note_staged):
                 return scenario.run()
         finally:
             logger.removeHandler(watch)

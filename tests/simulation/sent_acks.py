@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
+from memq.broker.api import stream_requests
+from memq.broker.api.staged_publisher import publish_staged
 from memq.broker.ingest.connection import Connection
 from memq.broker.partition.append import Stream
+from memq.broker.partition.appender import Appender
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.staged_batch import StagedBatch
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.protocol.frames import AckLevel, AckPosition
+from memq.protocol.messages import PublishStaged
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from tests.simulation.checker import Checker
+from tests.simulation.staged_rules import StagedRules
 
 
 @contextmanager
@@ -36,13 +45,48 @@ def noted_acks(note: Callable[[Stream, int, int], None]) -> Iterator[None]:
         yield
 
 
-class SentAcks:
-    """Passes acks of one topic to the rules of owners and of records."""
+@contextmanager
+def noted_staged_acks(note: Callable[[PublishStaged, int, int], None]) -> Iterator[None]:
+    """Call `note` with request, number of published pieces and epoch for each answer to a commit in the block."""
+    append = Appender.append_staged
+    epochs: dict[asyncio.Task[object] | None, int] = {}  # in which each request publishes
 
-    def __init__(self, topic_id: str, checker: Checker, monitor: OwnershipMonitor) -> None:
+    async def appending(appender: Appender, own: Ownership, batch: StagedBatch) -> None:
+        epochs[asyncio.current_task()] = own.epoch
+        await append(appender, own, batch)
+
+    async def publishing(processor: TopicProcessor, ask: PublishStaged) -> int:
+        task = asyncio.current_task()
+        try:
+            published = await publish_staged(processor, ask)
+        finally:
+            epoch = epochs.pop(task, None)
+        if epoch is None:  # the owner has answered from its state, and waited for nothing since
+            assert processor.own is not None, f"{processor.name} answers a commit without an epoch"
+            epoch = processor.own.epoch
+        note(ask, published, epoch)
+        return published
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Appender, "append_staged", appending)
+        patched.setattr(stream_requests, "publish_staged", publishing)
+        yield
+
+
+class SentAcks:
+    """Passes acks of one topic to the rules of owners, of records and of staged batches."""
+
+    def __init__(self, topic_id: str, checker: Checker, monitor: OwnershipMonitor, batches: StagedRules) -> None:
         self._topic_id = topic_id
         self._checker = checker
         self._monitor = monitor
+        self._batches = batches
+
+    def note_staged(self, ask: PublishStaged, published: int, epoch: int) -> None:
+        """An owner answers a commit: the queue has so many pieces of the batch."""
+        if ask.topic_id == self._topic_id:
+            self._monitor.acks(self._topic_id, ask.partition, epoch)
+            self._batches.acked_by_owner(ask, published, epoch)
 
     def note(self, stream: Stream, next_sequence: int, epoch: int) -> None:
         """An owner sends an ack of all blocks of a stream below a sequence."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from memq.format.manifest import Manifest
+from memq.protocol.messages import PublishStaged
+from memq.topic import writer_id
 from tests.simulation.checker import Checker
 
 
@@ -43,6 +45,28 @@ class StagedRules:
         partitions = frozenset(record.stream[1] for record in records)
         for record in records:
             record.batch = partitions
+
+    def acked_by_owner(self, ask: PublishStaged, published: int, epoch: int) -> None:
+        """The owner of an epoch answers that so many pieces of a batch are in the queue.
+
+        A running owner may put its last pointer, which has the writer's progress, after lost pieces. Later owners
+        learn only that progress.
+        """
+        progress = self._progress(ask)
+        for number, piece in enumerate(ask.pieces[: max(0, published - ask.first)], ask.first + 1):
+            for value in self._objects[piece.key]:
+                if self._checker.records[value].stream[1] == ask.partition:
+                    self._checker.staged_ack_leaves(value, epoch, named=(ask.batch_id, number) <= progress)
+
+    def _progress(self, ask: PublishStaged) -> tuple[int, int]:
+        """Return the writer's last batch and the number of its last piece by the pointers in the queue."""
+        found = (-1, 0)
+        for log in self._checker.logs.values():
+            for pointer in (entry.pointer for entry in log.entries if entry.pointer.partition == ask.partition):
+                for named in pointer.named if pointer.topic_id == ask.topic_id else ():
+                    if named.producer == writer_id(ask.writer):
+                        found = max(found, (int(named.batch_id), named.last_sequence))
+        return found
 
     def committed(self, name: str, batch: int, manifest: Manifest) -> None:
         """A commit has returned: all records of the manifest are readable, whichever process wrote it."""

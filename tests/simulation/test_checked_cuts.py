@@ -97,3 +97,20 @@ def test_a_record_before_the_loss_is_promised_as_ever() -> None:
     log.ack([never])
     assert log.findings == [f"record {never!r} is acked, but no pointer in the queue holds it"]
     assert log.checker.records[values[0]].place == (PARTITION, 0)
+
+
+def test_a_commit_of_lost_records_is_a_finding_if_their_owner_never_had_them() -> None:
+    log = Log()
+    log.open(1)
+    first, second, third = log.send(0, 1, 2)
+    log.batch([block(0, [first, second, third])], 0)
+    log.checker.cut(PARTITION, 1)
+    log.end = 1
+    log.open(2)
+    log.checker.staged_ack_leaves(first, 1, named=False)  # the owner before the cut answered late
+    log.checker.staged_ack_leaves(second, 2, named=True)
+    log.checker.staged_ack_leaves(third, 2, named=False)
+    log.ack([first, second])
+    assert log.findings == []
+    log.ack([third])
+    assert log.findings == [f"record {third!r} is acked after its pointer was lost, by an owner that never had it"]
