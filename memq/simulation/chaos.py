@@ -198,7 +198,7 @@ class Chaos:
 
     def _cut_log(self) -> None:
         """Cut a log. All brokers are killed, or an operator restarts them later."""
-        partition = self._random.choice(self._cluster.read_partitions)
+        partition = self._random.choice(self._cluster.present_partitions())
         log = self._cluster.cloud.queue.log(partition)
         lost = min(self._random.randint(1, LOG_CUT_ENTRIES_MAX), len(log.entries) - 1)
         if lost <= 0:  # an owner does not open an empty log whose objects are there

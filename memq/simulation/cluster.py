@@ -93,6 +93,7 @@ class SimCluster:
         )
         self.cloud.monitor.key_s = shape.sweep_age_ms / 2000
         self.read_partitions = [ReadPartition(shape.topic, TOPIC_ID, number) for number in range(shape.partitions)]
+        self._passing: list[ReadPartition] = []  # of topics that come and go
         for number in range(WRITE_PARTITIONS_MAX):
             self._watch(ReadPartition(shape.topic, TOPIC_ID, number))
         self.healed = False
@@ -108,6 +109,11 @@ class SimCluster:
         """Let the monitor of ownership know a topic that comes and goes."""
         for partition in read_partitions(topic):
             self._watch(partition)
+            self._passing.append(partition)
+
+    def present_partitions(self) -> list[ReadPartition]:
+        """Return the read partitions of all watched topics that have logs now."""
+        return [*self.read_partitions, *(each for each in self._passing if each in self.cloud.queue.logs)]
 
     def _watch(self, partition: ReadPartition) -> None:
         log = self.cloud.monitor.log(partition)

@@ -71,7 +71,7 @@ class Observers(Observer):
 
     def cut(self, partition: ReadPartition, end: int) -> None:
         """See `cloud.Observer`."""
-        if not self._left:
+        if partition not in self._dropped and not self._left:
             self._of(partition).cut(partition, end)
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:

@@ -465,10 +465,9 @@ def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     cut may take the `opened` that remembers a name whose records retention took. The queue refuses by age, as Kafka
     does: of the queues, only Kafka can cut a log alone.
     """
-    excluded = {"churn"} | ({"named"} if plan.shape.housekeeping_s else set())
     if plan.shape.compaction or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
         return plan
-    if not excluded.isdisjoint(plan.producers):
+    if plan.shape.housekeeping_s and "named" in plan.producers:
         return plan
     every_s = draw.choice([2.0, 5.0, 15.0])
     chaos = replace(plan.faults.chaos, log_cut_every_s=every_s, log_cut_live_rate=draw.choice([0.0, 0.5, 1.0]))

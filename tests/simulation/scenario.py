@@ -514,8 +514,8 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         scenario = Scenario(world, plan)
-        monitor = scenario.cluster.cloud.monitor
-        acks = SentAcks(scenario.cluster.topic.id, scenario.checker, monitor, scenario.batches)
+        cluster, monitor = scenario.cluster, scenario.cluster.cloud.monitor
+        acks = SentAcks(cluster.topic.id, cluster.checker, cluster.transient, monitor, scenario.batches)
         try:
             with noted_acks(acks.note), noted_staged_acks(acks.note_staged):
                 return scenario.run()

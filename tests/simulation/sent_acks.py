@@ -16,6 +16,7 @@ from memq.broker.partition.appender import Appender
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.topic_processor import TopicProcessor
+from memq.format.report import AUDIT_TOPIC
 from memq.protocol.frames import AckLevel, AckPosition
 from memq.protocol.messages import PublishStaged
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
@@ -74,11 +75,14 @@ def noted_staged_acks(note: Callable[[PublishStaged, int, int], None]) -> Iterat
 
 
 class SentAcks:
-    """Passes acks of one topic to the rules of owners, of records and of staged batches."""
+    """Passes acks to the rules of owners, of records and of staged batches: of one topic, and of `transient` others."""
 
-    def __init__(self, topic_id: str, checker: Checker, monitor: OwnershipMonitor, batches: StagedRules) -> None:
+    def __init__(
+        self, topic_id: str, checker: Checker, transient: Checker, monitor: OwnershipMonitor, batches: StagedRules
+    ) -> None:
         self._topic_id = topic_id
         self._checker = checker
+        self._transient = transient
         self._monitor = monitor
         self._batches = batches
 
@@ -90,6 +94,9 @@ class SentAcks:
 
     def note(self, stream: Stream, next_sequence: int, epoch: int) -> None:
         """An owner sends an ack of all blocks of a stream below a sequence."""
-        if stream.home.topic.id == self._topic_id:
-            self._monitor.acks(self._topic_id, stream.home.partition, epoch)
-            self._checker.acked_by_owner((stream.home.partition, stream.producer_id), next_sequence, epoch)
+        topic, partition = stream.home.topic, stream.home.partition
+        if topic.name == AUDIT_TOPIC:
+            return
+        self._monitor.acks(topic.id, partition, epoch)
+        checker = self._checker if topic.id == self._topic_id else self._transient
+        checker.acked_by_owner((partition, stream.producer_id), next_sequence, epoch)
