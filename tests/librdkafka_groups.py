@@ -41,17 +41,17 @@ class GroupLibrary(Library):
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
         if kind is Consumer:
             return MemberConsumer(self, settings["group.id"])
-        return GroupAdmin(self) if kind is AdminClient else super().client(kind, settings, complain)
+        return GroupAdmin(self, complain) if kind is AdminClient else super().client(kind, settings, complain)
 
 
 class GroupAdmin(FakeAdmin):
     """Lists groups, too."""
 
-    def __init__(self, library_: GroupLibrary) -> None:
-        super().__init__(library_)
+    def __init__(self, library_: GroupLibrary, complain: Callable[[KafkaError], None]) -> None:
+        super().__init__(library_, complain)
         self._groups = library_.positions
 
-    def list_consumer_groups(self, request_timeout: float) -> Future[Any]:
+    def list_consumer_groups(self, *, request_timeout: float) -> Future[Any]:
         return finished(SimpleNamespace(errors=[], valid=[SimpleNamespace(group_id=name) for name in self._groups]))
 
 

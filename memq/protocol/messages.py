@@ -30,10 +30,7 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 def encode_message(message: msgspec.Struct, start: bytes = b"") -> bytes:
-    """Return the message as JSON, with its checksum as the last field unless it is empty.
-
-    `start` is white space before it.
-    """
+    """Return `start` (white space) and the message as JSON, with its checksum unless it is empty."""
     body = start + _encoder.encode(message)
     return seal(body) if body != _EMPTY else body
 

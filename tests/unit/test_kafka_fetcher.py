@@ -90,7 +90,7 @@ class TimerLoop(SteppedLoop):
         super().__init__()
         self.timers: list[asyncio.TimerHandle] = []
 
-    def call_later(self, *args: Any, **named: Any) -> Any:
+    def call_later(self, *args: Any, **named: Any) -> Any:  # type: ignore[override]
         timer = super().call_later(*args, **named)
         self.timers.append(timer)
         return timer

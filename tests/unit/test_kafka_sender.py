@@ -50,7 +50,7 @@ def written_by(write_partition: int) -> Publication:
 
 def bodies(library: Library) -> list[bytes]:
     """Return the records that were published."""
-    return [record.value for record in library.log((TOPIC, 0)).records[RECORDS:]]
+    return [record.value or b"" for record in library.log((TOPIC, 0)).records[RECORDS:]]
 
 
 # ---- one in flight ------------------------------------------------------------------------------------
