@@ -106,6 +106,40 @@ KAFKA_WORDS: dict[str, str] = {
     "zookeeper": "memq's word is coordinator, as zookeeper://HOST:PORT/PATH",
     "zookeeper_connect": "memq's word is coordinator, as zookeeper://HOST:PORT/PATH",
 }
+_START_AT = "memq's word is start of the consumer, as {(topic, partition): Position}"
+_BATCHES = "memq's word is poll; iterate its batch for the records"
+_ENDS = "memq's words are Admin.ends and Consumer.lag"
+
+# Methods of the consumers and admins of Kafka's Python clients.
+KAFKA_METHODS: dict[str, str] = {
+    # consumers
+    "assign": _START_AT,
+    "assignment": "memq's word is position; on_assigned and on_revoked report changes",
+    "beginning_offsets": _ENDS,
+    "commit_async": "memq's word is commit; with auto_commit it needs no call",
+    "consume": _BATCHES,
+    "end_offsets": _ENDS,
+    "get_watermark_offsets": _ENDS,
+    "getmany": _BATCHES,
+    "getone": _BATCHES,
+    "offsets_for_times": "memq's word is start or seek, with a datetime",
+    "seek_to_beginning": "memq's word is seek: seek(topic, partition, 'beginning')",
+    "seek_to_end": "memq's word is seek: seek(topic, partition, 'end')",
+    "subscribe": "memq's word is topics, the second argument of the consumer",
+    "subscription": "memq's word is topics, the second argument of the consumer",
+    "unsubscribe": "memq's word is close; a consumer keeps its topics",
+    # admins
+    "alter_configs": "memq's word is alter_topic",
+    "create_partitions": "memq's word is alter_topic, with the setting write_partitions_max",
+    "create_topics": "memq's word is create_topic, for one topic",
+    "delete_consumer_groups": "memq's word is delete_group, for one group",
+    "delete_topics": "memq's word is delete_topic, for one topic",
+    "describe_configs": "memq's word is topic: topic(name).topic.settings",
+    "describe_consumer_groups": "memq's word is group, for one group",
+    "describe_topics": "memq's word is topic, for one topic",
+    "list_consumer_groups": "memq's word is groups",
+    "list_topics": "memq's word is topics",
+}
 KAFKA_ALL = "the -1 of Kafka is all"
 
 # The modes of kcat, which are commands here.

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if COMPLETE_VARIABLE not in os.environ:
         if arguments in (["--help"], ["-h"], ["help"]):
             return _print(help_text())
-        if arguments in (["--version"], ["version"]):
+        if arguments in (["--version"], ["-V"], ["version"]):
             return _print(f"memq {__version__}")
     try:
         from memq.cli.run import run

@@ -14,7 +14,7 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
@@ -100,7 +100,7 @@ class GovernorPlan:
     notes: tuple[str, ...]
 
 
-class AsyncAdmin(AsyncClosing):
+class AsyncAdmin(KafkaHints, AsyncClosing):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
     Any broker can answer.
@@ -425,7 +425,7 @@ def _topic_of(answer: AdminAnswer) -> Topic:
     return answer.topic
 
 
-class Admin(BlockingClient):
+class Admin(KafkaHints, BlockingClient):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.

@@ -11,10 +11,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from memq.client.io_thread import IoThread, forked_error, io_thread
 from memq.errors import InvalidRequestError, MemqError
+from memq.kafka_words import KAFKA_METHODS
 
 
 class OneProcess:
@@ -25,6 +26,22 @@ class OneProcess:
         raise TypeError(
             f"this {type(self).__name__} of memq can't be pickled or copied: create it in the process that uses it"
         )
+
+
+class KafkaHints:
+    """A consumer or an admin: a method of Kafka's clients raises an AttributeError with memq's word.
+
+    Not for producers: with `__getattr__` each load of an attribute takes 60 ns more, and `send` loads several.
+    """
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise Python's error for a name that is no attribute, with a hint for one of Kafka's clients."""
+            error = AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
+            if hint := KAFKA_METHODS.get(name):
+                error.add_note(f"hint: {hint}")
+            raise error
 
 
 class AsyncClosing(OneProcess, ABC):

@@ -285,12 +285,12 @@ def _has_objects(path: Path) -> bool:
 
 
 def _missing(path: Path, name: str) -> CorruptDataError:
-    return CorruptDataError(
-        f"data folder '{path}' holds objects, but its '{name}' is missing or empty",
-        hint="rebuild it from the objects with memq restore --data DIR"
-        if name == "queue.sqlite"
-        else f"restore '{name}' from a copy, or start with another folder",
-    )
+    hint = f"restore '{name}' from a copy, or start with another folder"
+    if name == "queue.sqlite":
+        hint = "rebuild it from the objects with memq restore --data DIR"
+    elif name == "cluster.json":
+        hint += "; if it never had one, memq broker made the folder, and opens it"
+    return CorruptDataError(f"data folder '{path}' holds objects, but its '{name}' is missing or empty", hint=hint)
 
 
 def _folder_error(path: Path, error: OSError, what: str = "data folder", setting: str = "--data") -> MemqError:

@@ -69,6 +69,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "produce" in said(capsys)[0]
     assert main(["--version"]) == 0
     assert said(capsys)[0].startswith("memq ")
+    assert main(["-V"]) == 0, "as in kcat"
+    assert said(capsys)[0].startswith("memq ")
 
 
 def test_help_does_not_import_what_it_does_not_need() -> None:

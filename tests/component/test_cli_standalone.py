@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memq.cli import main
 from tests.memq_process import MemqProcess
 
 pytestmark = pytest.mark.thorough
@@ -55,3 +56,11 @@ def test_a_broker_names_only_the_parts_that_are_not_set(tmp_path: Path) -> None:
 def test_a_broker_with_all_its_parts_says_nothing_of_it(tmp_path: Path) -> None:
     parts = ["--store", "file:kept/objects", "--queue", "sqlite:kept/queue.sqlite"]
     assert "standalone" not in first_line(tmp_path, *parts, "--coordinator", "standalone:kept/topics.sqlite")
+
+
+def test_the_folder_of_a_broker_is_named_as_such_to_who_runs_memq_dev_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_line(tmp_path)
+    assert main(["dev", "--data", f"{tmp_path}/memq-data", "--port", "0", "--http-port", "-1"]) == 1
+    assert "if it never had one, memq broker made the folder" in capsys.readouterr().err

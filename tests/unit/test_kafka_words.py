@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import memq
 from memq.cli import main
 from memq.errors import InvalidSettingError, UnknownSettingError
-from memq.kafka_words import KAFKA_WORDS, kafka_hint
+from memq.kafka_words import KAFKA_METHODS, KAFKA_WORDS, kafka_hint
 from memq.settings import RULES, load_settings
 from memq.topic import TopicSettings, parse_settings
 
@@ -107,3 +108,36 @@ def test_options_of_kafka_and_kcat_get_those_of_memq(
     assert main(call) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert hint in line
+
+
+def test_each_method_of_kafkas_clients_has_a_word_that_is_one_of_memq() -> None:
+    clients = (memq.Producer, memq.Consumer, memq.Admin)
+    words = dict.fromkeys(name for client in clients for name in (*dir(client), *inspect.signature(client).parameters))
+    for name, hint in KAFKA_METHODS.items():
+        assert not any(hasattr(client, name) for client in clients), name
+        for word in re.findall(r"memq's words? (?:is|are) (?:\w+\.)?(\w+)", hint):
+            assert word in words, hint
+
+
+@pytest.mark.parametrize(
+    ("client", "method", "hint"),
+    [
+        (lambda: memq.Consumer(HERE, "t"), "getone", "hint: memq's word is poll"),
+        (lambda: memq.Consumer(HERE, "t"), "subscribe", "hint: memq's word is topics"),
+        (lambda: memq.Admin(HERE), "list_topics", "hint: memq's word is topics"),
+    ],
+)
+def test_a_method_of_kafkas_clients_gets_the_word_of_memq(client: Callable[[], Any], method: str, hint: str) -> None:
+    with client() if method == "list_topics" else contextlib.closing(client()) as opened:
+        with pytest.raises(AttributeError, match=f"has no attribute '{method}'") as refused:
+            getattr(opened, method)
+        assert [note for note in refused.value.__notes__ if note.startswith(hint)]
+        with pytest.raises(AttributeError, match="has no attribute 'sned'") as refused:
+            _ = opened.sned
+        assert not hasattr(refused.value, "__notes__"), "Python itself may suggest a near name"
+
+
+def test_a_wrong_argument_of_send_names_the_producer() -> None:
+    with contextlib.closing(ANY.Producer(HERE)) as producer, pytest.raises(TypeError, match="on_delivery") as refused:
+        producer.send("t", b"v", on_delivery=print)
+    assert "PythonSender" not in str(refused.value)

@@ -19,7 +19,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
 from memq.client.observers.reporter import reporting
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer it may return an awaitable
 
 
-class BaseConsumer(ABC):
+class BaseConsumer(KafkaHints, ABC):
     """Settings and callbacks that the blocking and the asyncio consumer share."""
 
     @public_name("Consumer")

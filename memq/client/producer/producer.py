@@ -203,6 +203,8 @@ class PythonSender:
         return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
 
+PythonSender.send.__qualname__ = "Producer.send"  # as users call it: Python's errors about its arguments have this name
+
 if TYPE_CHECKING or native is None:  # noqa: SIM108  # a type checker wants the names apart
     _Sender = PythonSender
 else:
