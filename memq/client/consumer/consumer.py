@@ -161,7 +161,7 @@ class Consumer(BaseConsumer, BlockingClient):
 
     def _open(self) -> None:
         self._background = Background("consumer", self._core)
-        self._polled = threading.RLock()  # a callback may poll
+        self._reading_thread = threading.RLock()  # a callback may poll
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -188,12 +188,12 @@ class Consumer(BaseConsumer, BlockingClient):
         """
         timeout_s = check_timeout(timeout)
         self._background.check_process()
-        if not self._polled.acquire(blocking=False):
+        if not self._reading_thread.acquire(blocking=False):
             raise InvalidRequestError("another thread polls this consumer", hint=_ONE_READER.format("thread"))
         try:
             return self._poll(timeout_s)
         finally:
-            self._polled.release()
+            self._reading_thread.release()
 
     def _poll(self, timeout_s: float | None) -> Batch | None:
         traces = self._traces
