@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,7 @@ from memq.runtime.logs import INTERVAL_S, LINES_MAX
 from memq.runtime.threads import ThreadPool
 from tests.librdkafka import finished
 
+CLIENTS = itertools.count()
 LOGGER = logging.getLogger("memq.kafka")
 UNTRUSTED = KafkaError(KafkaError._SSL, "certificate verify failed")
 LOGIN = KafkaError(KafkaError._AUTHENTICATION, "invalid password")
@@ -191,12 +193,13 @@ def line(text: str, second: float) -> logging.LogRecord:
 
 
 def test_lines_of_one_kind_and_client_are_bounded_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    busy, quiet = (f"FAIL [rdkafka#test-{next(CLIENTS)}] [thrd:" for _ in range(2))  # a second run has other clients
     for number in range(LINES_MAX + 3):
-        LOGGER.handle(line(f"FAIL [rdkafka#test-1] [thrd:{number}]: refused", 1.0))
-    LOGGER.handle(line("FAIL [rdkafka#test-2] [thrd:0]: refused", 1.0))
-    LOGGER.handle(line("FAIL [rdkafka#test-1] [thrd:99]: refused", 1.0 + INTERVAL_S))
+        LOGGER.handle(line(f"{busy}{number}]: refused", 1.0))
+    LOGGER.handle(line(f"{quiet}0]: refused", 1.0))
+    LOGGER.handle(line(f"{busy}99]: refused", 1.0 + INTERVAL_S))
     assert caplog.messages == [
-        *(f"FAIL [rdkafka#test-1] [thrd:{number}]: refused" for number in range(LINES_MAX)),
-        "FAIL [rdkafka#test-2] [thrd:0]: refused",
-        "FAIL [rdkafka#test-1] [thrd:99]: refused (3 more like it were not logged)",
+        *(f"{busy}{number}]: refused" for number in range(LINES_MAX)),
+        f"{quiet}0]: refused",
+        f"{busy}99]: refused (3 more like it were not logged)",
     ]
