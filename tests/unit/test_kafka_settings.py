@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -49,6 +50,23 @@ def test_librdkafka_takes_each_setting_at_its_bounds(name: str, bound: str) -> N
     ]
     for client, known in create:
         client(known, ignore)
+
+
+def test_each_pointer_is_a_batch_of_its_own() -> None:
+    """Kafka refuses a whole batch for one stale pointer. librdkafka has a Kafka of its own for tests."""
+    counts: list[int] = []
+
+    def note(statistics: str) -> None:
+        topics = json.loads(statistics)["topics"]
+        counts.extend(topic["batchcnt"]["max"] for topic in topics.values())
+
+    settings = settings_of(**{"test.mock.num.brokers": 1, "statistics.interval.ms": 20}).producer()
+    producer, offsets = producer_of({**settings, "stats_cb": note}, ignore), list[int | None]()
+    for _ in range(5):
+        producer.produce("clicks", b"pointer", partition=0, on_delivery=lambda _, found: offsets.append(found.offset()))
+    while len(offsets) < 5 or not any(counts):
+        producer.poll(0.1)
+    assert (offsets, max(counts)) == ([0, 1, 2, 3, 4], 1)
 
 
 @pytest.mark.parametrize("name", ["debug", "log_level", "statistics.interval.ms", "statistics_interval_ms"])
