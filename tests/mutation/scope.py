@@ -45,13 +45,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 # sample of `make check`.
 ON_SERVERS = (
     "memq/governor/zookeeper/",
-    "memq/notification/kafka/admin.py",
     "memq/notification/kafka/groups/",
-    "memq/notification/kafka/librdkafka.py",
     "memq/notification/kafka/reading/follower.py",
-    "memq/notification/kafka/request_coalescer.py",
-    "memq/notification/kafka/sender.py",
-    "memq/notification/kafka/settings.py",
     "memq/notification/kafka/topic_metadata_cache.py",
     "memq/storage_handlers/s3/",
     "memq/spark/write.py",
