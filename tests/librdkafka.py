@@ -135,6 +135,7 @@ class Library:
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
     away: bool = False  # whether the records of producers get no answer: they wait in the library
+    before_purge: Callable[[], object] = lambda: None  # called in the thread of a purge
     broken: BaseException | None = None  # raised by all polls of producers with reports
     unflushed: bool = False  # a producer gives no reports after a fatal error, not even when it is flushed
     kept: int = 0  # how many deletions of records or topics are called done, and are not
@@ -511,7 +512,7 @@ class FakeProducer:
 
     def purge(self) -> None:
         """Report the records that got no answer."""
-        self._library.refuse("purge", None)
+        self._library.before_purge()
         purged = KafkaError(KafkaError._PURGE_INFLIGHT, "purged in flight")
         self._reports.extend(partial(report, purged) for report in self._waiting)
         self._waiting.clear()

@@ -265,18 +265,16 @@ def test_records_without_an_answer_are_purged_at_the_close_and_those_that_wait_a
     library: Library,
 ) -> None:
     """They would reach the log after the close."""
-    produced, purging, purge = list[object](), threading.Event(), threading.Event()
+    purging, purge = threading.Event(), threading.Event()
 
-    def note(call: str, subject: object) -> None:
-        if call == "produce":
-            produced.append(subject)
-        elif call == "purge":
-            purging.set()
-            purge.wait(30)
+    def hold_up() -> None:
+        purging.set()
+        purge.wait(30)
 
     async def work(queue: KafkaQueue) -> None:
         await queue.publish(written_by(0))  # the thread has begun
-        library.away, library.refuse = True, note
+        library.away, library.before_purge = True, hold_up
+        produced = refuse(library)
         first, second = (asyncio.create_task(queue.publish(written_by(1))) for _ in range(2))
         await until(lambda: len(produced) == 1)
         closing = asyncio.create_task(queue.close())
