@@ -107,6 +107,7 @@ class Checker:
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
         self.commits = CommitRules(fail)
         self.reports = ReportRules(fail)
+        self.on_committed: Callable[[str, ReadPartition, Position], None] | None = None
         self.copies = CopyRules((self.logs, self.reports.logs), objects)
         self._objects = objects
         self._window_ms = window_ms
@@ -340,6 +341,8 @@ class Checker:
         """See `cloud.Observer`."""
         self.groups.committed(group, partition, position)
         self.reports.committed(group, partition, position)
+        if self.on_committed is not None:
+            self.on_committed(group, partition, position)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""

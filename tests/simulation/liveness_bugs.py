@@ -53,4 +53,13 @@ LIVENESS_BUGS = (
         seed=1_014,
         aspects=("part",),
     ),
+    Planted(
+        "a group's lag counts what it has committed",
+        "memq.client.admin",
+        "AsyncAdmin._lag",
+        swap("committed is None", "True"),
+        level="calm",
+        seed=1_014,
+        aspects=("part",),
+    ),
 )

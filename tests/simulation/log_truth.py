@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from memq.audit.dashboard.poller import TOPICS_S, Poller
 from memq.audit.dashboard.stream import Feed
-from memq.audit.dashboard.view import About, PartitionRow
+from memq.audit.dashboard.view import About, GroupRow, PartitionRow
 from memq.broker.api.group_requests import LOG_S_MAX
-from memq.client.admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin, PartitionProgress
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError, UnreachableError
@@ -67,7 +67,8 @@ class LogTruth:
         self._now = now
         self._fail = fail
         self._known = {number: _Known() for number in self._partitions}
-        self.checked = 0
+        self._stored: dict[tuple[str, int], list[tuple[float, Position]]] = {}  # by group and partition
+        self.checked = self.lags = 0
 
     def asks(self) -> Asked:
         """Return the moment of a question."""
@@ -107,6 +108,52 @@ class LogTruth:
             self._check("page", asked, row.partition, row.records, least, most)
             if (row.records is None) != bool(row.error):
                 self._fail(f"the page of partition {row.partition} has {row.records} records and error '{row.error}'")
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """Note a position of a group that the queue has stored."""
+        if self._partitions.get(partition.partition) == partition:
+            self._stored.setdefault((group, partition.partition), []).append((self._now(), position))
+
+    def check_progress(self, asked: Asked, group: str, progress: Iterable[PartitionProgress]) -> None:
+        """Check the lag of a group in each partition of the topic, as the rows of the dashboard have it."""
+        for part in progress:
+            number = part.topic_partition.partition
+            known = self._partitions.get(number)
+            if known is None or known.topic != part.topic_partition.topic:
+                continue
+            places = self._places(group, number, asked.at_s)
+            # Without a stored position, records that retention has removed are no lag.
+            least = self._before(number, asked.ends[number]) - max(places) if min(places) else 0
+            most = self._before(number, self._end(number)) - min(places)
+            records = part.lag.records if part.error is None else None
+            self._check(f"lag of group {group}", asked, number, records, max(0, least), most)
+
+    def check_groups(self, rows: Iterable[GroupRow]) -> None:
+        """Check the lag of each group on the dashboard's page of the topic, which may be PAGE_S old."""
+        since_s = self._now() - PAGE_S
+        for row in rows:
+            if (row.lag_records is None) != bool(row.error):
+                self._fail(f"the page of group {row.group} has lag {row.lag_records} and error '{row.error}'")
+            if row.lag_records is None:
+                continue
+            least = most = 0
+            for number, known in self._known.items():
+                places = self._places(row.group, number, since_s)
+                seen = bisect_right(known.times, since_s)
+                end = known.ends[seen - 1] if seen else 0
+                # Without a stored position, records that retention has removed are no lag.
+                least += max(0, self._before(number, end) - max(places)) if min(places) else 0
+                most += self._before(number, self._end(number)) - min(places)
+            self.lags += 1
+            if not least <= row.lag_records <= most:
+                self._fail(f"the page has lag {row.lag_records} of group {row.group}, it was {least} to {most}")
+
+    def _places(self, group: str, number: int, since_s: float) -> list[int]:
+        """Return the places that a group has had in a partition since a moment; 0 if nothing was stored."""
+        stored = self._stored.get((group, number), [])
+        last = bisect_right(stored, since_s, key=lambda each: each[0]) - 1
+        places = [self._place(number, position) for _, position in stored[max(0, last) :]]
+        return places if last >= 0 else [0, *places]
 
     def _check(self, what: str, asked: Asked, number: int, found: int | None, least: int, most: int) -> None:
         self.checked += found is not None
@@ -148,10 +195,21 @@ async def run_watcher(runtime: Runtime, brokers: list[str], topic: Topic, truth:
                     asked = truth.asks()
                     totals = await admin.end_totals(found)
                     truth.check_totals(asked, {number: each.records for number, each in totals.items()})
-                    truth.check_page((await poller.topic_page(topic.name, 60, None)).partitions)
+                    page = await poller.topic_page(topic.name, 60, None)
+                    truth.check_page(page.partitions)
+                    await ask_groups(admin, truth)
+                    truth.check_groups(page.groups or ())
                 await asyncio.sleep(ASK_S)
         finally:
             await poller.stop()
+
+
+async def ask_groups(admin: AsyncAdmin, truth: LogTruth) -> None:
+    """Ask for the lag of all groups, once."""
+    with suppress(MemqError):  # the log of the groups fails, or the group is gone
+        for name in await admin.groups():
+            asked = truth.asks()
+            truth.check_progress(asked, name, (await admin.group(name)).partitions)
 
 
 async def watch_lag(consumer: AsyncConsumer, rebalances: Callable[[], int], truth: LogTruth) -> None:

@@ -322,6 +322,7 @@ class Scenario:
         truth = cluster.truth = LogTruth(
             cluster.read_partitions, self.checker.logs, failing, lambda: self.world.now, self.world.fail
         )
+        self.checker.on_committed = truth.committed
 
         async def main(_node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await run_watcher(runtime, [f"{host}:{PORT}" for host, _port in cluster.addresses()], cluster.topic, truth)

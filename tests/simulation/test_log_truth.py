@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memq.audit.dashboard.view import PartitionRow
+from memq.audit.dashboard.view import GroupRow, PartitionRow
 from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import Position, ReadPartition
 from tests.simulation.checked_log import Log, block
@@ -111,3 +111,28 @@ def test_a_page_names_the_error_of_each_total_that_is_unknown_and_of_no_other() 
     assert len(world.log.findings) == 1
     world.page(None, "no leader")
     assert len(world.log.findings) == 2, "the log never failed"
+
+
+def test_a_groups_lag_on_the_page_is_one_of_the_time_that_the_rounds_take() -> None:
+    world = Compared()
+    for _ in range(4):
+        world.land()
+    first = world.end - 4
+    places = [partition for partition in world.log.checker.logs if partition.partition == HEALTHY]
+    world.truth.committed("g", places[0], Position(HEALTHY, first + 1))
+    rows = [PartitionRow(partition=number, owner="", records=None, error="no leader") for number in (HEALTHY, FAILING)]
+    world.truth.check_page(rows)
+    world.log.world.now += PAGE_S
+    world.truth.committed("g", places[0], Position(HEALTHY, first + 3))
+    findings = len(world.log.findings)
+
+    def shown(lag: int | None, error: str = "") -> int:
+        row = GroupRow(
+            group="g", topic="t", members=1, lag_records=lag, lag_bytes=lag, lag_seconds=lag and 1.0, error=error
+        )
+        world.truth.check_groups([row])
+        return len(world.log.findings) - findings
+
+    assert [shown(lag) for lag in (1, 3)] == [0, 0], "both were so at some moment"
+    assert shown(None, "partition 1: no leader") == 0
+    assert [shown(0), shown(4), shown(None)] == [1, 2, 3]
