@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 import memq
+from memq.client.producer import partition_sender
 from memq.client.producer.producer import AsyncProducer
 from memq.format.blocks.header import Buffer
 from memq.limits import FRAME_PREFIX_BYTES
 from memq.protocol import link
-from memq.protocol.frames import Api, Frame, FrameReader, add_checksum
+from memq.protocol.frames import WRITE_PREFIX, Api, Frame, FrameReader, add_checksum
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.testing import Cluster
@@ -168,3 +169,39 @@ def test_an_ack_whose_length_was_changed_delays_acks_and_no_more(monkeypatch: py
         with memq.Producer(cluster.address, delivery_timeout_ms=12_000) as producer:
             producer.send("clicks", b"one").result(timeout=60)
         assert ChangedPrefix.changed == 1
+
+
+class ChangedWrite:
+    """Makes the prefixes of WRITEs, with a bit of the third one changed."""
+
+    def __init__(self, bit: int) -> None:
+        self.bit, self.made = bit, 0
+
+    def pack(self, *fields: int) -> bytes:
+        self.made += 1
+        prefix = bytearray(WRITE_PREFIX.pack(*fields))
+        if self.made == 3:
+            prefix[self.bit // 8] ^= 1 << self.bit % 8
+        return bytes(prefix)
+
+
+@pytest.mark.parametrize("bit", [0, 4, 6, 7, 12, 16, 126, 127], ids=lambda bit: f"bit-{bit}")
+def test_a_changed_length_or_time_of_a_write_neither_fails_a_record_nor_delays_it(
+    bit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker waited for bytes that did not come, or the block was too old for it, and its record failed."""
+    changed = ChangedWrite(bit)
+    values = [b"%d" % number * 50 for number in range(6)]
+    with Cluster() as cluster:
+        monkeypatch.setattr(partition_sender, "WRITE_PREFIX", changed)
+        with memq.Producer(cluster.address, codec="none", audit=False, delivery_timeout_ms=6_000) as producer:
+            for value in values:
+                producer.send("clicks", value, partition=0).result(timeout=60)
+        assert changed.made > 3
+        with memq.Consumer(cluster.address, "clicks") as consumer:
+            taken: list[bytes | None] = []
+            while len(taken) < len(values):
+                batch = consumer.poll(60)
+                assert batch is not None
+                taken += batch.values()
+        assert taken == values

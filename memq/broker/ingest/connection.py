@@ -33,8 +33,8 @@ from memq.errors import (
     ThrottledError,
     TooOldError,
 )
-from memq.format.blocks.header import BlockHeader, check_block
-from memq.limits import FRAME_PREFIX_BYTES, MIB
+from memq.format.blocks.header import BlockHeader, check_block, parse_header
+from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES, MIB
 from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, Side
 from memq.protocol.frames import (
     PREFIX,
@@ -57,6 +57,7 @@ from memq.runtime.network import peer_text
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # of unsent answers to the requests of one read; more close the connection
 _WRITE = int(Api.WRITE)
+_SENT_BEFORE_MS_MAX = 1 << 32  # 50 days before HELLO: an older time of a WRITE is a changed one
 
 
 class Handler(Protocol):
@@ -257,6 +258,8 @@ class Connection(asyncio.BufferedProtocol):
                 if api == _WRITE and ready and number not in self.streams:  # before it gets memory
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stop > end:
+                    if api == _WRITE and ready:
+                        _check_length(view[at + FRAME_PREFIX_BYTES : end], length)
                     break
                 if api == Api.FORWARD and ready:
                     self._take_forward(argument, slab, at + FRAME_PREFIX_BYTES, stop)
@@ -311,12 +314,16 @@ class Connection(asyncio.BufferedProtocol):
     def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> int:
         """Check one block in full: append it, or close its stream with the reason. Return where it ends."""
         start = at + FRAME_PREFIX_BYTES
+        _check_length(slab.view[start:stop], stop - start)
+        sent_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4]
+        if sent_ms < -_SENT_BEFORE_MS_MAX:
+            raise ProtocolError(f"WRITE of a block that was first sent at {sent_ms} ms, which no client has")
         try:
             header = _checked_block(stream, slab.view[start:stop])
             first = header.first_sequence
             if first != stream.expected:
                 raise OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
-            sent_ms, timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4], stream.home.delivery_timeout_ms
+            timeout_ms = stream.home.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
         except MemqError as error:
@@ -437,6 +444,25 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _check_length(beginning: memoryview, length: int) -> None:
+    """Compare the length of a WRITE with its block's own header, once that has come.
+
+    The prefix has no checksum. With a greater length the connection would wait for bytes that do not come. With a
+    smaller one the block would seem damaged, and its records would fail.
+    Raises: ProtocolError.
+    """
+    if length < BLOCK_HEADER_BYTES:
+        raise ProtocolError(f"WRITE of {length} bytes, but a block has at least {BLOCK_HEADER_BYTES}")
+    if len(beginning) < BLOCK_HEADER_BYTES:
+        return
+    try:
+        stated = parse_header(beginning).length
+    except MemqError:  # the whole block will show what is wrong
+        return
+    if stated != length:
+        raise ProtocolError(f"WRITE of {length} bytes, but its block has {stated}")
 
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
