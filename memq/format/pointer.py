@@ -6,9 +6,9 @@ Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from awscrt.checksums import crc32c
@@ -47,6 +47,7 @@ Slot = Annotated[int, Meta(ge=0, lt=SLOTS)]
 BlockNumber = Annotated[int, Meta(ge=0, lt=OBJECT_BLOCKS_MAX)]
 Text = Annotated[str, Meta(max_length=1_024)]
 TopicId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
+Block = TypeVar("Block")
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
 _HexRange = tuple[Hex, Hex]
 _NO_BITS = "0" * 16
@@ -447,6 +448,14 @@ def bounded_ranges(
 def named_ranges(pointer: Pointer) -> Mapping[int, Sequence[Range]] | None:
     """Return the sequences that the pointer names, by producer; None when it has no room for all of them."""
     return {each.producer: each.ranges for each in pointer.producers} if pointer.producers_complete else None
+
+
+def unskipped(pointer: Pointer, blocks: Iterable[Block]) -> list[Block]:
+    """Return those blocks of a batch that readers do not skip.
+
+    Skipped blocks prove nothing about the log: a cut may have taken their first copies.
+    """
+    return [block for number, block in enumerate(blocks) if number not in pointer.skip]
 
 
 def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: BlockHeader) -> bool:

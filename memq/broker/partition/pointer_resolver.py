@@ -9,7 +9,7 @@ import msgspec
 from memq.broker.partition.batch import producer_ranges
 from memq.broker.services import Services
 from memq.errors import DeniedError, MemqError, RetryableError
-from memq.format.pointer import Pointer, pointer_mark, read_pointer
+from memq.format.pointer import Pointer, pointer_mark, read_pointer, unskipped
 from memq.notification import FROM_THE_LOG, Entries, Entry
 from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
@@ -22,7 +22,8 @@ READ_BYTES = 1 << 20
 class PointerResolver:
     """One read partition; `name` identifies it in the log.
 
-    Producers that did not fit into a pointer come from the index of its object.
+    Producers that did not fit into a pointer come from the index of its object. Blocks that readers skip are left out:
+    a cut of the log may have taken their first copies.
     """
 
     def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
@@ -57,7 +58,7 @@ class PointerResolver:
             self._services.counters.damaged_pointers += 1
             self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {pointer}")
             return None
-        if pointer.producers_complete or not pointer.locations:
+        if not pointer.locations or (pointer.producers_complete and not pointer.skip):
             return pointer
         try:
             blocks = await read_batch_entries(self._services.stores, pointer, self._services.events)
@@ -66,7 +67,8 @@ class PointerResolver:
         except MemqError as error:
             self._services.events.error("index-unread", f"{self._name} object {pointer.locations[0].key}: {error}")
             return pointer
-        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
+        shown = unskipped(pointer, blocks)
+        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in shown)
         return msgspec.structs.replace(pointer, producers=tuple(ranges))
 
 

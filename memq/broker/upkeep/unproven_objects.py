@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from memq.broker.upkeep.log_reading import LogReading
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, unskipped
 from memq.format.ranges import Range, RangeSet
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
@@ -88,9 +88,8 @@ class _Sequences:
             blocks = await read_batch_entries({each.store: store for each in pointer.locations}, pointer)
         except (CorruptDataError, NotFoundError, UnsupportedFormatError):
             return
-        for number, block in enumerate(blocks):
-            if number not in pointer.skip:
-                self._add(block.producer_id, [(block.first_sequence, block.next_sequence)])
+        for block in unskipped(pointer, blocks):
+            self._add(block.producer_id, [(block.first_sequence, block.next_sequence)])
 
     def _add(self, producer: int, ranges: Iterable[Range]) -> None:
         known = self._known.get(producer)

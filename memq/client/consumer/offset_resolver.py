@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.progress import LogContinuity, ReadProgress, expired_error, lost_error, past_batch_error
-from memq.errors import InvalidRequestError
+from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, pointer_mark, read_pointer
+from memq.format.pointer import Pointer, pointer_mark, read_pointer, unskipped
 from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, page_before, valid_seek, valid_span
@@ -195,7 +195,13 @@ class OffsetResolver:
         cursor.begin_look_back()
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in cursor.look_back(entries):
-                cursor.note_index(pointer, await index_of(pointer))
+                try:
+                    blocks = await index_of(pointer)
+                except (CorruptDataError, NotFoundError):
+                    if not pointer.producers_complete:
+                        raise
+                    continue  # no reader got its records
+                cursor.note_index(pointer, unskipped(pointer, blocks))
         if start and not all(cursor.progress.is_settled(writer) for writer in writers):
             cursor.progress.join(await self._before(partition, start, span, settings, writers))
 

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from memq.client.consumer.offset_resolver import window_ms
 from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
-from memq.errors import MemqError, NotFoundError, RetryableError
-from memq.format.pointer import Pointer, read_pointer
+from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
+from memq.format.pointer import Pointer, read_pointer, unskipped
 from memq.notification import Entry
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
@@ -174,8 +174,14 @@ async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
 
 
 async def _complete(access: Access, pointer: Pointer) -> Pointer:
-    blocks = await access.fetcher.index_of(pointer)
-    return with_blocks(pointer, ((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks))
+    try:
+        blocks = await access.fetcher.index_of(pointer)
+    except (CorruptDataError, NotFoundError):
+        if not pointer.producers_complete:
+            raise
+        return pointer
+    shown = unskipped(pointer, blocks)
+    return with_blocks(pointer, ((block.producer_id, block.first_sequence, block.next_sequence) for block in shown))
 
 
 class _PushFilters:

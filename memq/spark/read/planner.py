@@ -250,8 +250,8 @@ class PartitionPlan:
         self._start, self._end = start, end
 
     def needs_index(self, pointer: Pointer) -> bool:
-        """Whether the index is needed, because the pointer does not name all producers of its batch."""
-        return self._dedup and not pointer.producers_complete
+        """Whether the index is needed, because the pointer does not name exactly the producers that readers get."""
+        return self._dedup and (bool(pointer.skip) or not pointer.producers_complete)
 
     def look_back(self, time_ms: int, pointer: Pointer) -> None:
         """Take a pointer of the window before the start."""

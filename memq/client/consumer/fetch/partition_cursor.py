@@ -184,8 +184,8 @@ class PartitionCursor:
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers before the start, in order, and mark the sequences of their blocks as seen.
 
-        Returns the pointers that do not name all their producers: the caller reads the indexes of their objects, and
-        calls `note_index`.
+        Returns the pointers that do not name all their producers, or name blocks that readers skip: the first copies
+        of these may be lost. The caller reads the indexes of their objects, and calls `note_index`.
         """
         assert self.state is CursorState.LOOKING_BACK
         incomplete: list[Pointer] = []
@@ -198,11 +198,12 @@ class PartitionCursor:
             self.dedup_window.advance(entry.time_ms)
             self._progress.pass_over(pointer)
             self.continuity.note(pointer)
+            if pointer.skip or not pointer.producers_complete:
+                incomplete.append(pointer)
+                continue
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
                     self.dedup_window.note(pointer.partition, producer.producer, first, next_)
-            if not pointer.producers_complete:
-                incomplete.append(pointer)
         return incomplete
 
     def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
