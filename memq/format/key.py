@@ -223,6 +223,11 @@ def is_of_many(key: str) -> bool:
     return key.split("/")[1:2] == ["shared"] or _COMPACTION_KEY.fullmatch(key) is not None
 
 
+def writer_of(key: str) -> str:
+    """Return the writer that staged the object with this key."""
+    return key.split("/")[2]
+
+
 def is_staged_object(key: str) -> bool:
     """Whether a writer staged the object with this key; false for the manifests of its batches."""
     parts = key.split("/")

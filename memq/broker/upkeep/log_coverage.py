@@ -109,6 +109,10 @@ class LogCoverage:
             return False
         return batch_sequence >= numbers.next if numbers else modified_ms + CLOCK_ERROR_MS >= self._trimmed_ms
 
+    def reaches_back_to(self, time_ms: int) -> bool:
+        """Whether retention has left the pointers from a queue time (Unix ms) on."""
+        return self._trimmed_ms <= time_ms + CLOCK_ERROR_MS
+
     def is_restored(self, epoch: int, batch_sequence: int) -> bool:
         """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""
         return (epoch, batch_sequence) <= self._restored_to

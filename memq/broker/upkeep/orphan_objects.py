@@ -88,7 +88,7 @@ class OrphanObjects:
     """Finds orphans by key, or by the index of an object of many batches, with one GET for each.
 
     `logs` contains all write partitions of `topics` with pointers; `claimed` those that ever had an owner. `at_end`
-    gets the objects that follow on the last batch of an epoch in a log, by write partition.
+    gets the objects that follow on the last batch of an epoch in a log, by write partition; `staged` the staged ones.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class OrphanObjects:
         self._claimed = claimed
         self._forgotten = forgotten
         self.at_end: dict[PartitionKey, list[ObjectEntry]] = {}
+        self.staged: dict[PartitionKey, list[ObjectEntry]] = {}
 
     async def claim_on(self, entry: ObjectEntry) -> Claim | None:
         """Return the claim of a log that may have named an object; None if the object may be deleted.
@@ -122,6 +123,8 @@ class OrphanObjects:
                     return newer_object(topic.name, partition)
                 elif is_large_object(entry.key):
                     continue  # a compaction copies only what pointers name
+                elif not epoch and (topic.id, partition) in self._logs:
+                    self.staged.setdefault((topic.id, partition), []).append(entry)
                 elif epoch and self._logs[topic.id, partition].is_after_end(epoch, batch_sequence, entry.modified_ms):
                     self.at_end.setdefault((topic.id, partition), []).append(entry)
         except (CorruptDataError, NotFoundError):

@@ -18,7 +18,8 @@ part that retention removes from a manifest.
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
-retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`).
+retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`). So do staged objects that a commit
+has named, with its manifest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.broker.upkeep.unproven_objects import unproven_objects
+from memq.broker.upkeep.unproven_objects import committed_objects, unproven_objects
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix, topics_prefix
@@ -299,6 +300,14 @@ class Sweep:
             except (NotFoundError, QueueError) as error:
                 self._note(f"topic '{known[topic_id].name}' partition {number}: objects are not compared: {error}")
             unproven.update(entry.key for entry in entries)
+        age_ms = self._now_ms - self._staged_bound_ms  # a commit publishes within half of it
+        staged = [
+            entry
+            for place, entries in unaccounted.staged.items()
+            for entry in entries
+            if logs[place].reaches_back_to(entry.modified_ms + age_ms)
+        ]
+        unproven |= await committed_objects(self._store, self._cluster, staged, self._note)
         return unproven & keys.keys()
 
     def _keep(self, claim: Claim, entries: Sequence[ObjectEntry]) -> None:

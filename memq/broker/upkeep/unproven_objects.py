@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memq.broker.upkeep.log_reading import LogReading
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.key import manifest_prefix, writer_of
+from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, unskipped
 from memq.format.ranges import Range, RangeSet
@@ -54,6 +56,34 @@ async def unproven_objects(
     known = _Sequences(block.producer_id for each in blocks.values() for block in each)
     await known.read(store, LogReading(queue, topic.read_partition_of(partition), note), partition)
     return found + [entry for entry in entries if any(not known.cover(block) for block in blocks.get(entry.key, ()))]
+
+
+async def committed_objects(
+    store: ObjectReader, cluster: str, entries: Sequence[ObjectEntry], note: Callable[[str], None]
+) -> set[str]:
+    """Return the keys of those staged objects that commits have named, and of the commits' manifests.
+
+    A commit puts its manifest before the first pointer. So an object without a manifest was never committed. If a
+    manifest can't be read, it may name all objects of its writer. Raises: StoreError.
+    """
+    staged: dict[str, set[str]] = {}
+    for entry in entries:
+        staged.setdefault(writer_of(entry.key), set()).add(entry.key)
+    found = set[str]()
+    for writer, keys in staged.items():
+        async for entry in store.list(manifest_prefix(cluster, writer)):
+            try:
+                manifest = decode_manifest(await store.get(entry.key), entry.key)
+            except NotFoundError:
+                continue
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                note(f"the staged objects of writer '{writer}' without a pointer are kept: {error}")
+                found |= {entry.key, *keys}
+                continue
+            named = keys.intersection(each.key for each in manifest.objects)
+            if named:
+                found |= {entry.key, *named}
+    return found
 
 
 class _Sequences:
