@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 
 from memq.broker.broker import Broker
+from memq.notification import Entry
 from memq.simulation.cluster import SimCluster
 from memq.simulation.ports.calls import Met
 from memq.simulation.ports.disk import SICKNESSES
 from memq.simulation.ports.faults import ChaosFaults, calm
 from memq.simulation.ports.store import SICK_SHARE
 from memq.simulation.ports.wrong_answers import WrongAnswers
-from memq.simulation.world.node import SimNode
+from memq.simulation.world.node import EPOCH_MS, SimNode
 
 LOG_CUT_ENTRIES_MAX = 12  # entries that a log loses at once
 OPERATOR_S_MAX = 20.0  # from a cut of a log under running brokers to their restart
@@ -200,7 +202,7 @@ class Chaos:
         """Cut a log. All brokers are killed, or an operator restarts them later."""
         partition = self._random.choice(self._cluster.present_partitions())
         log = self._cluster.cloud.queue.log(partition)
-        lost = min(self._random.randint(1, LOG_CUT_ENTRIES_MAX), len(log.entries) - 1)
+        lost = min(self._random.randint(1, LOG_CUT_ENTRIES_MAX), self._young_entries(log.entries), len(log.entries) - 1)
         if lost <= 0:  # an owner does not open an empty log whose objects are there
             return
         self._world.trace.event(self._world.now, "log cut", partition.partition, log.end - lost)
@@ -215,6 +217,14 @@ class Chaos:
                 node.kill()
                 self.restart_later(node.name)
         self._cluster.cloud.cut_log(partition, log.end - lost)
+
+    def _young_entries(self, entries: Sequence[Entry]) -> int:
+        """Return how many of the newest entries of a log are young enough for a cut."""
+        age_ms = self._faults.log_cut_age_ms_max
+        if not age_ms:
+            return len(entries)
+        least_ms = EPOCH_MS + self._world.now * 1000 - age_ms
+        return sum(1 for _ in takewhile(lambda entry: entry.time_ms >= least_ms, reversed(entries)))
 
     def _end_life(self, node: SimNode) -> None:
         """Restart a broker that has not been restarted since a cut, as an operator does after `log-lost`."""

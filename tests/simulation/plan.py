@@ -461,16 +461,20 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
 def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Cut logs, and let them grow over the same offsets: only what was lost may be missing.
 
-    Audits are left out, because they report lost records. So are compactions, whose manifests name what a log lost. A
-    cut may take the `opened` that remembers a name whose records retention took. The queue refuses by age, as Kafka
-    does: of the queues, only Kafka can cut a log alone.
+    Audits are left out, because they report lost records. A cut may take the `opened` that remembers a name whose
+    records retention took. With compaction, cuts are rarer, and take only pointers that are too young for any manifest:
+    readers of a manifest over lost offsets skip the new pointers there. The queue refuses by age, as Kafka does: of
+    the queues, only Kafka can cut a log alone.
     """
-    if plan.shape.compaction or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
+    if plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
         return plan
     if plan.shape.housekeeping_s and "named" in plan.producers:
         return plan
-    every_s = draw.choice([2.0, 5.0, 15.0])
-    chaos = replace(plan.faults.chaos, log_cut_every_s=every_s, log_cut_live_rate=draw.choice([0.0, 0.5, 1.0]))
+    compaction = plan.shape.compaction
+    every_s = draw.choice([20.0, 40.0, 80.0] if compaction else [2.0, 5.0, 15.0])
+    age_ms = compaction.age_ms - plan.shape.clock_error_ms if compaction else 0
+    live_rate = draw.choice([0.0, 0.5, 1.0])
+    chaos = replace(plan.faults.chaos, log_cut_every_s=every_s, log_cut_live_rate=live_rate, log_cut_age_ms_max=age_ms)
     shape = replace(plan.shape, refuse="age")
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 

@@ -52,6 +52,7 @@ class ChaosFaults:
     part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
     part_s_max: float = 0.0
     log_cut_every_s: float = 0.0  # a log is cut: it loses its newest entries
+    log_cut_age_ms_max: int = 0  # the greatest age of an entry that a log cut takes; 0: any age
     log_cut_live_rate: float = 0.0  # in this share of the log cuts the brokers continue; else all are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
