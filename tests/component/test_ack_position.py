@@ -1,4 +1,4 @@
-"""The position in an ack is the position of its records; there is none if the broker is not sure of it."""
+"""The position in an ack is where a reader finds its records; there is none if the broker is not sure of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def acked(client: BareClient, next_sequence: int) -> Frame:
             return frame
 
 
-def place_of(frame: Frame) -> list[AckPosition]:
+def positions_in(frame: Frame) -> list[AckPosition]:
     return decode_positions(frame.body)
 
 
@@ -84,7 +84,7 @@ def test_records_acked_before_they_are_stored_have_no_position(acks: Literal[0, 
     run(work())
 
 
-def test_blocks_of_two_streams_that_lie_between_each_other_have_their_own_places() -> None:
+def test_blocks_of_two_streams_that_lie_between_each_other_have_their_own_positions() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings(seal_when_idle=False, batch_blocks_max=5))
@@ -95,7 +95,7 @@ def test_blocks_of_two_streams_that_lie_between_each_other_have_their_own_places
             mine += write_frame(block_of(topic, 0, others, producer=OTHER), stream=2)
             mine += write_frame(block_of(topic, 3, [b"d"])) + write_frame(block_of(topic, 4, [b"e"]))
             client.write(mine)
-            found = {frame.stream: place_of(frame) for frame in (await client.frame(), await client.frame())}
+            found = {frame.stream: positions_in(frame) for frame in (await client.frame(), await client.frame())}
             offset = found[1][0].pointer_offset
             assert found == {
                 1: [AckPosition(0, 3, offset, 0), AckPosition(3, 5, offset, 5)],
@@ -132,7 +132,7 @@ def test_a_repeated_block_has_the_position_of_the_copy_that_is_read(where: str) 
             again.write(write_frame(block_of(topic, 2, [b"c"])))
             await until(lambda: broker.services.counters.duplicate_blocks == 1)
             store.gate.set()
-            positions = place_of(await acked(again, 3))
+            positions = positions_in(await acked(again, 3))
             if where == "too far back to be remembered":
                 assert positions == []
                 await again.close()
@@ -147,7 +147,7 @@ def test_a_repeated_block_has_the_position_of_the_copy_that_is_read(where: str) 
     run(work())
 
 
-def test_a_stream_that_did_not_ask_gets_no_places() -> None:
+def test_a_stream_that_did_not_ask_gets_no_positions() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings())
@@ -185,7 +185,7 @@ def test_after_a_publish_without_an_answer_the_position_is_in_doubt_unless_it_fo
 
             queue.publish = fails_once
             client.write(write_frame(block_of(topic, 0, [b"a"])))
-            positions = place_of(await acked(client, 1))
+            positions = positions_in(await acked(client, 1))
             if landed != "never":
                 assert positions == [], "readers take the first one, and this owner does not know where it lies"
             else:
@@ -225,7 +225,7 @@ def test_a_batch_that_has_a_copy_before_it_has_no_position(skip: tuple[int, ...]
 
             queue.publish = publish_late
             store.gate.set()
-            assert place_of(await acked(client, 1)) == []
+            assert positions_in(await acked(client, 1)) == []
             assert len(calls) == 2
             assert broker.services.counters.skipped_blocks == len(skip), "once for all tries"
             await client.close()

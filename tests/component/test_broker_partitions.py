@@ -336,9 +336,9 @@ def test_held_blocks_go_to_the_owner_and_the_last_broker_takes_what_nobody_has(
                 said.brokers_[1] = msgspec.structs.replace(said.brokers_[1], draining=True)
             said.partitions.draining = draining
             looks = said.looks
-            places = [asyncio.create_task(said.partitions.locate(said.topic, 0)) for _ in range(3)]
-            results = await asyncio.gather(*places, return_exceptions=True)
-            assert said.looks < looks + len(places), "they share it"
+            callers = [asyncio.create_task(said.partitions.locate(said.topic, 0)) for _ in range(3)]
+            results = await asyncio.gather(*callers, return_exceptions=True)
+            assert said.looks < looks + len(callers), "they share it"
             for result in results:
                 if isinstance(result, BaseException):
                     assert isinstance(result, MovedError | NotFoundError)

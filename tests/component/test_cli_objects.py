@@ -181,18 +181,18 @@ def test_verify_what_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> No
     assert shown == {"objects": 1, "blocks": 2, "records": 5, "damaged": 0, "findings": []}
 
 
-@pytest.mark.parametrize("place", ["first block", "second block", "index", "trailer", "cut"])
-def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.CaptureFixture[str], place: str) -> None:
-    at = {"first block": 80, "second block": made.second + 80, "index": -200, "trailer": -20, "cut": 0}[place]
+@pytest.mark.parametrize("part", ["first block", "second block", "index", "trailer", "cut"])
+def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    at = {"first block": 80, "second block": made.second + 80, "index": -200, "trailer": -20, "cut": 0}[part]
     data = bytearray(made.data)
     data[at] ^= 1 if at else 0
-    made.path.write_bytes(data[:-1] if place == "cut" else data)
+    made.path.write_bytes(data[:-1] if part == "cut" else data)
     assert run(["verify", str(made.path), "--json"]) == 1
     captured = capsys.readouterr()
     shown = json.loads(captured.out)
     assert shown["damaged"] == 1
     assert shown["findings"][0]["error"] == "corrupt-data"
-    assert shown["blocks"] == (1 if "block" in place else 2)
+    assert shown["blocks"] == (1 if "block" in part else 2)
     assert captured.err.startswith("memq: error: 1 of 1 objects damaged")
 
 

@@ -202,25 +202,25 @@ def test_a_topic_that_is_not_there_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "places",
+    "positions",
     [
         {"start": Position(1, 0, 0)},
         {"start": [Position(0, 0, 0), Position(1, 0, 0)]},
         {"end": {("clicks", 1): Position(1, 0, 0)}},
     ],
 )
-def test_a_position_of_a_partition_that_is_not_there_is_refused(places: dict[str, Any]) -> None:
+def test_a_position_of_a_partition_that_is_not_there_is_refused(positions: dict[str, Any]) -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 1)
         with pytest.raises(NotFoundError, match="topic 'clicks' has no partition 1") as caught:
-            async with reader(broker, **places):
+            async with reader(broker, **positions):
                 pass
         assert caught.value.hint == "it has 1, from 0 on"
 
     with_broker(test)
 
 
-# ---- places --------------------------------------------------------------------------------------
+# ---- positions -----------------------------------------------------------------------------------
 
 
 def test_a_position_is_behind_what_was_handed_out_and_before_what_was_made_ahead() -> None:
@@ -229,15 +229,15 @@ def test_a_position_is_behind_what_was_handed_out_and_before_what_was_made_ahead
         async with reader(broker, end="end") as consumer:
             first = await consumer.poll(WAIT_S)
             assert first is not None
-            places = [consumer.position()[CLICKS]]
+            positions = [consumer.position()[CLICKS]]
             lags = [(await consumer.lag())[CLICKS].records]
             counts = [consumer.stats().counts.records]
             while (batch := await consumer.poll(WAIT_S)) is not None:
-                assert batch.first == places[-1]
-                places.append(consumer.position()[CLICKS])
+                assert batch.first == positions[-1]
+                positions.append(consumer.position()[CLICKS])
                 lags.append((await consumer.lag())[CLICKS].records)
                 counts.append(consumer.stats().counts.records)
-            assert places[:3] == [Position(0, offset) for offset in (2, 3, 4)]
+            assert positions[:3] == [Position(0, offset) for offset in (2, 3, 4)]
             assert lags == [3, 2, 1, 0]
             assert counts == [1, 2, 3, 4], "what is ahead was not delivered yet"
 

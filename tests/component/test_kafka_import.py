@@ -111,8 +111,8 @@ def test_all_comes_over_as_it_was_and_later_what_came_since() -> None:
         ]
         assert (groups, sum(moved), source.closed) == ({}, 18, 1)
         assert await rows_of(broker) == expected(source)
-        places = {place: (offset, decode_plan(plan)) for place, (offset, plan) in source.positions.items()}
-        assert places == {("orders", 0): (20, 20), ("orders", 1): (103, 103), ("orders", 2): (0, 0)}
+        plans_of = {partition: (offset, decode_plan(plan)) for partition, (offset, plan) in source.positions.items()}
+        assert plans_of == {("orders", 0): (20, 20), ("orders", 1): (103, 103), ("orders", 2): (0, 0)}
         assert [each.records for each in (await copy(source, broker))[0]] == [0, 0, 0]
         source.rows["orders", 0] |= numbered(range(22, 30))
         source.rows["orders", 2] |= numbered(range(2))
@@ -247,7 +247,7 @@ def test_a_topic_that_is_too_narrow_and_a_record_that_is_too_large_are_refused()
     with_broker(test)
 
 
-def test_groups_get_the_places_that_they_had() -> None:
+def test_groups_get_the_positions_that_they_had() -> None:
     source = source_of(numbered(range(10), range(15, 20)), numbered(range(5)))
     source.others = {
         "billing": {("orders", 0): 7, ("orders", 1): 5},
@@ -271,7 +271,7 @@ def test_groups_get_the_places_that_they_had() -> None:
     with_broker(test)
 
 
-def test_groups_of_several_topics_have_no_place_in_one() -> None:
+def test_groups_of_several_topics_have_no_position_in_one() -> None:
     source = source_of(numbered(range(2)))
     source.rows["others", 0] = {0: b"x"}
 

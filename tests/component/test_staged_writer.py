@@ -567,11 +567,11 @@ def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
     """Ask the owner for the first pieces of the only partition; return how many are there."""
-    ((place, pieces),) = manifest.by_partition().items()
+    ((staged, pieces),) = manifest.by_partition().items()
     ask = PublishStaged(
-        topic=place[0],
-        topic_id=place[1],
-        partition=place[2],
+        topic=staged[0],
+        topic_id=staged[1],
+        partition=staged[2],
         writer=WRITER,
         batch_id=manifest.batch_id,
         store=manifest.store,
@@ -586,7 +586,7 @@ async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int
     metadata = ClusterMetadata(runtime, pool)
     try:
         await metadata.topic(rig.topic.name)
-        return (await OwnerRequests(runtime, pool, metadata, ANSWER_S).ask(rig.topic, place[2], ask)).published
+        return (await OwnerRequests(runtime, pool, metadata, ANSWER_S).ask(rig.topic, staged[2], ask)).published
     finally:
         await metadata.close()
         await pool.close()

@@ -59,11 +59,11 @@ def cursor_from(start: Position, end: Position | None = None, *, pass_damage: bo
     return PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
 
 
-def place(offset: int, index: int = 0) -> Position:
+def position_at(offset: int, index: int = 0) -> Position:
     return Position(0, offset, index)
 
 
-BEGINNING = place(0)
+BEGINNING = position_at(0)
 
 
 def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:

@@ -100,9 +100,9 @@ class Bench:
         self.counters = self.services.counters
         self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator
         self.read = read_partitions(TOPIC)[0]
-        self.places: list[MemqError] = []
-        self.places_s: list[float] = []
-        self.forwarder = Forwarder(self.services, self._place)
+        self.locate_errors: list[MemqError] = []
+        self.located_s: list[float] = []
+        self.forwarder = Forwarder(self.services, self._locate)
         self.released: list[Slab] = []
         self.held = UnpublishedBlocks(TOPIC, 0, 0, settled_s, self.released.append)
         self.blocks = [block(number, [values], 5) for number in range(count)]
@@ -116,11 +116,11 @@ class Bench:
         slab.view[10:] = data
         self.held.add(UnpublishedBlock(parse_header(data), slab, 10, len(data) + 10))
 
-    async def _place(self, topic: Topic, partition: int) -> str:
+    async def _locate(self, topic: Topic, partition: int) -> str:
         assert (topic, partition) == (TOPIC, 0)
-        self.places_s.append(asyncio.get_running_loop().time())
-        if self.places:
-            raise self.places.pop(0)
+        self.located_s.append(asyncio.get_running_loop().time())
+        if self.locate_errors:
+            raise self.locate_errors.pop(0)
         return "host-2:77"
 
     async def land(self, *blocks: bytes) -> None:
@@ -155,10 +155,10 @@ def test_blocks_go_to_the_new_owner_once_no_publish_of_the_lost_epoch_can_land()
         assert (bench.forwarder.works, len(bench.forwarder)) == (1, 3)
         assert len(bench.forwarder.describe()) == 3
         await skip(5.99)
-        assert bench.places_s == []
+        assert bench.located_s == []
         await bench.forwarder.drain()
         assert [data for _, _, data in bench.owner.asked] == bench.blocks
-        assert bench.places_s == bench.owner.connects_s == pytest.approx([7.0])
+        assert bench.located_s == bench.owner.connects_s == pytest.approx([7.0])
         assert bench.owner.closed == 1
         assert (len(bench.released), len(bench.forwarder), bench.forwarder.works) == (3, 0, 0)
         assert (bench.counters.forwarded_blocks, bench.counters.forward_retries) == (3, 0)
@@ -203,10 +203,10 @@ def test_an_empty_read_before_the_end_shows_no_block_to_be_absent(monkeypatch: p
 def test_each_failure_doubles_the_pause_until_some_block_was_taken() -> None:
     async def work() -> None:
         bench = Bench()
-        bench.places = [NotReadyError("not yet"), *[UnreachableError("nobody")] * 6]
+        bench.locate_errors = [NotReadyError("not yet"), *[UnreachableError("nobody")] * 6]
         await bench.done()
         pauses_s = [0.1, 0.2, 0.4, 0.8, 1.6, BACKOFF_S_MAX, BACKOFF_S_MAX]
-        assert bench.places_s == pytest.approx([sum(pauses_s[:number]) for number in range(8)])
+        assert bench.located_s == pytest.approx([sum(pauses_s[:number]) for number in range(8)])
         assert bench.counters.forward_retries == 7
 
         again = Bench()
@@ -222,7 +222,7 @@ def test_each_failure_doubles_the_pause_until_some_block_was_taken() -> None:
 
         again.owner.take = one_at_a_time
         await again.done()
-        pauses = [later - first for first, later in zip(again.places_s, again.places_s[1:], strict=False)]
+        pauses = [later - first for first, later in zip(again.located_s, again.located_s[1:], strict=False)]
         assert all(each == pytest.approx(0.11, abs=0.02) for each in pauses), "each time one was taken"
         assert again.owner.closed == len(again.owner.connects_s), "each connection ends with its try"
 
@@ -295,7 +295,7 @@ def test_the_first_refusal_is_named_and_one_of_a_block_that_landed_all_the_same_
             bench.owner.take = refuse
             with caplog.at_level("INFO", "memq"):
                 await bench.done()
-            assert (bench.counters.forward_retries, len(bench.places_s), len(bench.owner.asked)) == (1, 2, 6)
+            assert (bench.counters.forward_retries, len(bench.located_s), len(bench.owner.asked)) == (1, 2, 6)
         landed = Bench(count=1)
 
         async def land(number: int, data: bytes) -> None:
@@ -421,11 +421,11 @@ def test_only_a_topic_that_is_proven_to_be_deleted_is_let_go(caplog: pytest.LogC
             return answer
 
         bench.coordinator.deleted = deleted  # type: ignore[method-assign]
-        bench.places = [NotReadyError("not yet"), *[NotFoundError("no such topic")] * 4]
+        bench.locate_errors = [NotReadyError("not yet"), *[NotFoundError("no such topic")] * 4]
         await bench.done()
         assert answers == []
         assert [asked_s[at + 1] - asked_s[at] for at in (1, 3, 5)] == pytest.approx([DELETED_S] * 3)
-        assert len(bench.places_s) == 5
+        assert len(bench.located_s) == 5
         assert (len(bench.released), ticket.released, bench.owner.asked) == (3, True, [])
 
     run_skipping(work())
@@ -539,7 +539,7 @@ def test_only_a_block_that_is_damaged_here_is_given_up(damaged: bool) -> None:
 def test_an_error_that_nobody_foresaw_is_named_and_lets_go_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         bench = Bench()
-        bench.places = [cast(MemqError, ValueError("a mistake")), cast(MemqError, TimeoutError())]
+        bench.locate_errors = [cast(MemqError, ValueError("a mistake")), cast(MemqError, TimeoutError())]
         await bench.done()
         assert bench.counters.forwarded_blocks == 3
 
@@ -579,6 +579,6 @@ def test_a_queue_that_hangs_is_asked_again() -> None:
 
         bench.queue.read = slow  # type: ignore[method-assign, assignment]
         await bench.done()
-        assert bench.places_s == pytest.approx([0.0, READ_TIMEOUT_S + 0.1, READ_TIMEOUT_S + 0.3])
+        assert bench.located_s == pytest.approx([0.0, READ_TIMEOUT_S + 0.1, READ_TIMEOUT_S + 0.3])
 
     run_skipping(work())

@@ -57,10 +57,10 @@ def test_a_block_has_its_bounds() -> None:
 
 
 def test_a_block_that_grows_by_several_calls_has_its_bounds() -> None:
-    count, places = BLOCK_RECORDS_MAX * 3 // 5, PartitionMap(toy_topic())
+    count, partition_map = BLOCK_RECORDS_MAX * 3 // 5, PartitionMap(toy_topic())
     cutter = RecordCutter()
     many = RecordColumns([b""] * count, None, None, None)
-    cuts = [cut for _ in range(2) for cut in cutter.add_many("clicks", places, many, [0] * count)]
+    cuts = [cut for _ in range(2) for cut in cutter.add_many("clicks", partition_map, many, [0] * count)]
     blocks = [(cut.first, cut.next) for cut in (*cuts, *cutter.end())]
     assert blocks == [(0, BLOCK_RECORDS_MAX), (BLOCK_RECORDS_MAX, 2 * count)]
 
@@ -101,7 +101,7 @@ def test_records_of_many_partitions_are_cut_alike_however_they_come(seed: int) -
     And a block all of whose keys are null had a column of keys, or had none, depending on the calls.
     """
     rng = random.Random(seed)
-    places = PartitionMap(toy_topic(partitions=rng.choice((1, 2, 3))))
+    partition_map = PartitionMap(toy_topic(partitions=rng.choice((1, 2, 3))))
     sizes = [rng.choice((0, 30, 60, 99, 100, 101)) for _ in range(300)]
     keys: list[bytes | None] | None = [b"%d" % rng.randrange(9) for _ in sizes] if rng.random() < 0.5 else None
     if keys is not None and rng.random() < 0.5:
@@ -114,12 +114,12 @@ def test_records_of_many_partitions_are_cut_alike_however_they_come(seed: int) -
     singles: list[Cut | None] = []
     for value, key in zip(many.values, keys or [None] * len(sizes), strict=True):
         fields = RecordFields(value, key, None, None, None)
-        singles.append(one.add("clicks", places, fields, fields.size, None))
+        singles.append(one.add("clicks", partition_map, fields, fields.size, None))
     cuts: list[Cut] = []
     at = 0
     while at < len(sizes):
         part = many.part(at, at + rng.choice((1, 2, 3, 50)))
-        cuts += several.add_many("clicks", places, part, part.sizes(0, len(part.values)))
+        cuts += several.add_many("clicks", partition_map, part, part.sizes(0, len(part.values)))
         at += len(part.values)
 
     def blocks(found: Sequence[Cut | None]) -> list[tuple[int, int, bytes]]:

@@ -20,7 +20,7 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Entry
 from memq.notification.stored_blocks import Copies
 from memq.topic import Position, Totals
-from tests.unit.cursor_reads import BEGINNING, cursor_from, place, read, records, retained, shown
+from tests.unit.cursor_reads import BEGINNING, cursor_from, position_at, read, records, retained, shown
 from tests.unit.queue_model import WINDOW_MS, Block, Log
 
 
@@ -90,8 +90,8 @@ def _values_in(body: bytes) -> list[bytes]:
 @given(logs(), st.data())
 def test_a_reader_that_resumes_anywhere_continues_exactly(log: Log, data: st.DataObject) -> None:
     whole = read(log, cursor_from(BEGINNING))
-    places = [BEGINNING, *[delivery.behind.position for delivery in whole], *[at for at, _ in records(whole)]]
-    start = data.draw(st.sampled_from(places))
+    positions = [BEGINNING, *[delivery.behind.position for delivery in whole], *[at for at, _ in records(whole)]]
+    start = data.draw(st.sampled_from(positions))
     resumed = records(read(log, cursor_from(start)))
     assert resumed == [(position, value) for position, value in records(whole) if position >= start]
 
@@ -99,7 +99,7 @@ def test_a_reader_that_resumes_anywhere_continues_exactly(log: Log, data: st.Dat
 @given(logs(), st.data())
 def test_a_range_ends_exactly_before_its_end(log: Log, data: st.DataObject) -> None:
     whole = records(read(log, cursor_from(BEGINNING)))
-    end = data.draw(st.sampled_from([BEGINNING, place(log.next_offset), *[at for at, _ in whole]]))
+    end = data.draw(st.sampled_from([BEGINNING, position_at(log.next_offset), *[at for at, _ in whole]]))
     cursor = cursor_from(BEGINNING, end)
     assert records(read(log, cursor)) == [(position, value) for position, value in whole if position < end]
     assert cursor.state is CursorState.ENDED
@@ -135,18 +135,18 @@ def test_fail_stays_before_the_damaged_block_after_what_is_whole() -> None:
     assert isinstance(failed.failure, CorruptDataError)
     assert "block 1 of object 'o/0' at 0:0:3" in str(failed.failure)
     assert "seek to 0:0:6" in failed.failure.hint
-    assert cursor.position == place(0, 3)
+    assert cursor.position == position_at(0, 3)
     again = cursor.deliver()
     assert again is not None
     assert again.failure is not None
-    assert cursor.position == place(0, 3)
+    assert cursor.position == position_at(0, 3)
 
 
 def test_seek_behind_damage_continues() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
-    found = records(read(log, cursor_from(place(0, 6))))
+    found = records(read(log, cursor_from(position_at(0, 6))))
     assert [value for _, value in found] == Block(1, 6).values()
 
 
@@ -156,7 +156,7 @@ def test_skip_passes_one_block_and_delivers_the_rest() -> None:
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
     cursor = cursor_from(BEGINNING, pass_damage=True)
     (delivery,) = read(log, cursor)
-    assert [position for position, _ in records([delivery])] == [place(0, n) for n in (0, 1, 2, 6, 7, 8)]
+    assert [position for position, _ in records([delivery])] == [position_at(0, n) for n in (0, 1, 2, 6, 7, 8)]
     assert [piece.number for piece in delivery.damaged] == [1]
     assert (cursor.counts.damaged_blocks, cursor.counts.damaged_records) == (1, 3)
 
@@ -188,7 +188,7 @@ def test_a_pointer_that_cannot_be_read_is_damage() -> None:
 def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(2, 0))
-    start = place(log.batch(Block(1, 3)))
+    start = position_at(log.batch(Block(1, 3)))
     log.batch(Block(2, 0), Block(1, 6))
     cursor = cursor_from(start)
     found = [value for _, value in records(read(log, cursor))]
@@ -196,7 +196,7 @@ def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
     assert cursor.counts.duplicate_records == 3
 
 
-@pytest.mark.parametrize("start", [BEGINNING, place(1)], ids=["who read the first", "who starts behind it"])
+@pytest.mark.parametrize("start", [BEGINNING, position_at(1)], ids=["who read the first", "who starts behind it"])
 @pytest.mark.parametrize(
     ("second", "delivered"),
     [
@@ -220,7 +220,7 @@ def test_a_block_under_seen_sequences_is_dropped_only_as_the_copy_that_it_is(
     assert cursor.counts.conflicting_blocks == int(delivered)
     assert cursor.counts.duplicate_records == (0 if delivered else 3)
     conflicts = cursor.take_seen().conflicts
-    assert [conflict.position for conflict in conflicts] == ([place(1)] if delivered else [])
+    assert [conflict.position for conflict in conflicts] == ([position_at(1)] if delivered else [])
     assert all("differs from what is known under the same sequences" in str(each.error) for each in conflicts)
     assert cursor.take_seen() == ([], [])
 
@@ -247,7 +247,7 @@ def test_where_the_first_one_can_not_be_read_sequences_decide() -> None:
     log = Log()
     log.batch(Block(1, 0))
     log.batch(Block(1, 0))
-    cursor = cursor_from(place(1))
+    cursor = cursor_from(position_at(1))
     cursor.look_back(log.entries[:1])
     cursor.begin()
     cursor.take_entries(Entries(log.entries[1:], log.next_offset))
@@ -257,7 +257,7 @@ def test_where_the_first_one_can_not_be_read_sequences_decide() -> None:
     cursor.start_fetch(slot)
     cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
     assert cursor.deliver() is None
-    assert (cursor.comparing, cursor.deliverable, cursor.position) == (slot, False, place(1))
+    assert (cursor.comparing, cursor.deliverable, cursor.position) == (slot, False, position_at(1))
     cursor.drop_fetched()  # a pause in between: it is fetched, and compared, once more
     assert not slot.claims
     assert cursor.next_fetch() is slot
@@ -266,13 +266,13 @@ def test_where_the_first_one_can_not_be_read_sequences_decide() -> None:
     assert cursor.deliver() is None
     slot.compare({(1, 0, 3): Copies(unread=True)})
     assert cursor.deliver() is None
-    assert (cursor.position, cursor.counts.duplicate_records) == (place(2), 3)
+    assert (cursor.position, cursor.counts.duplicate_records) == (position_at(2), 3)
 
 
 def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
     log = Log()
     log.batch(Block(1, 0), named=False)
-    start = place(log.batch(Block(1, 0), Block(1, 3)))
+    start = position_at(log.batch(Block(1, 0), Block(1, 3)))
     cursor = cursor_from(start)
     (incomplete,) = cursor.look_back(log.entries[:1])
     cursor.note_index(incomplete, [BlockEntry.from_header(parse_header(Block(1, 0).data()), 0)])
@@ -285,7 +285,7 @@ def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
     log.batch(Block(2, 0))
     log.entries[0] = Entry(0, 0, b"{")
     log.batch(Block(1, 0))
-    cursor = cursor_from(place(2))
+    cursor = cursor_from(position_at(2))
     assert cursor.look_back(log.entries) == []
     assert cursor.dedup_window.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
 
@@ -335,7 +335,7 @@ def test_retention_may_overtake_a_start_twice_before_its_first_record(known: Tot
     for first in (2, 3):
         cursor.take_gap(first, decode_pointer(log.entries[first].body).totals)
         assert cursor.deliver() is None
-        assert cursor.take_moved_start() == (None if known is not None else place(first))
+        assert cursor.take_moved_start() == (None if known is not None else position_at(first))
     del log.entries[:3]
     assert [value for _, value in records(read(log, cursor))] == Block(1, 9).values()
     assert (cursor.counts.expired_offsets, cursor.counts.expired_records) == (3, lost)
@@ -352,7 +352,7 @@ def test_a_start_moves_behind_a_batch_that_expired_while_it_was_fetched() -> Non
     cursor.start_fetch(slot)
     cursor.expire(slot, 1)
     assert cursor.deliver() is None
-    assert (cursor.take_moved_start(), cursor.counts.expired_records) == (place(1), 0)
+    assert (cursor.take_moved_start(), cursor.counts.expired_records) == (position_at(1), 0)
 
 
 def test_a_reader_that_was_overtaken_gets_an_error() -> None:
@@ -396,7 +396,7 @@ def test_a_batch_that_expired_while_it_was_fetched(*, skip: bool) -> None:
     assert cursor.held_bytes == 0
     if skip:
         assert delivery is None
-        assert (cursor.position, cursor.counts.expired_records) == (place(1), 3)
+        assert (cursor.position, cursor.counts.expired_records) == (position_at(1), 3)
     else:
         assert delivery is not None
         assert isinstance(delivery.failure, PositionExpiredError)
@@ -432,7 +432,7 @@ def test_gaps_are_delivered_across_and_counted() -> None:
 def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    cursor = cursor_from(BEGINNING, place(5))
+    cursor = cursor_from(BEGINNING, position_at(5))
     cursor.begin()
     cursor.take_entries(shown(log))
     assert cursor.poll_offset == 1

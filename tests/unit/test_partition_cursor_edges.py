@@ -18,7 +18,7 @@ from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span
 from memq.notification.stored_blocks import Copies, claim_of, stored_block
 from memq.topic import Position, Totals
-from tests.unit.cursor_reads import BEGINNING, cursor_from, place, read, records, retained, shown
+from tests.unit.cursor_reads import BEGINNING, cursor_from, position_at, read, records, retained, shown
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
 SIZE = len(Block(1, 0).data())
@@ -92,7 +92,7 @@ def test_a_look_back_counts_what_lies_before_the_start_and_nothing_else() -> Non
     log.batch(Block(1, 3))
     log.batch(Block(1, 6))
     log.entries[0] = Entry(0, 0, b"{")
-    cursor = cursor_from(place(2))
+    cursor = cursor_from(position_at(2))
     cursor.look_back(log.entries)
     assert cursor.behind.totals == Totals(6, 2 * SIZE)
     cursor.begin()
@@ -103,21 +103,21 @@ def test_a_look_back_counts_what_lies_before_the_start_and_nothing_else() -> Non
 
 def test_a_reader_that_begins_at_its_end_has_ended() -> None:
     for end, state in (
-        (place(3), CursorState.ENDED),
-        (place(2), CursorState.ENDED),
-        (place(3, 1), CursorState.READING),
+        (position_at(3), CursorState.ENDED),
+        (position_at(2), CursorState.ENDED),
+        (position_at(3, 1), CursorState.READING),
     ):
-        cursor = cursor_from(place(3), end)
+        cursor = cursor_from(position_at(3), end)
         cursor.begin()
         assert cursor.state is state
-    cursor = cursor_from(BEGINNING, place(3))
+    cursor = cursor_from(BEGINNING, position_at(3))
     cursor.begin()
     cursor.take_entries(Entries([], 3))
     assert cursor.state is CursorState.ENDED
 
 
 def test_retention_has_passed_where_neither_log_nor_answer_has_the_next_offset() -> None:
-    cursor = cursor_from(place(2))
+    cursor = cursor_from(position_at(2))
     entry = Entry(5, 0, b"")
     for begin, entries, expected in ((3, [entry], 3), (7, [entry], 5), (4, [], 4), (2, [entry], None), (2, [], None)):
         assert cursor.misses(Span(begin, 9), entries) == expected
@@ -152,13 +152,13 @@ def test_reader_of_whole_batches_stops_before_each_kind_of_damage() -> None:
     assert delivered(cursor, whole=True).slices
     for number in (1, 2, 3):
         assert cursor.deliver(whole=True) is None
-        assert cursor.position == place(number)
+        assert cursor.position == position_at(number)
         cursor.deliver()
     assert cursor.deliver(whole=True) is None
-    assert cursor.position == place(9)
+    assert cursor.position == position_at(9)
 
 
-def test_an_unreadable_pointer_is_named_with_the_place_behind_it() -> None:
+def test_an_unreadable_pointer_is_named_with_the_position_behind_it() -> None:
     log = Log()
     log.batch(Block(1, 0))
     log.entries[0] = Entry(0, 0, b"{")
@@ -174,7 +174,7 @@ def test_blocks_before_the_start_that_were_not_fetched_count_as_seen(skip: tuple
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), skip=skip)
     log.batch(Block(1, 0), Block(1, 6))
-    cursor = reading(log, place(0, 3))
+    cursor = reading(log, position_at(0, 3))
     slot = cursor.next_fetch()
     assert slot is not None
     assert slot.pointer is not None
@@ -187,7 +187,7 @@ def test_blocks_before_the_start_that_were_not_fetched_count_as_seen(skip: tuple
     assert list(second.claims) == ([] if skip else [(1, 0, 3)])
 
 
-def test_a_batch_has_moved_when_its_pointer_names_another_place() -> None:
+def test_a_batch_has_moved_when_its_pointer_names_another_location() -> None:
     log = Log()
     log.batch(Block(1, 0))
     cursor = reading(log)
@@ -206,11 +206,11 @@ def test_a_batch_has_moved_when_its_pointer_names_another_place() -> None:
 @pytest.mark.parametrize(
     ("start", "end", "part"),
     [
-        (place(0), None, None),
-        (place(0, 4), None, (4, 9)),
-        (place(0), place(0, 5), (0, 5)),
-        (place(0, 4), place(0, 5), (4, 5)),
-        (place(0), place(1), None),
+        (position_at(0), None, None),
+        (position_at(0, 4), None, (4, 9)),
+        (position_at(0), position_at(0, 5), (0, 5)),
+        (position_at(0, 4), position_at(0, 5), (4, 5)),
+        (position_at(0), position_at(1), None),
     ],
 )
 def test_of_a_large_batch_only_the_wanted_records_are_fetched(
@@ -223,7 +223,7 @@ def test_of_a_large_batch_only_the_wanted_records_are_fetched(
         assert fetch(log, reading(log, start, end)).part == expected
     monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", SIZE)
     log.batch(Block(1, 9), Block(1, 12))
-    cursor = reading(log, place(0, 4), place(1, 5))
+    cursor = reading(log, position_at(0, 4), position_at(1, 5))
     assert [fetch(log, cursor).part, fetch(log, cursor).part] == [(4, 9), (0, 5)]
 
 
@@ -242,7 +242,7 @@ def test_totals_are_those_that_the_first_pointer_states() -> None:
     log = Log()
     log.batch(Block(1, 0))
     log.batch(Block(1, 3))
-    cursor = reading(log, place(1))
+    cursor = reading(log, position_at(1))
     fetch(log, cursor)
     delivery = delivered(cursor)
     assert (delivery.totals, delivery.behind.totals) == (Totals(3, SIZE), Totals(6, 2 * SIZE))
@@ -260,15 +260,15 @@ def test_totals_are_those_that_the_first_pointer_states() -> None:
 def test_a_start_within_a_batch_stays_where_it_is() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3))
-    cursor = reading(log, place(0, 1))
+    cursor = reading(log, position_at(0, 1))
     fetch(log, cursor)
     assert len(records([delivered(cursor)])) == cursor.counts.records == 5
     damage(log, 0)
-    cursor = reading(log, place(0, 1))
+    cursor = reading(log, position_at(0, 1))
     fetch(log, cursor)
     assert delivered(cursor).failure is not None
-    assert cursor.position == place(0, 1)
-    expired = PartitionCursor(PARTITION, place(0, 1), window_ms=WINDOW_MS, known=Totals(1))
+    assert cursor.position == position_at(0, 1)
+    expired = PartitionCursor(PARTITION, position_at(0, 1), window_ms=WINDOW_MS, known=Totals(1))
     expired.begin()
     expired.take_entries(shown(log))
     slot = expired.next_fetch()
@@ -284,7 +284,7 @@ def test_blocks_before_a_start_within_their_batch_count_as_seen() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3))
     log.batch(Block(1, 0))
-    cursor = cursor_from(place(0, 3))
+    cursor = cursor_from(position_at(0, 3))
     cursor.begin()
     assert [value for _, value in records(read(log, cursor))] == Block(1, 3).values()
     assert cursor.counts.duplicate_records == 3
@@ -293,7 +293,7 @@ def test_blocks_before_a_start_within_their_batch_count_as_seen() -> None:
 def test_deliveries_end_with_the_block_that_fills_them_and_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
-    cursor = reading(log, end=place(0, 3))
+    cursor = reading(log, end=position_at(0, 3))
     fetch(log, cursor)
     assert [(each.low, each.high) for each in delivered(cursor).slices] == [(0, 3)]
     monkeypatch.setattr(cursor_module, "DELIVERY_BYTES", parse_header(Block(1, 0).data()).raw_length)
@@ -314,7 +314,7 @@ def test_a_batch_that_is_cut_otherwise_the_next_time_is_judged_from_its_start(
     monkeypatch.setattr(cursor_module, "DELIVERY_BYTES", 1)
     cursor = reading(log)
     pieces = fetch(log, cursor).pieces or ()
-    assert delivered(cursor).behind.position == place(0, 3)
+    assert delivered(cursor).behind.position == position_at(0, 3)
     cursor.drop_fetched()
     slot = cursor.next_fetch()
     assert slot is not None
@@ -322,7 +322,7 @@ def test_a_batch_that_is_cut_otherwise_the_next_time_is_judged_from_its_start(
     hidden = BlockPiece(0, 0, damaged, None, memoryview(b""), CorruptDataError("its length is wrong"))
     cursor.fetched(slot, [hidden, *(piece for piece in pieces if piece.first >= damaged)])
     assert delivered(cursor).failure is not None
-    assert cursor.position == place(0, 3)
+    assert cursor.position == position_at(0, 3)
 
 
 def test_copies_are_found_next_to_damaged_blocks() -> None:

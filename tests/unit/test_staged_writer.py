@@ -59,10 +59,10 @@ def test_a_writer_without_records_stages_no_object() -> None:
 
 @pytest.mark.parametrize("tag", [NO_UNICODE, "t" * (NAME_BYTES_MAX + 1)])
 def test_a_refused_record_takes_no_full_block_with_it(tag: str) -> None:
-    cutter, places = RecordCutter(), PartitionMap(TOPIC)
+    cutter, partition_map = RecordCutter(), PartitionMap(TOPIC)
 
     def add(tag: str | None = None) -> int:
-        cut = cutter.add("clicks", places, RecordFields(b"0", b"k", None, None, tag), 2, None)
+        cut = cutter.add("clicks", partition_map, RecordFields(b"0", b"k", None, None, tag), 2, None)
         return cut.builder.count if cut is not None else 0
 
     for _ in range(BLOCK_RECORDS_MAX):
@@ -75,9 +75,9 @@ def test_a_refused_record_takes_no_full_block_with_it(tag: str) -> None:
 
 def test_a_block_that_is_full_of_tags_ends_before_the_next_one() -> None:
     """The size of a block leaves tags out: from 16 MiB of tags on each further record was refused as too large."""
-    cutter, places, count = RecordCutter(), PartitionMap(TOPIC), 600
+    cutter, partition_map, count = RecordCutter(), PartitionMap(TOPIC), 600
     cuts = [
-        cutter.add("clicks", places, RecordFields(b"0", None, None, None, f"{number:060000}"), 1, None)
+        cutter.add("clicks", partition_map, RecordFields(b"0", None, None, None, f"{number:060000}"), 1, None)
         for number in range(count)
     ]
     blocks = [cut.builder.count for cut in (*cuts, *cutter.end()) if cut is not None]
@@ -89,16 +89,16 @@ def test_a_block_that_is_full_of_tags_ends_before_the_next_one() -> None:
 @pytest.mark.parametrize("each", [1, 7, 5_000, 9_000])  # thousands have room only in part
 def test_a_block_that_is_full_of_tags_ends_at_the_same_record_of_many(each: int, *, keyed: bool) -> None:
     """`add_many` with hundreds of tags raised TooLargeError, and each further call, too."""
-    single, many, places = RecordCutter(), RecordCutter(), PartitionMap(TOPIC)
+    single, many, partition_map = RecordCutter(), RecordCutter(), PartitionMap(TOPIC)
     key = b"k" if keyed else None
     cuts: list[Cut | None] = []
     same: list[Cut | None] = []
     for number in range(600):
         tag, count = f"{number:060000}", each if number % 279 == 278 else 1  # many at the end of a block
         fields = RecordFields(b"", key, None, None, tag)
-        cuts += [single.add("clicks", places, fields, fields.size, None) for _ in range(count)]
+        cuts += [single.add("clicks", partition_map, fields, fields.size, None) for _ in range(count)]
         columns = check_many([b""] * count, [b"k"] * count if keyed else None, None, tag)
-        same += many.add_many("clicks", places, columns, columns.sizes(0, len(columns.values)))
+        same += many.add_many("clicks", partition_map, columns, columns.sizes(0, len(columns.values)))
     blocks = [
         (cut.first, cut.builder.count, cut.builder.raw_bytes) for cut in (*cuts, *single.end()) if cut is not None
     ]
