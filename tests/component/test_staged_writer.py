@@ -33,7 +33,6 @@ from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import BATCH_ID_END, SLOTS
 from memq.notification import Publication
-from memq.notification.memory import MemoryQueue
 from memq.protocol.messages import PublishStaged
 from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings, read_partitions, writer_id
@@ -377,31 +376,6 @@ def test_the_sweep_takes_what_was_staged_and_never_committed_at_its_own_age() ->
         gone = [each.key for each in swept]
         assert gone == sorted([never[0].key, manifest_key("memq", WRITER, 0)])
         assert await rig.records() == [b"a"]
-
-    run(rigged(work, partitions=1))
-
-
-def test_the_sweep_keeps_a_committed_batch_whose_pointer_a_cut_log_lost() -> None:
-    """Its commit has returned, and its object is the only copy of its records; the other one was never committed."""
-
-    async def work(rig: Rig) -> None:
-        committed, never = await rig.staged([b"a"]), await rig.staged([b"b"])
-        await rig.commits.commit(0, committed, rig.store)
-        services = rig.broker.services
-        assert isinstance(services.queue, MemoryQueue)
-        (read,) = read_partitions(rig.topic)
-        services.queue.log(read).entries.pop()
-        parts = ("memq", rig.store, services.queue, services.coordinator, services.runtime.clock)
-        kept, gone = sorted([committed[0].key, manifest_key("memq", WRITER, 0)]), [never[0].key]
-        for goes in (False, True):
-            swept = [each async for each in Sweep(*parts, print, 0).run(3_600_000, -60_000)]
-            assert sorted(each.key for each in swept if each.kept) == kept
-            assert [(each.key, each.goes) for each in swept if not each.kept] == [(key, goes) for key in gone]
-        services.queue.log(read).begin = 1  # retention has removed the pointers of that time
-        del services.queue.log(read).entries[:1]
-        await rig.commits.commit(1, await rig.staged([b"c"]), rig.store)
-        swept = [each async for each in Sweep(*parts, print, 0).find(3_600_000, -3_600_000)]
-        assert not any(each.kept for each in swept)
 
     run(rigged(work, partitions=1))
 
