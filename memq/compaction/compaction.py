@@ -29,7 +29,7 @@ from memq.compaction.plan import (
     trim_offset,
     without,
 )
-from memq.compaction.reader import ManifestFiles
+from memq.compaction.reader import ManifestFiles, is_overwritten
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
 from memq.format.batch import cut_batch
 from memq.format.blocks.header import Buffer
@@ -258,14 +258,16 @@ async def manifest_of(files: ManifestFiles, partition: ReadPartition) -> Compact
     )
 
 
-async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: CompactionManifest) -> None:
+async def leave_queue(
+    queue: TrimmedQueue, files: ManifestFiles, partition: ReadPartition, manifest: CompactionManifest
+) -> None:
     """Remove from the queue the pointers that `manifest`, which is or was the highest, has.
 
-    The last ones stay for now if the queue has a later pointer of their batches (`RepeatedBatches`).
-    Raises: as `trim_offset` and `trim`.
+    The last ones stay for now if the queue has a later pointer of their batches (`RepeatedBatches`). All stay if the
+    queue has other pointers at their offsets (`is_overwritten`). Raises: as `trim_offset` and `trim`.
     """
     begin = (await queue.span(partition)).begin
-    if begin < manifest.next:
+    if begin < manifest.next and not await is_overwritten(queue, files, partition, manifest):
         before = await trim_offset(queue, partition, manifest.next)
         if begin < before:
             await queue.trim(partition, before)
@@ -330,7 +332,7 @@ async def compact(
     now_ms = clock.wall_ms()  # the same for all rounds: else each would find a few more entries
     while True:
         manifest = await manifest_of(files, partition)
-        await leave_queue(queue, partition, manifest)
+        await leave_queue(queue, files, partition, manifest)
         copied: list[Copied] = []
         async for span in spans_to_compact(queue, partition, manifest.next, settings, rule, now_ms):
             copied.append(await copier.copy(partition, span))

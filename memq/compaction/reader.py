@@ -5,6 +5,9 @@ manifest that a reader knows, a higher manifest has the entries between. Entries
 queue are equal. An earlier manifest stays valid, except for entries that retention removed. Its objects remain only for
 the sweep's safety age, so readers ask for a higher manifest periodically.
 
+If Kafka has cut a log below the end of its manifest, entries of both differ. Then the queue is right from its first
+offset on (`is_overwritten`).
+
 When the queue begins after the end of the highest manifest, retention was faster than the compaction. Retention has
 removed the entries between, and so all older ones, though that manifest still names them. No reader begins there.
 """
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from awscrt.checksums import crc32c
+from msgspec.structs import replace
 
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, ObjectExistsError
 from memq.format.compaction_manifest import (
@@ -34,6 +38,7 @@ from memq.format.key import (
     compaction_manifest_prefix,
     compaction_manifests_prefix,
 )
+from memq.format.pointer import Pointer, pointer_mark, read_pointer
 from memq.limits import MIB
 from memq.notification import Entries, Entry, PointerReader, Span
 from memq.runtime.clock import Clock
@@ -144,11 +149,39 @@ class ManifestFiles:
         return part
 
 
+async def is_overwritten(
+    queue: PointerReader, files: ManifestFiles, partition: ReadPartition, manifest: CompactionManifest
+) -> bool:
+    """Whether the queue has, or will have, other pointers at offsets of a manifest.
+
+    Kafka may cut a log below the pointers that a compaction has copied; new pointers then get their offsets. Only the
+    last pointer is compared: a log that has it has all before it. Raises: as the queue and the store.
+    """
+    span = await queue.span(partition)
+    if not manifest.parts or span.begin >= manifest.next:
+        return False
+    if span.end < manifest.next:
+        return True
+    try:
+        last = (await files.part(manifest.parts[-1])).entries[-1]
+    except CorruptDataError:
+        return False  # its readers report it
+    found = await queue.read(partition, last.offset, 1)
+    stored, moved = (read_pointer(body, newer="return") for body in (found[0].body if found else b"", last.body))
+    if not (found and found[0].offset == last.offset and isinstance(stored, Pointer) and isinstance(moved, Pointer)):
+        return False
+    return pointer_mark(stored) != pointer_mark(moved)
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The known state of a partition: manifest, queue offset it suffices for, time (monotonic s)."""
+    """The known state of a partition: manifest, the part of it that is right, reach, time (monotonic s).
+
+    It suffices for queues that begin at `reach` or before.
+    """
 
     manifest: CompactionManifest | None
+    valid: CompactionManifest | None
     reach: int
     seen_s: float
 
@@ -165,10 +198,10 @@ class CompactedLogReader:
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         known = self._known.get(partition)
-        if known is not None and known.manifest is not None and offset < known.manifest.next == known.reach:
+        if known is not None and known.valid is not None and offset < known.valid.next == known.reach:
             if self._clock.monotonic() >= known.seen_s + REFRESH_S:
                 known = await self._find_manifest(partition, known.reach)
-            found = await self._read_compacted(known.manifest, offset, bytes_max)
+            found = await self._read_compacted(known.valid, offset, bytes_max)
             if found is not None:
                 return found
         entries = await self._queue.read(partition, offset, bytes_max)
@@ -224,13 +257,17 @@ class CompactedLogReader:
             return None  # nothing has left the queue so far
         if known is None or begin > known.reach:
             known = await self._find_manifest(partition, begin)
-        return known.manifest
+        return known.valid
 
     async def _find_manifest(self, partition: ReadPartition, begin: int) -> _Known:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)
-        found = _Known(manifest, max(begin, manifest.next if manifest is not None else 0), now_s)
+        valid = manifest
+        behind = known is None and manifest is not None and begin >= manifest.next
+        if manifest and not behind and await is_overwritten(self._queue, self._files, partition, manifest):
+            valid = _below(manifest, (await self._queue.span(partition)).begin)
+        found = _Known(manifest, valid, max(begin, valid.next if valid is not None else 0), now_s)
         self._known[partition] = found
         self._known.move_to_end(partition)
         if len(self._known) > PARTITIONS_MAX:
@@ -246,6 +283,8 @@ class CompactedLogReader:
         found: list[Entry] = []
         size = 0
         for entry in entries[bisect_left(entries, offset, key=lambda each: each.offset) :]:
+            if entry.offset >= part.next:
+                break
             size += len(entry.body)
             if found and size > bytes_max:
                 break
@@ -257,3 +296,9 @@ def part_at(manifest: CompactionManifest, offset: int) -> PartRef | None:
     """Return the part that has an offset, or the next one after it."""
     at = bisect_left(manifest.parts, offset, key=lambda part: part.next - 1)
     return manifest.parts[at] if at < len(manifest.parts) else None
+
+
+def _below(manifest: CompactionManifest, end: int) -> CompactionManifest:
+    """Return the manifest without its entries from offset `end` on."""
+    parts = tuple(replace(part, next=min(part.next, end)) for part in manifest.parts if part.first < end)
+    return replace(manifest, next=min(manifest.next, end), parts=parts)

@@ -322,7 +322,7 @@ def test_a_queue_that_still_has_what_a_manifest_has_lets_go_of_it() -> None:
         world = await World.made()
         await world.compact()
         manifest = await manifest_of(world.parts().files, PARTITION)
-        await leave_queue(world.queue, PARTITION, manifest)
+        await leave_queue(world.queue, world.parts().files, PARTITION, manifest)
         assert (await world.queue.span(PARTITION)).begin == manifest.next
 
     asyncio.run(work())

@@ -169,7 +169,8 @@ def test_pointers_leave_the_queue_once() -> None:
 
         cluster.queue.trim = noted  # type: ignore[method-assign]
         for _ in range(2):
-            await leave_queue(cluster.queue, LOG, compaction_manifest(CLICKS, part_of(0, entries=2)))
+            manifest = compaction_manifest(CLICKS, part_of(0, entries=2))
+            await leave_queue(cluster.queue, ManifestFiles(CLUSTER, cluster.store), LOG, manifest)
         assert trims == [2]
 
     asyncio.run(work())

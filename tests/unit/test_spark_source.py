@@ -448,7 +448,8 @@ def test_compacted_batches_are_read_from_their_new_objects(tmp_path: Path) -> No
         rule = CompactionRule(age_ms=DAY_MS, rest=True)
         (done,) = await parts_on(queue, store, Runtime()).compact(topic.logs[0], TopicSettings(), rule)
         assert done.part.entries == len(small)
-        await leave_queue(queue, topic.logs[0], await manifest_of(ManifestFiles("memq", store), topic.logs[0]))
+        files = ManifestFiles("memq", store)
+        await leave_queue(queue, files, topic.logs[0], await manifest_of(files, topic.logs[0]))
         await queue.close()
         await store.close()
 

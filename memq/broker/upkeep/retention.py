@@ -295,7 +295,7 @@ async def trim_compacted(services: Services, topic: Topic) -> None:
     for partition in read_partitions(topic):
         manifest = await services.manifests.highest(partition)
         if manifest is not None:
-            await leave_queue(services.queue, partition, manifest)
+            await leave_queue(services.queue, services.manifests, partition, manifest)
             services.pointers.forget(partition)
 
 
@@ -316,7 +316,7 @@ async def retire_compacted(
     `younger` are the queue's entries. Pointers that the manifest has are first removed from the queue, in case their
     compaction was killed before. Raises: as store and queue.
     """
-    await leave_queue(services.queue, partition, manifest)
+    await leave_queue(services.queue, services.manifests, partition, manifest)
     now_ms = services.runtime.clock.wall_ms()
     behind = sum(pointer.stored_bytes for _, pointer in younger if pointer)
     count = expired_parts(manifest, behind, settings, now_ms)
