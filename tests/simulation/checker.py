@@ -68,6 +68,10 @@ class SentRecord:
         """Whether its producer has heard, or will hear, nothing more of it."""
         return self.acked or self.given_up or self.written or self.held_s < FOREVER
 
+    def staged_ack_leaves(self, epoch: int, *, named: bool) -> None:
+        """The owner of an epoch answers a commit; `named`: a pointer in the queue has the record's progress."""
+        self.ack_left = self.ack_left or named or not self.is_unknown_to(epoch)
+
     def is_unknown_to(self, epoch: int) -> bool:
         """Whether the queue lost its pointer before an epoch, whose owner never had it."""
         return self.lost and self.place is None and epoch > self.lost_epoch
@@ -181,11 +185,6 @@ class Checker:
                 record.ack_left = True
         waiting[:] = [each for each in waiting if not self.records[each[1]].ack_left]
 
-    def staged_ack_leaves(self, value: bytes, epoch: int, *, named: bool) -> None:
-        """The owner of an epoch answers a commit; `named`: a pointer in the queue has the record's progress."""
-        record = self.records[value]
-        record.ack_left = record.ack_left or named or not record.is_unknown_to(epoch)
-
     def _check_position(self, value: bytes, record: SentRecord, ack: Ack, position: Position) -> None:
         self.positions += 1
         place = record.places.get((ack.partition, ack.producer_id))
@@ -296,10 +295,6 @@ class Checker:
             self._parts[partition.topic_id, number].forget(end)
         self.commits.goes_back = True
         self.groups.cut(partition, lost_end)
-
-    def repeats(self, value: bytes) -> bool:
-        """Whether a record is a row of a task that may run again."""
-        return self.records[value].repeats
 
     def lost_numbers(self, producer: str, partition: int) -> set[int]:
         """Return the numbers of a producer's records whose pointers the queue has lost."""

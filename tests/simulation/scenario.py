@@ -240,7 +240,11 @@ class Scenario:
         """Lose all pointers, and restore them, those in compacted parts, too: each record exists once."""
         cluster = self.cluster
         checker, objects = self.checker, cluster.objects
-        rules = RestoreRules(CLUSTER, cluster.topic, objects, checker.logs, self.world.fail, checker.repeats)
+
+        def repeats(value: bytes) -> bool:
+            return checker.records[value].repeats  # a row of a task that may run again
+
+        rules = RestoreRules(CLUSTER, cluster.topic, objects, checker.logs, self.world.fail, repeats)
         node = cluster.cloud.node
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
         self.world.run(AUDIT_S, done=work.done)

@@ -56,7 +56,7 @@ class StagedRules:
         for number, piece in enumerate(ask.pieces[: max(0, published - ask.first)], ask.first + 1):
             for value in self._objects[piece.key]:
                 if self._checker.records[value].stream[1] == ask.partition:
-                    self._checker.staged_ack_leaves(value, epoch, named=(ask.batch_id, number) <= progress)
+                    self._checker.records[value].staged_ack_leaves(epoch, named=(ask.batch_id, number) <= progress)
 
     def _progress(self, ask: PublishStaged) -> tuple[int, int]:
         """Return the writer's last batch and the number of its last piece by the pointers in the queue."""

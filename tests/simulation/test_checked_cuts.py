@@ -107,8 +107,8 @@ def test_a_commit_of_lost_records_is_a_finding_if_their_owner_never_had_them() -
     log.checker.cut(PARTITION, 1)
     log.end = 1
     log.open(2)
-    log.checker.staged_ack_leaves(first, 1, named=False)  # the owner before the cut answered late
-    log.checker.staged_ack_leaves(second, 2, named=True)
+    log.checker.records[first].staged_ack_leaves(1, named=False)  # the owner before the cut answered late
+    log.checker.records[second].staged_ack_leaves(2, named=True)
     log.checker.staged_ack_leaves(third, 2, named=False)
     log.ack([first, second])
     assert log.findings == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor, ReadyRange
-from memq.format.pointer import decode_pointer
+from memq.format.object import BlockEntry
+from memq.format.pointer import decode_pointer, unskipped
 from memq.notification import Entries
 from memq.topic import Position, Totals
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Log
@@ -18,8 +19,7 @@ def shown(log: Log) -> Entries:
 def read(log: Log, cursor: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
     """Poll, fetch and deliver until nothing more comes."""
     if cursor.state is CursorState.LOOKING_BACK:
-        cursor.look_back([entry for entry in log.entries if entry.offset < cursor.position.pointer_offset])
-        cursor.begin()
+        _look_back(log, cursor)
     found: list[ReadyRange] = []
     while True:
         offset = cursor.poll_offset
@@ -44,6 +44,16 @@ def read(log: Log, cursor: PartitionCursor, *, page: int = 3) -> list[ReadyRange
             found.append(delivery)
             if delivery.failure is not None:
                 return found
+
+
+def _look_back(log: Log, cursor: PartitionCursor) -> None:
+    for entry in log.entries:
+        if entry.offset < cursor.position.pointer_offset:
+            for pointer in cursor.look_back([entry]):
+                headers = [piece.header for piece in log.pieces(entry.offset, pointer)]
+                blocks = [BlockEntry.from_header(header, 0) for header in headers if header is not None]
+                cursor.note_index(pointer, unskipped(pointer, blocks))
+    cursor.begin()
 
 
 def records(deliveries: list[ReadyRange]) -> list[tuple[Position, bytes | None]]:

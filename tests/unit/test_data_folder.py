@@ -173,7 +173,7 @@ def test_a_new_folder_in_another_data_folder_is_refused(tmp_path: Path, inner: s
 def test_a_lock_file_of_somebody_else_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lock").write_bytes(content)
     for _ in range(2):  # the first refusal lets the lock go
-        with pytest.raises(InvalidRequestError, match="has a file 'lock' that is not memq's") as caught:
+        with pytest.raises(InvalidRequestError, match="has a file 'lock' that memq did not write") as caught:
             open_folder(tmp_path)
         assert "move the file away" in caught.value.hint
         assert (tmp_path / "lock").read_bytes() == content

@@ -250,7 +250,7 @@ class PartitionPlan:
         self._start, self._end = start, end
 
     def needs_index(self, pointer: Pointer) -> bool:
-        """Whether the index is needed, because the pointer does not name exactly the producers that readers get."""
+        """Whether the index is needed: the pointer does not name exactly the producers that readers get."""
         return self._dedup and (bool(pointer.skip) or not pointer.producers_complete)
 
     def look_back(self, time_ms: int, pointer: Pointer) -> None:
