@@ -33,7 +33,7 @@ class OthersGoOn:
         self._fail = fail
         self._waiting: dict[bytes, None] = {}
         self._known = 0
-        self._moved: dict[tuple[str, ReadPartition], tuple[int, float]] = {}  # the place of a group, and since when
+        self._moved: dict[tuple[str, ReadPartition], tuple[int, float]] = {}  # what a group has got, and since when
 
     def look(self) -> None:
         """Check that nobody waits too long for what has nothing to do with the failing partition."""
@@ -60,12 +60,13 @@ class OthersGoOn:
                 self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition fails")
 
     def _look_at_group(self, group: str, partition: ReadPartition, end: int) -> None:
-        now_s, reached = self._now(), self._checker.groups.reached(group, partition)
+        now_s, groups = self._now(), self._checker.groups
+        reached, news = groups.reached(group, partition), groups.news(group, partition)
         before, since_s = self._moved.get((group, partition), (-1, now_s))
         healthy_s = self._failing.healthy_s.get(partition.partition, 0.0)
-        if reached >= end or reached != before or now_s < max(healthy_s, START_S):
+        if reached >= end or news != before or now_s < max(healthy_s, START_S):
             since_s = now_s
-        self._moved[group, partition] = (reached, since_s)
+        self._moved[group, partition] = (news, since_s)
         if now_s > since_s + READ_S:
             words = f"{READ_S:g} s while another partition fails"
             self._fail(f"group {group} gets none of {end - reached} records of {partition} for {words}")

@@ -8,6 +8,7 @@ After a seek, a partition continues at the new position.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from memq.topic import Position, ReadPartition
@@ -37,6 +38,8 @@ class GroupRules:
         self._now = now
         self._first_place = first_place
         self._reached: dict[Group, int] = {}  # all below it was iterated, or taken by retention
+        self._delivered: dict[Group, set[int]] = {}  # records, since a member sought the last time
+        self._news: Counter[Group] = Counter()
         self._fetched: dict[Group, list[tuple[float, int]]] = {}  # stored places that were read, and when
         self._born_s: dict[str, float] = {}
         self._since_s: dict[Reader, float] = {}  # when it was assigned the last time
@@ -82,6 +85,9 @@ class GroupRules:
         for key, reached in self._reached.items():
             if key[1] == partition:
                 self._reached[key] = min(reached, end)
+        for key, delivered in self._delivered.items():
+            if key[1] == partition:
+                delivered.intersection_update(range(end))
         for key, fetched in self._fetched.items():
             if key[1] == partition:
                 fetched[:] = [(when, at) for when, at in fetched if at <= end]
@@ -131,12 +137,19 @@ class GroupRules:
                 self._fail(f"{consumer} delivers {words}, which is not what lies there")
             return
         self._check_next(log, reader, at)
-        self._sought.pop(reader, None)
+        self._count_news((group, partition), at, after_seek=self._sought.pop(reader, None) is not None)
         reached = self._reached.get((group, partition), 0)
         if at > max(reached, log.gone_index):
             self._fail(f"group {group} skips records {reached} to {at} of {partition}")
         self._reached[group, partition] = max(reached, at + 1)
         self._cursors[reader] = at + 1
+
+    def _count_news(self, key: Group, at: int, *, after_seek: bool) -> None:
+        delivered = self._delivered.setdefault(key, set())
+        if after_seek:
+            delivered.clear()
+        self._news[key] += at not in delivered
+        delivered.add(at)
 
     def _deliver_lost(self, reader: Reader) -> None:
         """Accept a record that was fetched before its loss: its reader has no place in the log from now on."""
@@ -178,7 +191,14 @@ class GroupRules:
         at = NOTHING if position is None else log.index_of(position.pointer_offset, position.record_index)
         self._fetched.setdefault((group, partition), []).append((self._now(), at))
 
-    # ---- the end -------------------------------------------------------------------------------------
+    # ---- how far groups are --------------------------------------------------------------------------
+
+    def news(self, group: str, partition: ReadPartition) -> int:
+        """Return how many records a group has got, without those that came again because a member restarted.
+
+        When a member has sought and reads there, each record counts once more: the group wants it again.
+        """
+        return self._news[group, partition]
 
     def reached(self, group: str, partition: ReadPartition) -> int:
         """Return the place up to which a group has everything that is left."""

@@ -109,8 +109,17 @@ def test_a_commit_of_lost_records_is_a_finding_if_their_owner_never_had_them() -
     log.open(2)
     log.checker.records[first].staged_ack_leaves(1, named=False)  # the owner before the cut answered late
     log.checker.records[second].staged_ack_leaves(2, named=True)
-    log.checker.staged_ack_leaves(third, 2, named=False)
+    log.checker.records[third].staged_ack_leaves(2, named=False)
     log.ack([first, second])
     assert log.findings == []
     log.ack([third])
     assert log.findings == [f"record {third!r} is acked after its pointer was lost, by an owner that never had it"]
+
+
+def test_records_at_places_that_the_queue_lost_are_news_of_a_group() -> None:
+    log, _ = cut_log()
+    groups = log.checker.groups
+    before = groups.news("g", PARTITION)
+    (value,) = grown(log, 1)
+    groups.consume("another", "g", PARTITION, (LOST_AT + 1, 0), value)
+    assert groups.news("g", PARTITION) == before + 1
