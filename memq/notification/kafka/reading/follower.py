@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from memq.limits import MIB
 from memq.notification import Entry
@@ -63,7 +63,9 @@ class Follower:
         self._unlisted = unlisted
         self._followed: dict[KafkaPartition, Followed] = {}
         self._changes: SimpleQueue[FollowOrder] = SimpleQueue()
-        self._taken: SimpleQueue[None] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()  # an item for each batch that the loop may still be given
+        for _ in range(BATCHES_MAX):
+            self._room.put(None)
         self._pool = ThreadPool("kafka-follower", 1)
         self._started = False
         self._stopping = False
@@ -104,7 +106,6 @@ class Follower:
     async def close(self) -> None:
         """End the thread and its consumer."""
         self._stopping = True
-        self._taken.put(None)
         await end_threads(self._pool)
 
     async def _unfollow_idle(self) -> None:
@@ -115,7 +116,7 @@ class Follower:
 
     def _take(self, messages: Sequence[Message]) -> None:
         """Pass received entries to `arrived`, on the loop."""
-        self._taken.put(None)
+        self._room.put(None)
         for message in messages:
             place = (message.topic() or "", message.partition() or 0)
             followed, error = self._followed.get(place), message.error()
@@ -133,17 +134,13 @@ class Follower:
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         consumer = consumer_of(self._settings, self._complaints.note)
-        batches = 0
         try:
             while not self._stopping:
                 self._change(consumer)
-                batches -= self._count_taken(wait=batches >= BATCHES_MAX)
                 first = consumer.poll(POLL_S)
-                if first is None:
-                    continue
-                messages = [first, *consumer.consume(MESSAGES_MAX, 0)]
-                if any(message.error() is None or _names_partition(message) for message in messages):
-                    batches += 1
+                if first is not None:
+                    messages = [first, *consumer.consume(MESSAGES_MAX, 0)]
+                    self._room.get()
                     loop.call_soon_threadsafe(self._take, messages)
         finally:
             consumer.close()
@@ -155,27 +152,7 @@ class Follower:
         """
         while not self._changes.empty():
             change = self._changes.get()
-            assigned = {(part.topic, part.partition) for part in consumer.assignment()}
-            follow = [part for part in change.follow if (part.topic, part.partition) not in assigned]
-            ended = [part for part in change.unfollow if (part.topic, part.partition) in assigned]
-            if follow:
-                consumer.incremental_assign(follow)
-            if ended:
-                consumer.incremental_unassign(ended)
-
-    def _count_taken(self, *, wait: bool) -> int:
-        count = 0
-        if wait:
-            self._taken.get()
-            count = 1
-        while True:
-            try:
-                self._taken.get_nowait()
-            except Empty:
-                return count
-            count += 1
-
-
-def _names_partition(message: Message) -> bool:
-    error = message.error()
-    return error is not None and error.code() != KafkaError._ALL_BROKERS_DOWN and message.topic() is not None
+            if change.follow:
+                consumer.incremental_assign(list(change.follow))
+            if change.unfollow:
+                consumer.incremental_unassign(list(change.unfollow))
