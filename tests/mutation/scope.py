@@ -46,7 +46,6 @@ PARTS: dict[str, tuple[str, ...]] = {
 ON_SERVERS = (
     "memq/governor/zookeeper/",
     "memq/notification/kafka/groups/",
-    "memq/notification/kafka/topic_metadata_cache.py",
     "memq/storage_handlers/s3/",
     "memq/spark/write.py",
 )
