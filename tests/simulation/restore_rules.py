@@ -1,7 +1,8 @@
 """Rules of a restore, tried on a copy of the store: interrupted and run again, it has each record once.
 
 Tries of a task may have put a row into different blocks, some of which no pointer names, or only one that a log lost.
-A restore has each such block once, and readers deliver them all.
+A restore has each such block once, and readers deliver them all. It remembers blocks for two dedup windows: a broker
+may forward a block again so long after a cut that took its first copy.
 
 Besides, it may bring back objects that retention released and no sweep has deleted yet, and no others. The trial takes
 up to seconds of virtual time, and the cluster runs meanwhile: its retention may take the same objects from the store.
@@ -90,17 +91,19 @@ class RestoreRules:
 
     async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: CompactedLogReader) -> None:
         found: dict[tuple[bytes, Source], None] = {}
-        blocks: dict[tuple[Source, int, int, int], None] = {}
-        records, at = ReferenceReader(), 0
+        blocks: dict[tuple[Source, int, int, int], int] = {}  # when the batch of each was sealed first (Unix ms)
+        records, at, newest_ms = ReferenceReader(), 0, 0
         while entries := await reader.read(partition, at, READ_BYTES):
             at = entries[-1].offset + 1
             for entry in entries:
                 landed = read_entry(entry.offset, entry.time_ms, decode_pointer(entry.body), self._fetch)
+                newest_ms = max(newest_ms, landed.pointer.sealed_ms)
+                remembered_ms = newest_ms - 2 * self._topic.settings.dedup_window_ms
                 for block in landed.blocks:
                     identity = (block.source, block.first, block.following, block.checksum)
-                    if identity in blocks:
+                    if identity in blocks and blocks[identity] >= remembered_ms:
                         raise FindingError(f"block {block.first} to {block.following} of {block.source} is there twice")
-                    blocks[identity] = None
+                    blocks[identity] = landed.pointer.sealed_ms
                 for each in records.take(landed):
                     if (each.value, each.source) in found and not self._repeats(each.value):
                         raise FindingError(f"record {each.value[:40]!r} is there twice")
