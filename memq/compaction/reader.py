@@ -83,10 +83,13 @@ class ManifestFiles:
     async def highest(
         self, partition: ReadPartition, known: CompactionManifest | None = None
     ) -> CompactionManifest | None:
-        """Return the highest manifest, which may be `known`; None when nothing was ever compacted."""
+        """Return the highest manifest, which may be `known`; None when nothing was ever compacted.
+
+        A listing without `known` has omitted it: a manifest is deleted only when a higher one is there.
+        """
         while True:
             number = await self.highest_number(partition)
-            if known is not None and number == known.number:
+            if known is not None and number <= known.number:
                 return known
             if not number:
                 return None
@@ -263,6 +266,8 @@ class CompactedLogReader:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)
+        if begin and (manifest is None or manifest.next < begin):  # kept until the queue begins later: asked twice
+            manifest = await self._files.seen(partition, manifest)
         valid = manifest
         behind = known is None and manifest is not None and begin >= manifest.next
         if manifest and not behind and await is_overwritten(self._queue, self._files, partition, manifest):

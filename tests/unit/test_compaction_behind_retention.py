@@ -95,6 +95,36 @@ def test_a_manifest_that_was_swept_before_it_was_read_has_a_successor() -> None:
     run_skipping(work())
 
 
+def omit_once(store: MemoryHandler) -> None:
+    """Let the next listing of a store be empty."""
+    walk = store.list
+
+    async def nothing(prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        store.list = walk  # type: ignore[method-assign]  # one wrong answer
+        async for entry in walk("another-prefix/"):
+            yield entry
+
+    store.list = nothing  # type: ignore[method-assign]
+
+
+def test_a_listing_that_omits_the_manifest_hides_no_compacted_pointers() -> None:
+    async def work() -> None:
+        world = await World.made()
+        begin = (await world.queue.span(PARTITION)).begin
+        await world.compact()
+        assert (await world.queue.span(PARTITION)).begin > begin
+        reader = world.reader()
+        omit_once(world.store)
+        assert (await reader.span(PARTITION)).begin == begin
+        world.clock.advance(60_000)
+        omit_once(world.store)
+        found = await reader.manifest(PARTITION, begin, 30.0)
+        assert found is not None, "the one that was known is there"
+        assert (await reader.read(PARTITION, begin, 1))[0].offset == begin
+
+    asyncio.run(work())
+
+
 def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
     async def work() -> None:
         world = await World.made()
