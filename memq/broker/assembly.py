@@ -15,7 +15,7 @@ from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
-from memq.broker.start_steps import start_step
+from memq.broker.start_steps import first_answer, start_step
 from memq.broker.store_mark import StoreMark
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
@@ -169,7 +169,8 @@ async def serve_cluster(
         opened.append(store.close)
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
-        await coordinator.governor()  # fails at once if it is unreachable; later steps retry
+        # It fails if the coordinator is unreachable. Later steps retry.
+        await first_answer(EventLog(runtime.clock), f"coordinator {parts.coordinator}", coordinator.governor)
         await _check_id(settings, coordinator, runtime)
         if settings.host in EVERY_INTERFACE and not settings.advertise:  # clients would connect to their own machine
             settings = dataclasses.replace(settings, advertise=format_address((runtime.host, 0)))

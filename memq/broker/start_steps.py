@@ -18,6 +18,7 @@ from memq.topic import TopicSettings
 T = TypeVar("T")
 
 START_STEP_S = 30.0  # an election of ZooKeeper, or a pause that costs the session, takes seconds
+SILENT_S = 2.0
 BACKOFF_S_MAX = 1.0
 RETRY_S = 1.0
 
@@ -37,6 +38,19 @@ async def start_step(runtime: Runtime, events: EventLog, name: str, step: Callab
             tries += 1
             events.warning("start-retry", f"{name}, try {tries}: {error}")
             await asyncio.sleep(backoff_s(runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
+
+
+async def first_answer(events: EventLog, name: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer of a step that is not repeated; the log says that it is awaited if it takes long.
+
+    Raises: as the step.
+    """
+    text = f"{name}: no answer for {SILENT_S:g} s; the start waits"
+    late = asyncio.get_running_loop().call_later(SILENT_S, events.warning, "start-waits", text)
+    try:
+        return await step()
+    finally:
+        late.cancel()
 
 
 async def make_audit_topic(services: Services, partitions: Partitions) -> None:

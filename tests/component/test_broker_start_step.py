@@ -16,7 +16,7 @@ from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
 from tests.brokers import log_lines
 from tests.component.cluster_rig import rig
-from tests.skipping_loop import LongestWait, run_skipping, skipping_runtime
+from tests.skipping_loop import LongestWait, run_skipping, skip, skipping_runtime
 
 CALLS = ["topics", "register", "brokers", "assignments"]
 
@@ -83,3 +83,21 @@ def test_each_try_of_a_step_is_named_and_waits_twice_as_long_until_its_time_is_o
     assert asked_s[-2] < start_steps.START_STEP_S <= asked_s[-1]
     text = "start-retry: register, try {}: ZooKeeper does not answer"
     assert log_lines(caplog)[:5] == [text.format(number) for number in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "logged"), [(1.9, []), (9.0, ["start-waits: coordinator zk: no answer for 2 s; the start waits"])]
+)
+def test_a_start_logs_that_it_waits_for_its_first_answer(
+    takes_s: float, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async def step() -> str:
+            await skip(takes_s)
+            return "answer"
+
+        assert await start_steps.first_answer(EventLog(skipping_runtime().clock), "coordinator zk", step) == "answer"
+        await skip(9)
+
+    run_skipping(work())
+    assert log_lines(caplog) == logged
