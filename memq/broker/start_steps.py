@@ -45,8 +45,11 @@ async def first_answer(events: EventLog, name: str, step: Callable[[], Awaitable
 
     Raises: as the step.
     """
-    text = f"{name}: no answer for {SILENT_S:g} s; the start waits"
-    late = asyncio.get_running_loop().call_later(SILENT_S, events.warning, "start-waits", text)
+
+    def say() -> None:
+        events.warning("start-waits", f"{name}: no answer for {SILENT_S:g} s; the start waits")
+
+    late = asyncio.get_running_loop().call_later(SILENT_S, say)
     try:
         return await step()
     finally:
