@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from memq.topic import Position
 from tests.simulation.checked_log import PARTITION, Log, block
 from tests.simulation.checker import Checker
@@ -67,6 +69,49 @@ def test_a_lost_record_may_be_acked_late_or_land_again() -> None:
     log.batch([block(1, [second])], 0, epoch=2, read_to=2)
     log.ack([second])
     assert log.finish() == []
+
+
+def log_that_lost(*lost: int) -> tuple[Log, list[bytes]]:
+    """Return a log that lost these records, before its owner put record 3 behind them and another owner came."""
+    log = Log()
+    log.open(1)
+    values = log.send(0, 1, 2, 3, 4)
+    for batch, number in enumerate((0, *lost)):
+        log.batch([block(number, [values[number]])], batch)
+    log.checker.cut(PARTITION, LOST_AT)
+    log.end = LOST_AT
+    log.batch([block(3, values[3:4])], 1 + len(lost))
+    log.open(2)
+    return log, values
+
+
+def land(log: Log, values: list[bytes], numbers: tuple[int, ...]) -> list[str]:
+    """Let the next owner publish these records, ack all records, and return the findings."""
+    for batch, number in enumerate(numbers):
+        log.batch([block(number, [values[number]])], batch, epoch=2, read_to=LOST_AT + 2)
+    log.ack([values[number] for number in (0, 3, *numbers)])
+    return log.finish()
+
+
+def test_lost_records_may_land_again_behind_those_of_an_owner_that_did_not_know_of_the_cut() -> None:
+    log, values = log_that_lost(1, 2)
+    assert land(log, values, (1, 2, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "landed", "late", "last"),
+    [
+        ((1, 2), (2, 1, 4), 1, 2),
+        ((1, 2), (1, 4, 2), 2, 4),
+        ((1,), (1, 2, 4), 2, 3),
+    ],
+    ids=["two lost records", "a lost record behind those of the next owner", "a record that the log did not lose"],
+)
+def test_other_records_keep_their_order_after_a_cut(
+    lost: tuple[int, ...], landed: tuple[int, ...], late: int, last: int
+) -> None:
+    log, values = log_that_lost(*lost)
+    assert land(log, values, landed) == [f"record {values[late]!r} comes after number {last}"]
 
 
 def test_a_reader_that_continues_in_the_new_log_without_a_seek_is_found() -> None:
