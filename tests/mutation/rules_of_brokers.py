@@ -133,6 +133,12 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "self.proof_s = handed_over_s",
     ),
     (
+        POLLS,
+        "a broker keeps pointers in memory where the log has others",
+        "            self._recent.compare(partition, entries)\n",
+        "",
+    ),
+    (
         OWNERSHIP,
         "pointers of other partitions of the same log are joined",
         "self._own.pop(offset, None) is not None or pointer.partition != self.partition",

@@ -172,8 +172,14 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         LEDGER,
         "pointers of an epoch that was not opened follow",
+        "    return pointer.epoch == epoch and pointer.batch_sequence == batch + 1",
+        "    return pointer.batch_sequence == batch + 1",
+    ),
+    (
+        LEDGER,
+        "a pointer that comes again is not compared with the log",
+        "    return pointer.epoch == epoch and pointer.batch_sequence == batch + 1",
         "    return pointer.epoch == epoch and pointer.batch_sequence in (batch, batch + 1)",
-        "    return pointer.batch_sequence in (batch, batch + 1)",
     ),
     (
         OPENER,

@@ -61,6 +61,23 @@ def test_an_entry_of_another_process_wakes_who_waits_and_is_read_from_memory(lib
     over(work)
 
 
+def test_an_own_pointer_is_read_where_kafka_shows_it_and_not_where_its_report_says(library: Library) -> None:
+    """An entry of another process came before it, and the report had that entry's offset, the known end."""
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
+
+        def report(deliver: Report, message: Message) -> None:
+            deliver(None, Message(message.place, RECORDS, None, None))
+
+        library.reports.append(report)
+        library.arrive((TOPIC, 0), 2_000, b"other")
+        assert await queue.publish(publication(b"own")) == RECORDS
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"other", b"own"]
+
+    over(work)
+
+
 def test_a_wait_for_the_first_entry_lasts_until_it_is_there(library: Library) -> None:
     library.topics[TOPIC] = [Log()]
 

@@ -230,10 +230,13 @@ def test_an_end_that_stays_lower_than_what_was_published_is_a_cut_log(
 
 
 def test_an_entry_of_the_log_comes_from_kafka_and_corrects_the_memory_of_the_queue(library: Library) -> None:
-    """A log was cut, and grew again: the queue still has the lost entry, which it published, in its memory."""
+    """A log was cut, and grew again: the queue still has the lost entry, which it received, in its memory."""
 
     async def work(queue: KafkaQueue) -> None:
-        assert await queue.publish(publication(b"lost")) == RECORDS
+        waiting = asyncio.create_task(queue.wait({PARTITION: RECORDS}, 30))
+        await until(lambda: (TOPIC, 0) in library.followed)
+        library.arrive((TOPIC, 0), 2_000, b"lost")
+        await waiting
         log = library.log((TOPIC, 0))
         log.records[RECORDS] = replace(log.records[RECORDS], value=b"new")
         assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"lost"]

@@ -57,7 +57,8 @@ TAKEN = [pointer(0, kind="opened"), pointer(0), pointer(1)]
     ("following", "broken"),
     [
         ([pointer(2)], False),
-        ([pointer(1), pointer(2), pointer(3)], False),  # a pointer that was published twice
+        ([pointer(1)], True),  # a pointer that was published twice, or was shown at a wrong offset before
+        ([pointer(2), pointer(2)], True),
         ([], False),
         ([None, pointer(2)], False),  # a pointer that can't be read
         ([pointer(3)], True),

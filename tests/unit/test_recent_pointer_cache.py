@@ -60,6 +60,18 @@ def test_a_log_that_was_cut_is_forgotten() -> None:
     assert cache.span(part(0), 5) == Span(5, 6)
 
 
+def test_pointers_at_whose_offsets_the_log_has_others_are_forgotten() -> None:
+    """Kafka answered a wrong offset: also the later ones may be wrong."""
+    cache = filled(4, 5, 6)
+    cache.add(part(1), pointer(5))
+    cache.compare(part(0), [Entry(3, 3, b"other"), pointer(4).entry, pointer(6).entry, Entry(7, 7, b"other")])
+    cache.compare(part(2), [Entry(5, 5, b"other")])
+    assert offsets(cache, 4) == [4, 5, 6]
+    cache.compare(part(0), [pointer(4).entry, Entry(5, 5, b"other")])
+    assert [cache.find(part(0), offset) for offset in (4, 5, 6)] == [None] * 3
+    assert cache.find(part(1), 5) is not None
+
+
 def test_a_partition_is_forgotten_alone() -> None:
     cache = filled(4)
     cache.add(part(1), pointer(4))

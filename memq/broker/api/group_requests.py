@@ -237,6 +237,7 @@ class GroupRequests:
             entries = Entries((), offset)
         else:
             entries = await self._pointers.read(partition, offset, bytes_max)
+            self._recent.compare(partition, entries)
         if (entries[0].offset if entries else span.begin) > offset:
             span = await self._pointers.span(partition)  # with the compacted part
         return PartitionEntries(

@@ -8,6 +8,7 @@ cost the consumer two reads of the log.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from memq.format.pointer import Location
@@ -63,6 +64,15 @@ class RecentPointerCache:
     def span(self, partition: ReadPartition, offset: int) -> Span | None:
         """Return `offset` and the end of a log whose pointer at `offset` is here; else None."""
         return Span(offset, self._ends[partition]) if (partition, offset) in self._pointers else None
+
+    def compare(self, partition: ReadPartition, entries: Iterable[Entry]) -> None:
+        """Drop the pointers of a partition if the log has another one at the offset of any.
+
+        Kafka may have answered a wrong offset, or cut the log. A reader that finds out reads the log there again.
+        """
+        known = ((entry, self.find(partition, entry.offset)) for entry in entries)
+        if any(pointer is not None and pointer.entry.body != entry.body for entry, pointer in known):
+            self.forget(partition)
 
     def forget(self, partition: ReadPartition) -> None:
         """Drop the pointers of a partition, which another owner may continue."""

@@ -186,11 +186,15 @@ def _note(last: dict[int, tuple[int, int]], pointer: Pointer) -> None:
 
 
 def _follows(pointer: Pointer, before: tuple[int, int] | None) -> bool:
-    """Whether a pointer is the next batch of its epoch, or a repetition of the last one."""
+    """Whether a pointer is the next batch of its epoch.
+
+    The last batch once more may be a pointer that was published twice. Or a broker has shown it at a lower offset
+    before, where the log has another pointer.
+    """
     if pointer.kind != "data" or before is None:
         return False
     epoch, batch = before
-    return pointer.epoch == epoch and pointer.batch_sequence in (batch, batch + 1)
+    return pointer.epoch == epoch and pointer.batch_sequence == batch + 1
 
 
 class ReadProgress:

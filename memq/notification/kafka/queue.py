@@ -90,7 +90,11 @@ class KafkaQueue:
         return True
 
     async def publish(self, publication: Publication) -> int:
-        """See `PointerWriter.publish`. One publish is in flight per write partition; others wait."""
+        """See `PointerWriter.publish`. One publish is in flight per write partition; others wait.
+
+        Kafka's answer may be the known end while the pointer is at a later offset. So the pointer gets into the cache
+        only where Kafka shows it.
+        """
         check_publication(publication)
         topic, number = self._place(publication.partition)
         await self._metadata.need(topic, number)
@@ -107,7 +111,7 @@ class KafkaQueue:
         if offset != self._offsets.proven(topic, number):
             await self._check_shown(topic, publication, offset)
         self._offsets.prove(topic, number, offset + 1)
-        self._note(publication.partition, Entry(offset, publication.time_ms, bytes(publication.body)))
+        self._waiters.advance(publication.partition, offset + 1)
         return offset
 
     async def _check_shown(self, topic: str, publication: Publication, offset: int) -> None:
@@ -224,16 +228,13 @@ class KafkaQueue:
         self._check_open()
         return self._names.kafka_topic(partition), partition.partition
 
-    def _note(self, partition: ReadPartition, entry: Entry) -> None:
-        """Cache an entry of the log, from any publisher, and wake its waiters."""
-        self._cache.add(partition, entry)
-        self._waiters.advance(partition, entry.offset + 1)
-
     def _arrived(self, place: KafkaPartition, entry: Entry) -> None:
+        """Cache an entry of the log, from any publisher, and wake its waiters."""
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._offsets.prove(*place, entry.offset + 1)
-            self._note(partition, entry)
+            self._cache.add(partition, entry)
+            self._waiters.advance(partition, entry.offset + 1)
 
     def _on_unlisted(self, place: KafkaPartition) -> None:
         """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""

@@ -24,6 +24,7 @@ class CachedRun:
 class TailCache:
     """The newest run of entries of each partition. Entries change only if Kafka cuts a log.
 
+    All entries are ones that Kafka has shown: the offset in a delivery report may be wrong.
     It does not know the end of a log. When the budget is used up, the entries that were added first are removed.
     """
 
