@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 import memq
 from memq.client.producer import partition_sender
 from memq.client.producer.producer import AsyncProducer
+from memq.errors import CorruptDataError
 from memq.format.blocks.header import Buffer
-from memq.limits import FRAME_PREFIX_BYTES
+from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES
 from memq.protocol import link
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame, FrameReader, add_checksum
 from memq.runtime.clock import SystemClock
@@ -171,6 +173,17 @@ def test_an_ack_whose_length_was_changed_delays_acks_and_no_more(monkeypatch: py
         assert ChangedPrefix.changed == 1
 
 
+def stored(cluster: Cluster, records: int) -> list[bytes | None]:
+    """Return the values of the first records of the topic."""
+    taken: list[bytes | None] = []
+    with memq.Consumer(cluster.address, "clicks") as consumer:
+        while len(taken) < records:
+            batch = consumer.poll(60)
+            assert batch is not None
+            taken += batch.values()
+    return taken
+
+
 class ChangedWrite:
     """Makes the prefixes of WRITEs, with a bit of the third one changed."""
 
@@ -198,10 +211,57 @@ def test_a_changed_length_or_time_of_a_write_neither_fails_a_record_nor_delays_i
             for value in values:
                 producer.send("clicks", value, partition=0).result(timeout=60)
         assert changed.made > 3
-        with memq.Consumer(cluster.address, "clicks") as consumer:
-            taken: list[bytes | None] = []
-            while len(taken) < len(values):
-                batch = consumer.poll(60)
-                assert batch is not None
-                taken += batch.values()
-        assert taken == values
+        assert stored(cluster, len(values)) == values
+
+
+@contextmanager
+def changed_blocks(monkeypatch: pytest.MonkeyPatch, bit: int, numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Change a bit in the blocks of the WRITEs with these numbers, counted from 0; yield the number of each WRITE."""
+    writes: list[int] = []
+    write = link.Link.write
+
+    def write_changed(self: link.Link, *buffers: Buffer) -> None:
+        if buffers[0][4] == Api.WRITE:
+            prefix, block = buffers[0], bytearray(buffers[1])
+            if len(writes) in numbers:
+                block[bit // 8] ^= 1 << bit % 8
+            writes.append(len(writes))
+            buffers = (prefix, block)
+        write(self, *buffers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link.Link, "write", write_changed)
+        yield writes
+
+
+@pytest.mark.parametrize("byte", [0, 8, 28, BLOCK_HEADER_BYTES + 5], ids=["magic", "version", "scope", "payload"])
+def test_a_changed_bit_in_a_block_costs_one_more_try_and_no_record(byte: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record failed with CorruptDataError, and a producer with a name failed all later ones, too."""
+    values = [b"%d" % number * 50 for number in range(9)]
+    with Cluster() as cluster:
+        with (
+            changed_blocks(monkeypatch, 8 * byte, [2]) as writes,
+            memq.Producer(cluster.address, name="job", codec="none", linger_ms=0, audit=False) as producer,
+        ):
+            for start in (0, 3, 6):
+                acks = [producer.send("clicks", value, partition=0) for value in values[start : start + 3]]
+                producer.flush()
+                assert not any(each.exception() for each in acks)
+        assert len(writes) > 3
+        assert stored(cluster, len(values)) == values
+
+
+def test_a_block_that_arrives_damaged_twice_fails_and_the_next_one_is_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster() as cluster:
+        bit = 8 * BLOCK_HEADER_BYTES
+        with (
+            changed_blocks(monkeypatch, bit, [1, 2]) as writes,
+            memq.Producer(cluster.address, codec="none", linger_ms=0, audit=False) as producer,
+        ):
+            producer.send("clicks", b"one", partition=0).result(timeout=60)
+            second = producer.send("clicks", b"two", partition=0)
+            with pytest.raises(CorruptDataError, match="checksum"):
+                second.result(timeout=60)
+            assert len(writes) == 3
+            producer.send("clicks", b"three", partition=0).result(timeout=60)
+        assert stored(cluster, 2) == [b"one", b"three"]

@@ -30,6 +30,7 @@ from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings
 from tests.stepped_time import stepped_runtime
+from tests.unit.blocks import build, seal
 from tests.unit.toy_broker import ToyBroker, ToyConnection, toy_topic
 
 
@@ -141,6 +142,12 @@ def new_window(*, wants_acks: bool = True) -> ProducerWindow:
 
 def block(first: int, records: int = 10, deadline_s: float = D) -> UnackedBlock:
     return UnackedBlock(first, records, deadline_s, b"block %d" % first)
+
+
+def sound_block(first: int, records: int = 10, deadline_s: float = D) -> UnackedBlock:
+    """Return a block whose bytes match their checksum."""
+    sealed = seal(build([(b"v", None, (), None, None)] * records), first_sequence=first)
+    return UnackedBlock(first, records, deadline_s, sealed.data)
 
 
 def moved(address: str) -> MovedError:

@@ -21,6 +21,7 @@ from memq.errors import (
     OutcomeUnknownError,
     ThrottledError,
     TimedOutError,
+    TooLargeError,
     TooOldError,
     UnreachableError,
 )
@@ -141,14 +142,15 @@ def test_a_throttled_stream_starts_again_at_the_oldest_block_that_was_not_taken(
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"), [(CorruptDataError("bad"), CorruptDataError), (TooOldError("old"), OutcomeUnknownError)]
+    ("error", "times", "expected"),
+    [(CorruptDataError("bad"), 2, CorruptDataError), (TooOldError("old"), 1, OutcomeUnknownError)],
 )
-def test_a_refused_block_fails_alone(error: MemqError, expected: type[MemqError]) -> None:
+def test_a_refused_block_fails_alone(error: MemqError, times: int, expected: type[MemqError]) -> None:
     refused: list[int] = []
 
     def refuse(connection: ToyConnection, frame: Frame) -> bool:
         stream = connection.streams.get(frame.stream)
-        if frame.api != Api.WRITE or stream is None or stream.expected != 1 or refused:
+        if frame.api != Api.WRITE or stream is None or stream.expected != 1 or len(refused) == times:
             return False
         refused.append(stream.expected)
         connection.nack(frame, error)
@@ -309,10 +311,10 @@ def test_records_after_the_first_failure_of_a_named_producer_fail_at_once() -> N
             deliveries.append(await producer.send("clicks", b"%d" % number))
             await broker.until(lambda: len(writes) == len(deliveries))
         (connection,) = broker.connections
-        body = encode_message(nack_of(CorruptDataError("bad")))
+        body = encode_message(nack_of(TooLargeError("bad")))
         connection.transport.write(encode_frame(Api.NACK, writes[0], 7, body))
         await until(lambda: all(delivery.done() for delivery in deliveries))
-        assert [type(delivery.exception()) for delivery in deliveries] == [CorruptDataError, ClosedError]
+        assert [type(delivery.exception()) for delivery in deliveries] == [TooLargeError, ClosedError]
         await producer.close()
 
     run(test)

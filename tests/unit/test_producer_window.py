@@ -51,7 +51,7 @@ from memq.errors import (
     TooOldError,
 )
 from memq.protocol.frames import AckPosition
-from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened
+from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened, sound_block
 
 
 def test_each_block_gets_its_place_from_the_ack_that_settles_it() -> None:
@@ -274,6 +274,36 @@ def test_a_condemned_block_that_an_earlier_stream_carried_is_unknown_unless_othe
     assert type(settle.error) is outcome
 
 
+def test_a_sound_block_fails_at_the_second_refusal_as_damaged() -> None:
+    """A bit that changed on the way is no damage of the block: the same bytes may arrive the next time."""
+    first, second, third = blocks = [sound_block(0), sound_block(10), sound_block(20)]
+    window = opened(*blocks)
+    assert window.handle(Nacked(10, CorruptDataError("bad"), 2.0)) == [OpenStream(0, "", False)]
+    window.handle(Opened())
+    written = [window.handle(Room(2.0)) for _ in range(4)]
+    assert written == [[WriteBlock(first)], [WriteBlock(second)], [WriteBlock(third)], []]
+    window.handle(Acked(10))
+    settle, opening = window.handle(Nacked(10, CorruptDataError("worse"), 3.0))
+    assert isinstance(settle, Settle)
+    assert (settle.block, type(settle.error), str(settle.error)) == (second, CorruptDataError, "worse")
+    assert opening == OpenStream(20, "", False)
+    assert window.burned == [(10, 20)]
+    window.handle(Opened())
+    assert window.handle(Room(3.0)) == [WriteBlock(third)]
+    assert window.handle(Nacked(20, CorruptDataError("bad"), 4.0)) == [OpenStream(20, "", False)], "its own first"
+
+
+def test_only_damage_on_the_way_gives_a_block_a_second_try() -> None:
+    window = opened(sound_block(0))
+    (settle,) = window.handle(Nacked(0, TooLargeError("big"), 2.0))
+    assert isinstance(settle, Settle)
+    changed = sound_block(0)
+    changed.data = bytes(changed.data[:-1]) + b"w"  # in the producer's memory, after its seal
+    (settle,) = opened(changed).handle(Nacked(0, CorruptDataError("bad"), 2.0))
+    assert isinstance(settle, Settle)
+    assert type(settle.error) is CorruptDataError
+
+
 def test_out_of_sequence_and_what_passes_condemn_nothing() -> None:
     for error in (OutOfSequenceError("no"), ThrottledError("slow"), NotReadyError("wait")):
         window = opened()
@@ -384,6 +414,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         self.opening: OpenStream | None = None
         self.closes: list[CloseStream] = []
         self.finishing = False
+        self.damages: dict[int, int] = {}  # by first sequence: how often the broker called the block damaged
 
     def feed(self, event: Event) -> None:
         self.obey(self.window.handle(event))
@@ -396,6 +427,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
                 if each.error is None:
                     assert each.block.first in self.taken, "acked without being taken"
                 elif not isinstance(each.error, OutcomeUnknownError):
+                    assert not isinstance(each.error, CorruptDataError) or self.damages[each.block.first] == 2
                     assert each.block.first not in self.taken or isinstance(each.error, TooLargeError)
             elif isinstance(each, OpenStream):
                 self.opening = each
@@ -421,7 +453,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
     @precondition(lambda self: not self.finishing)
     @rule(records=st.integers(1, 5))
     def seal(self, records: int) -> None:
-        sealed = block(self.next_sequence, records, self.now_s + 100.0)
+        sealed = sound_block(self.next_sequence, records, self.now_s + 100.0)
         self.data[sealed.first] = bytes(sealed.data)
         self.next_sequence = sealed.next
         self.feed(Sealed(sealed))
@@ -463,7 +495,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
             self.feed(Acked(self.expected if share > 0.9 else firsts[int(share * (len(firsts) - 1))]))
 
     @precondition(lambda self: self.stream_open)
-    @rule(kind=st.sampled_from(["throttle", "redirect", "nack", "condemn"]))
+    @rule(kind=st.sampled_from(["throttle", "redirect", "nack", "damage", "condemn"]))
     def close_stream(self, kind: str) -> None:
         """Refuse the next block: what was written after it is not taken."""
         self.stream_open = False
@@ -473,6 +505,9 @@ class WindowAgainstBroker(RuleBasedStateMachine):
             self.feed(StreamRefused(moved("other:1"), self.now_s))
         elif kind == "nack":
             self.feed(Nacked(self.expected, OutOfSequenceError("no"), self.now_s))
+        elif kind == "damage":
+            self.damages[self.expected] = self.damages.get(self.expected, 0) + 1
+            self.feed(Nacked(self.expected, CorruptDataError("bad"), self.now_s))
         else:
             self.feed(Nacked(self.expected, TooLargeError("big"), self.now_s))
 

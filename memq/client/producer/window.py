@@ -286,9 +286,10 @@ class ProducerWindow:
                 block.writes -= 1  # this write was answered: it did not happen, nor did what followed on the stream
         for blocks in (self._sent, self._queued):
             for block in blocks:
-                if block.first == event.first_sequence and _condemns(event.error):
-                    blocks.remove(block)
-                    self._burn(block, event.error, unknown=isinstance(event.error, TooOldError))
+                if block.first == event.first_sequence:
+                    if _condemns(event.error) and not _deserves_a_second_try(block, event.error):
+                        blocks.remove(block)
+                        self._burn(block, event.error, unknown=isinstance(event.error, TooOldError))
                     break
         self._retry(event.error, event.now_s, at_once=_condemns(event.error))
 
@@ -375,8 +376,16 @@ def _is_final(error: MemqError) -> bool:
     return isinstance(error, InvalidRequestError | DeniedError) and not isinstance(error, passing)
 
 
+def _deserves_a_second_try(block: UnackedBlock, error: MemqError) -> bool:
+    """Whether the block is sound here, and was refused as damaged once: a bit changed on the way."""
+    if not isinstance(error, CorruptDataError) or block.refused:
+        return False
+    block.refused = True
+    return block.is_sound()
+
+
 def _condemns(error: MemqError) -> bool:
-    """Whether a NACK means that its block will never be taken."""
+    """Whether a NACK means that its block will never be taken, unless a bit of it changed on the way."""
     if isinstance(error, OutOfSequenceError | ProtocolError):
         return False
     refused = (InvalidRequestError, DeniedError, CorruptDataError, OutcomeUnknownError, OverLimitError)

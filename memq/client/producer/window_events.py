@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memq.errors import MemqError
+from memq.format.blocks.header import check_block
 from memq.protocol.frames import AckPosition
 
 
@@ -14,10 +15,11 @@ class UnackedBlock:
     """A sealed block from its seal to its settlement: records `first` up to `next`.
 
     `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
-    until the first write. `position` is known once its ack has named it.
+    until the first write. `position` is known once its ack has named it. `refused` is set once a broker has called
+    its bytes damaged.
     """
 
-    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "position", "writes")
+    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "position", "refused", "writes")
 
     def __init__(self, first: int, records: int, deadline_s: float, data: bytes | bytearray | memoryview = b"") -> None:
         self.first = first
@@ -27,6 +29,15 @@ class UnackedBlock:
         self.first_sent_s: float | None = None
         self.writes = 0
         self.position: AckPosition | None = None
+        self.refused = False
+
+    def is_sound(self) -> bool:
+        """Whether the bytes in memory still match the block's own checksum."""
+        try:
+            check_block(self.data)
+        except MemqError:
+            return False
+        return True
 
 
 # ---- events ----------------------------------------------------------------------------------
