@@ -171,8 +171,6 @@ def damaged(block: bytes, at: int, data: bytes, *, mend: bool = False) -> bytes:
         (12, b"\x01\x00\x00\x00", True, "corrupt-data"),  # payload length
         (20, b"\x00\x00\x00\x00", True, "corrupt-data"),  # count
         (20, b"\xff\xff\xff\xff", True, "corrupt-data"),
-        (28, b"\x00\x00\x00\x00", True, "corrupt-data"),  # scope of another partition
-        (32, b"\x99", True, "protocol"),  # another producer
         (40, b"\x05", True, "out-of-sequence"),
         (60, b"\xff\xff\x00\x00", True, "corrupt-data"),  # slots 65535 to 0
     ],
@@ -219,6 +217,28 @@ def test_a_block_that_was_first_sent_too_long_ago_is_refused(caplog: pytest.LogC
     (line,) = log_lines(caplog)
     assert line.startswith("block-refused: ")
     assert line.endswith("topic 'clicks' partition 0: block 0 was first sent over 120000 ms ago")
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed-stream"])
+@pytest.mark.parametrize("owner", [{"partition": 1}, {"producer": 99}], ids=["partition", "producer"])
+def test_a_block_of_another_stream_ends_the_connection_because_its_own_stream_lacks_it(
+    owner: dict[str, int], closed: bool
+) -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client = await BareClient.connect(broker)
+            topic = await client.topic()
+            await client.open(topic)
+            if closed:
+                client.write(write_frame(block_of(topic, 7, [b"v"])))
+                assert (await client.error()).code == "out-of-sequence"
+            client.write(write_frame(block_of(topic, 0, [b"v"], **owner)))
+            assert "WRITE on stream 1" in (await client.error()).text
+            assert await client.end() == b""
+            assert broker.services.counters.received_blocks == 0
+            await client.close()
+
+    run(work())
 
 
 def test_a_block_that_is_sent_again_is_acked_and_stored_once() -> None:

@@ -185,15 +185,15 @@ def stored(cluster: Cluster, records: int) -> list[bytes | None]:
 
 
 class ChangedWrite:
-    """Makes the prefixes of WRITEs, with a bit of the third one changed."""
+    """Makes the prefixes of WRITEs, with a bit of one changed: of the third, if no other number is given."""
 
-    def __init__(self, bit: int) -> None:
-        self.bit, self.made = bit, 0
+    def __init__(self, bit: int, number: int = 3) -> None:
+        self.bit, self.number, self.made = bit, number, 0
 
     def pack(self, *fields: int) -> bytes:
         self.made += 1
         prefix = bytearray(WRITE_PREFIX.pack(*fields))
-        if self.made == 3:
+        if self.made == self.number:
             prefix[self.bit // 8] ^= 1 << self.bit % 8
         return bytes(prefix)
 
@@ -212,6 +212,23 @@ def test_a_changed_length_or_time_of_a_write_neither_fails_a_record_nor_delays_i
                 producer.send("clicks", value, partition=0).result(timeout=60)
         assert changed.made > 3
         assert stored(cluster, len(values)) == values
+
+
+def test_a_block_that_arrives_on_the_stream_of_another_partition_delays_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A block of the other stream failed, and the changed one waited for its ack until the delivery timeout."""
+    changed = ChangedWrite(bit=49, number=4)  # stream 1 becomes stream 3
+    with Cluster() as cluster:
+        cluster.create_topic("clicks", partitions=3)
+        monkeypatch.setattr(partition_sender, "WRITE_PREFIX", changed)
+        with memq.Producer(cluster.address, codec="none", audit=False, delivery_timeout_ms=6_000) as producer:
+            for partition in range(3):
+                producer.send("clicks", b"first", partition=partition).result(timeout=60)
+            acks = [producer.send("clicks", b"second", partition=partition) for partition in (0, 2)]
+            assert [each.result(timeout=60).first_sequence for each in acks] == [1, 1]
+        assert changed.made > 5
+        assert sorted(stored(cluster, 5)) == [b"first"] * 3 + [b"second"] * 2  # type: ignore[type-var]
 
 
 @contextmanager

@@ -255,11 +255,9 @@ class Connection(asyncio.BufferedProtocol):
             stop = at + need
             if stop > end or api != _WRITE or not ready:
                 check_prefix(length, api)
-                if api == _WRITE and ready and number not in self.streams:  # before it gets memory
-                    raise ProtocolError(f"WRITE on stream {number}, which was never opened")
+                if api == _WRITE and ready:  # before it gets memory
+                    _check_beginning(self._stream(number), view[at + FRAME_PREFIX_BYTES : end], length)
                 if stop > end:
-                    if api == _WRITE and ready:
-                        _check_length(view[at + FRAME_PREFIX_BYTES : end], length)
                     break
                 if api == Api.FORWARD and ready:
                     self._take_forward(argument, slab, at + FRAME_PREFIX_BYTES, stop)
@@ -268,18 +266,25 @@ class Connection(asyncio.BufferedProtocol):
                 self._take_control(Frame(api, flags, number, argument, bytes(view[at + FRAME_PREFIX_BYTES : stop])))
                 ready = self.ready
             else:
-                stream = self.streams.get(number)
-                if stream is None:
-                    raise ProtocolError(f"WRITE on stream {number}, which was never opened")
-                if stream.open:  # else ignored: blocks after a refused one, until the client opens the stream again
+                stream = self._stream(number)
+                if stream.open:
                     touched[stream] = None
                     stop = self._take_run(stream, slab, at, end, now_s) or self._take_block(
                         stream, slab, at, stop, now_s
                     )
+                else:  # ignored: blocks after a refused one, until the client opens the stream again
+                    _check_beginning(stream, view[at + FRAME_PREFIX_BYTES : stop], length)
             at = stop
         for stream in touched:
             stream.home.appended(stream)
         return at, need
+
+    def _stream(self, number: int) -> Stream:
+        """Return the stream of a WRITE. Raises: ProtocolError."""
+        stream = self.streams.get(number)
+        if stream is None:
+            raise ProtocolError(f"WRITE on stream {number}, which was never opened")
+        return stream
 
     def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
         """Append the sound blocks from `at` on to their partition; return where they end, 0 without any."""
@@ -314,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> int:
         """Check one block in full: append it, or close its stream with the reason. Return where it ends."""
         start = at + FRAME_PREFIX_BYTES
-        _check_length(slab.view[start:stop], stop - start)
+        _check_beginning(stream, slab.view[start:stop], stop - start)
         sent_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4]
         if sent_ms < -_SENT_BEFORE_MS_MAX:
             raise ProtocolError(f"WRITE of a block that was first sent at {sent_ms} ms, which no client has")
@@ -446,11 +451,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-def _check_length(beginning: memoryview, length: int) -> None:
-    """Compare the length of a WRITE with its block's own header, once that has come.
+def _check_beginning(stream: Stream, beginning: memoryview, length: int) -> None:
+    """Compare the prefix of a WRITE with its block's own header, once that has come.
 
     The prefix has no checksum. With a greater length the connection would wait for bytes that do not come. With a
-    smaller one the block would seem damaged, and its records would fail.
+    smaller one the block would seem damaged, and its records would fail. On the stream of another partition the block
+    would be refused, and its producer would not learn that its own stream lacks it.
     Raises: ProtocolError.
     """
     if length < BLOCK_HEADER_BYTES:
@@ -458,21 +464,24 @@ def _check_length(beginning: memoryview, length: int) -> None:
     if len(beginning) < BLOCK_HEADER_BYTES:
         return
     try:
-        stated = parse_header(beginning).length
+        header = parse_header(beginning)
     except MemqError:  # the whole block will show what is wrong
         return
-    if stated != length:
-        raise ProtocolError(f"WRITE of {length} bytes, but its block has {stated}")
+    if header.length != length:
+        raise ProtocolError(f"WRITE of {length} bytes, but its block has {header.length}")
+    if (header.scope, header.producer_id) != (stream.home.scope, stream.producer_id):
+        raise ProtocolError(
+            f"WRITE on stream {stream.number} of scope {stream.home.scope:08x} and producer {stream.producer_id:016x}, "
+            f"but its block is of scope {header.scope:08x} and producer {header.producer_id:016x}"
+        )
 
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
-    """Return the header of a block that is sound and belongs to this stream.
+    """Return the header of a block that is sound and belongs to this stream's instance.
 
-    Raises: the MemqErrors of `check_block`; ProtocolError for a block of another producer or instance.
+    Raises: the MemqErrors of `check_block`; ProtocolError for a block of another instance.
     """
-    header = check_block(block, stream.home.scope)
-    if header.producer_id != stream.producer_id:
-        raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
+    header = check_block(block)
     if header.producer_epoch != stream.producer_epoch:
         raise ProtocolError(f"block of instance {header.producer_epoch} on a stream of {stream.producer_epoch}")
     return header
