@@ -54,6 +54,12 @@ def test_a_copy_that_is_counted_later_passes() -> None:
     check(adopting(log_of((1, 0, 0), (1, 0, 0), (1, 1, 5), (1, 2, 15)), 4, late=2))
 
 
+def test_a_pointer_with_blocks_that_readers_skip_passes() -> None:
+    log = log_of((1, 0, 0), (1, 1, 5), (1, 2, 10))
+    log[2] = LogEntry(2, 2, msgspec.structs.replace(log[2].pointer, skip=(0,)), ())
+    check(log)
+
+
 def test_a_pointer_that_states_too_much_is_found() -> None:
     with pytest.raises(FindingError, match="states"):
         check(log_of((1, 0, 0), (1, 1, 5), (1, 2, 15)))
