@@ -17,6 +17,7 @@ REPLAY = "memq/broker/spool/replay.py"
 STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
 SLABS = "memq/broker/ingest/slabs.py"
+FRAMES = "memq/broker/ingest/connection.py"
 BLOCKS = "memq/kernel/blocks_pure_python.py"
 FRESH = "memq/broker/partition/recent_pointer_cache.py"
 POLLS = "memq/broker/api/group_requests.py"
@@ -50,6 +51,12 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "a read that confirms an answer is answered from memory, too",
         "            from_memory = ask.wait_ms > 0",
         "            from_memory = ask.wait_ms >= 0",
+    ),
+    (
+        FRAMES,
+        "a block on the stream of another partition is dropped while that stream is closed",
+        "                    _check_beginning(stream, view[at + FRAME_PREFIX_BYTES : stop], length)\n",
+        "                    pass\n",
     ),
     (
         RING,

@@ -39,6 +39,24 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         WINDOW,
+        "a changed bit on the way fails a sound block at once",
+        "    return block.is_sound()\n",
+        "    return False\n",
+    ),
+    (
+        WINDOW,
+        "a block that changed in the producer's memory is sent again",
+        "    return block.is_sound()\n",
+        "    return True\n",
+    ),
+    (
+        WINDOW,
+        "a sound block that is always refused as damaged is sent for ever",
+        "    block.refused = True\n",
+        "",
+    ),
+    (
+        WINDOW,
         "a late ack settles blocks that the closed stream never had",
         "min(event.next_sequence, self._seen_next)",
         "event.next_sequence",
