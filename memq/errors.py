@@ -275,6 +275,13 @@ class InvalidSettingError(InvalidRequestError):
     default_hint = "choose an allowed value"
 
 
+class InvalidFilterError(InvalidRequestError):
+    """A filter of records can't be read."""
+
+    code = "invalid-filter"
+    default_hint = "see docs/filters.md for what tags and where may contain"
+
+
 class UnsupportedFormatError(InvalidRequestError):
     """The bytes are of a newer version, codec, flag or kind: not damage, never skipped."""
 

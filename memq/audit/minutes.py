@@ -69,8 +69,8 @@ class CountSide:
     """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
 
     Names on the queue's side: sent, acked, gave-up, committed, copies, and `WORDS`; on a group's side: fetched,
-    dropped, processed, and `WORDS`. `silent` counts clients without a report for the minute. In the table of `Minutes`,
-    `sent` counts all records that are known to be sent: delivered ones, and those of a missing kind.
+    dropped, passed, processed, and `WORDS`. `silent` counts clients without a report for the minute. In the table of
+    `Minutes`, `sent` counts all records that are known to be sent: delivered ones, and those of a missing kind.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class MinuteRow:
         if name == QUEUE:
             return max(queue["sent"] - queue["committed"] - queue["gave-up"] - queue["lost"] - queue["unknown"], 0)
         mine = self.side(name)
-        over = mine["processed"] + mine["lost"] + mine["unknown"] + queue["corrupt"]
+        over = mine["processed"] + mine["passed"] + mine["lost"] + mine["unknown"] + queue["corrupt"]
         return max(queue["committed"] - over, 0)
 
     def word(self, name: str = QUEUE) -> str:

@@ -17,6 +17,7 @@ from memq.cli.output import one_line, print_message, print_waits
 from memq.errors import (
     AuditStateError,
     DeniedError,
+    InvalidFilterError,
     InvalidNameError,
     InvalidSettingError,
     MemqError,
@@ -45,6 +46,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConnectionError, UNREACHABLE),
     (TimedOutError, TIMED_OUT),
     (TimeoutError, TIMED_OUT),
+    (InvalidFilterError, USAGE),
     (InvalidNameError, USAGE),
     (InvalidSettingError, USAGE),
     (UnknownSettingError, USAGE),

@@ -34,8 +34,8 @@ _HEX_OF_DAMAGE = ("producer", "first", "next")
 # A Spark stream has two kinds: its driver (`spark-reader`) reports positions, each task (`spark-task`) its fetches.
 Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writer"]
 # Producers: `sent` to a socket, `acked` at `level`, `gave-up`, whether sent or not. Readers: `fetched` and given to the
-# user, `dropped` as a copy, `processed`: the group's commit succeeded.
-Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
+# user, `dropped` as a copy, `passed`: left out by a filter, `processed`: the group's commit succeeded.
+Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "passed", "processed"]
 BeginReason = Literal["stored", "start", "seek"]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
 KnownPositionText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]

@@ -310,6 +310,7 @@ CLIENTS = (
     _client("producer_pending_records", "gauge", "records", "records that are not acked yet"),
     _client("producer_pending_bytes", "gauge", "bytes", "unacked bytes, bounded by `pending_bytes_max`"),
     _client("consumer_records", "counter", "records", "records delivered"),
+    _client("consumer_filtered_records", "counter", "records", "records that the filter of a consumer left out"),
     _client("consumer_duplicate_records", "counter", "records", "records dropped, because they were delivered before"),
     _client("consumer_overlapping_blocks", "counter", "blocks", "blocks of which a part was delivered before"),
     _client("consumer_conflicting_blocks", "counter", "blocks", "blocks delivered with the sequences of other blocks"),

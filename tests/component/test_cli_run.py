@@ -127,6 +127,8 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (["produce", "a/b"], 2, ["topic name 'a/b'"]),
         (["consume", "clicks", "-o", "bananas"], 2, ["bad start 'bananas'"]),
         (["consume", "clicks", "-o", "@soon"], 2, ["bad time '@soon' (write"]),
+        (["consume", "clicks", "--tags", "A | B"], 2, ["tags has a single '|' at character 1"]),
+        (["consume", "clicks", "--where", "a >"], 2, ["where can't be read at its end; expected is"]),
         (["consume", "clicks", "-f", "%q"], 2, ["unknown letter '%q'"]),
         (["consume", "clicks", "-b", "http://127.0.0.1:9876"], 2, ["bad address 'http://127.0.0.1:9876'"]),
         (["consume", "clicks", "-b", "127.0.0.1:port"], 2, ["bad port 'port'"]),

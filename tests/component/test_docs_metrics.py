@@ -24,7 +24,7 @@ from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
 from memq.client.admin import GroupDescription, PartitionProgress
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.core import ConsumerStats
-from memq.client.consumer.fetch.partition_cursor import Counts
+from memq.client.consumer.fetch.cursor_outcomes import Counts
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import METRICS, lines_of

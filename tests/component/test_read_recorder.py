@@ -7,7 +7,7 @@ import asyncio
 import memq.aio
 from memq.broker.broker import Broker
 from memq.client.consumer.batch import Slice
-from memq.client.consumer.fetch.partition_cursor import ReadyRange
+from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
 from memq.client.observers.audit_recorder import AuditRecorder, ReadRecorder
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.pointer import decode_pointer

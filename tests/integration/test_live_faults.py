@@ -19,8 +19,8 @@ import memq
 from memq.audit.live.view import AuditView
 from memq.cli.cluster.embedded_services import database_at
 from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
-from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool
 from memq.client.observers.reporter import Reporter, reporting

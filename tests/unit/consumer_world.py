@@ -190,7 +190,7 @@ class Reader:
                 self.failures.append(delivery.failure)
                 return count
             number = assigned.cursor.partition.partition
-            for piece, low, high in delivery.slices:
+            for piece, low, high, _ in delivery.slices:
                 assert piece.header is not None
                 first = piece.header.first_sequence
                 self.got += [(number, b"%d:%d" % (piece.header.producer_id, first + at)) for at in range(low, high)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memq.client.consumer.batch import Batch, TopicPartition
-from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.format.object import BlockEntry
 from memq.format.pointer import decode_pointer, unskipped
 from memq.notification import Entries

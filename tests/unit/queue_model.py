@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from memq.format.batch import BlockPiece, cut_batch
 from memq.format.blocks.builder import BlockBuilder
-from memq.format.blocks.header import scope_of
+from memq.format.blocks.header import scope_of, tag_bit
 from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.notification import Entry, Span
 from memq.notification.stored_blocks import Claim, Copies, claim_of, stored_block
@@ -27,14 +29,20 @@ class Block:
     count: int = 3
     more: bytes = b""  # what makes it another block than that of the same sequences
     sealed_ms: int = 1
+    tags: tuple[str | None, ...] = ()  # of its records; none has one without
+    headers: tuple[tuple[tuple[str, bytes | None], ...], ...] = ()
 
     def values(self) -> list[bytes]:
         return [b"%d:%d" % (self.producer, self.first + number) + self.more for number in range(self.count)]
 
     def data(self, partition: int = 0) -> bytes:
         builder = BlockBuilder()
-        for value in self.values():
-            builder.append(value)
+        for number, value in enumerate(self.values()):
+            builder.append(
+                value,
+                tag=self.tags[number] if self.tags else None,
+                headers=self.headers[number] if self.headers else (),
+            )
         scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
         sealed = builder.seal(
             producer_id=self.producer, first_sequence=self.first, scope=scope, now_ms=self.sealed_ms, codec="none"
@@ -89,6 +97,9 @@ class Log:
             skip=skip,
             producers=_ranges(blocks) if named else (),
             producers_complete=named,
+            tag_bits=reduce(or_, (tag_bit(tag) for block in blocks for tag in block.tags if tag is not None), 0),
+            least_ms=min(block.sealed_ms for block in blocks),
+            greatest_ms=max(block.sealed_ms for block in blocks),
         )
         if not late:
             self.records += count

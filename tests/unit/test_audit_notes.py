@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from memq.client.consumer.batch import Damage, Slice
-from memq.client.consumer.fetch.partition_cursor import ReadyRange
+from memq.client.consumer.fetch.cursor_outcomes import LeftOut, ReadyRange
 from memq.client.observers import audit_recorder
 from memq.client.observers.audit_recorder import (
     HEARTBEAT_INTERVALS,
@@ -25,6 +26,7 @@ from memq.topic import Committed, Position
 from tests.unit.queue_model import TOPIC_ID, Block, Log
 
 INTERVAL_MS = 100
+Ranges = tuple[tuple[int, int], ...]
 MINUTE_MS = 60_000
 
 
@@ -92,6 +94,41 @@ def test_records_that_were_only_fetched_are_not_separated_from_a_later_begin() -
     part.pass_stage("fetched", 1, 0, 3, 0, 0)
     part.begin("0:4:0", "seek")
     assert [[begin.at for begin in each.begins] for each in noted.parts()] == [["0:9:0", "0:4:0"]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "passed", "fetched"),
+    [
+        ([1, 1, 0, 0], ((2, 4),), ((0, 2),)),
+        ([0, 1, 0, 1], ((0, 1), (2, 3)), ((1, 2), (3, 4))),
+        ([1, 0] * audit_recorder.RUNS_MAX, (), ((0, 2 * audit_recorder.RUNS_MAX),)),
+    ],
+    ids=["one run", "four runs", "too many runs"],
+)
+def test_records_that_a_filter_leaves_out_of_a_block_are_passed(
+    mask: list[int], passed: Ranges, fetched: Ranges
+) -> None:
+    noted, log = Noted(), Log()
+    reading = ReadRecorder(noted.part, (), commits=True)
+    whole = delivered(log, Block(1, 0, len(mask)))
+    delivery = replace(whole, slices=tuple(part._replace(mask=bytes(mask)) for part in whole.slices))
+    reading.deliver(delivery, 1)
+    assert sorted(stages(noted.parts())) == sorted(
+        [("fetched", 1, fetched), *([("passed", 1, passed)] if passed else [])]
+    )
+    reading.store(delivery.behind, 2)
+    assert stages(noted.parts()) == [("processed", 1, fetched)]
+
+
+def test_blocks_that_a_filter_leaves_out_are_passed_in_their_write_partition() -> None:
+    noted = Noted()
+    reading = ReadRecorder(noted.part, (0,), commits=True)
+    reading.begin(Position(0, 0), "start")
+    noted.parts()
+    reading.leave_out([LeftOut(0, 1, 0, 4, 0), LeftOut(3, 2, 5, 7, 60_000)], 1)
+    parts = noted.parts()
+    assert stages(parts) == [("passed", 1, ((0, 4),)), ("passed", 2, ((5, 7),))]
+    assert [(part.partition, part.spans[0].minute, len(part.begins)) for part in parts] == [(0, 0, 0), (3, 1, 1)]
 
 
 @pytest.mark.parametrize("commits", [True, False])

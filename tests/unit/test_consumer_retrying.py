@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from memq.client.consumer.fetch.cursor_outcomes import Copy
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, MISSING_S, STALL_FAILURES
-from memq.client.consumer.fetch.partition_cursor import Copy
 from memq.client.consumer.fetch.polling import Retries
 from memq.client.consumer.offset_resolver import window_ms
 from memq.client.observers.audit_recorder import ReadRecorder

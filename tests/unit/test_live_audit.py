@@ -290,6 +290,34 @@ def test_records_that_a_member_skipped_are_lost_for_its_group_alone() -> None:
     assert (harness.word(GROUP), harness.word("other"), harness.word()) == ("lost", "ok", "ok")
 
 
+def test_records_that_a_filter_leaves_out_are_passed_and_not_lost() -> None:
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 20)), span("acked", (0, 20)))
+    harness.queue((PRODUCER, 0, 10))
+    harness.queue((PRODUCER, 10, 20))
+    harness.read(span("processed", (0, 4)), span("passed", (4, 10)), begin="0:0:0", committed="0:1:0")
+    harness.settle()
+    assert (harness.found(), harness.word(GROUP)) == ([], "in flight")
+    harness.read(span("passed", (10, 20)), committed="0:2:0")
+    harness.settle()
+    assert (harness.found(), harness.word(GROUP)) == ([], "ok")
+    assert harness.rows[MINUTE].side(GROUP).counts == {"processed": 4, "passed": 16}
+    harness.read(span("passed", (10, 20)), begin="0:1:0", committed="0:2:0", client=201)  # its first member died
+    harness.settle()
+    assert (harness.found(), harness.rows[MINUTE].side(GROUP)["passed"]) == ([], 16)
+
+
+def test_a_record_that_a_filtering_member_neither_passed_nor_processed_is_lost() -> None:
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.read(span("passed", (0, 5), (7, 10)), begin="0:0:0", committed="0:1:0")
+    harness.settle()
+    assert harness.found() == [("lost", "consumer", GROUP, PRODUCER, ((5, 7),))]
+    harness.read(span("passed", (5, 7)), committed="0:1:0", client=201)
+    harness.settle()
+    assert harness.found() == []
+
+
 def test_the_last_member_may_have_processed_what_the_next_one_did_not() -> None:
     harness = LiveAuditHarness()
     for first in (0, 10, 20):

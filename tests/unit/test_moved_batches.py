@@ -191,12 +191,12 @@ def test_locations_are_compared_as_a_whole() -> None:
         cursor.take_entries(Entries(world.logs[0].entries, 1))
         slot = cursor.next_fetch()
         assert slot is not None
-        assert not cursor.move(slot, world.logs[0].entries[0]), "it is where it was"
+        assert not slot.move(world.logs[0].entries[0]), "it is where it was"
         relocate(world.logs[0], 0, "large/0")
-        assert cursor.move(slot, world.logs[0].entries[0])
+        assert slot.move(world.logs[0].entries[0])
         assert slot.pointer is not None
         assert slot.pointer.locations == (Location(store="main", key="large/0", offset=0, length=slot.bytes),)
-        assert not cursor.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
+        assert not slot.move(Entry(0, 0, b"{")), "what can't be read names no place"
         assert cursor.state is CursorState.READING
 
     reading(work())

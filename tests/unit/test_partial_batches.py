@@ -72,7 +72,7 @@ def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[l
             await skip(0.1)
             while (one := reading.deliver()) is not None:
                 assert one[1].failure is None
-                found += sequences([part.piece for part in one[1].slices], [part[1:] for part in one[1].slices])
+                found += sequences([part.piece for part in one[1].slices], [part[1:3] for part in one[1].slices])
         await tasks.stop()
         return found
 

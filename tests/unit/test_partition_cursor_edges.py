@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from memq.client.consumer.fetch import partition_cursor as cursor_module
-from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.errors import CorruptDataError, PositionExpiredError
 from memq.format.batch import BlockPiece, numbered_entries
@@ -195,11 +196,11 @@ def test_a_batch_has_moved_when_its_pointer_names_another_location() -> None:
     assert slot is not None
     pointer = slot.pointer
     assert pointer is not None
-    assert not cursor.move(slot, log.entries[0])
-    assert not cursor.move(slot, Entry(0, 0, b"{"))
+    assert not slot.move(log.entries[0])
+    assert not slot.move(Entry(0, 0, b"{"))
     assert slot.pointer is pointer
     location = Location(store="main", key="o/elsewhere", offset=0, length=SIZE)
-    assert cursor.move(slot, Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))))
+    assert slot.move(Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))))
     assert slot.pointer.locations == (location,)
 
 

@@ -13,7 +13,7 @@ from memq.topic import Totals
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
-GROUP_COUNTS = ("fetched", "processed")
+GROUP_COUNTS = ("fetched", "passed", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
 GRAVE = ("lost", "corrupt", "doubled")
 MINUTES = 24 * 60

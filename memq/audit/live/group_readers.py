@@ -1,8 +1,8 @@
 """Members' responsibility: committed positions compared with records they processed. Pure.
 
 A member that starts at one position and commits a later one is responsible for all records between. Its reports are
-dense, so the audit then knows all records that it processed. A record there that no member of the group processed is
-lost for the group. This needs no clock and no other member.
+dense, so the audit then knows all records that it processed, or passed because of its filter. A record there that no
+member of the group processed or passed is lost for the group. This needs no clock and no other member.
 
 Reports of one member are ordered, reports of two members are not: a partition of `_memq_audit` that hangs for 20 s
 delays one member's reports only. So it is unknown whether a member processed a record before or after another member
@@ -35,6 +35,7 @@ def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: 
     for span in part.spans:
         if span.stage == "processed":
             take_processed(books, group, reading, span.producer, span.ranges)
+        if span.stage in ("processed", "passed"):
             yield span.producer
     if part.committed:
         group.committed = part.committed
@@ -116,7 +117,7 @@ def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, off
         reading.reached[producer] = high = max(low, stream.marks.reach(offset, sure=False))
         missing = apart(_between(stream, (low, high), begin, offset), stream.corrupt)
         if progress is not None:
-            missing = apart(missing, progress.ever)
+            missing = apart(missing, progress.ever, progress.passed)
         if missing:
             progress = group.progress.setdefault(producer, GroupProgress())
             for piece in missing:
@@ -125,8 +126,9 @@ def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, off
 
 
 def _excuse(stream: AuditedProducer, progress: GroupProgress | None, pieces: list[Range]) -> None:
-    """Count as damaged the unprocessed part of a pointer with a damaged block of unknown producer."""
-    for piece in apart(pieces, progress.ever if progress is not None else RangeSet()):
+    """Count as damaged the unhandled part of a pointer with a damaged block of unknown producer."""
+    handled = (progress.ever, progress.passed) if progress is not None else ()
+    for piece in apart(pieces, *handled):
         stream.corrupt.add(*piece)
 
 

@@ -25,7 +25,14 @@ from memq.audit.held import HELD_MS, HeldAnswer, HeldQuestions, Sought, doubt_of
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
-from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, ReceivedReport
+from memq.audit.live.partition_state import (
+    NO_END_MS,
+    AuditedGroup,
+    AuditedProducer,
+    GroupProgress,
+    PartitionState,
+    ReceivedReport,
+)
 from memq.audit.live.questions.end_questions import EndQuestions
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
@@ -41,14 +48,14 @@ GAP_MINUTES_MAX = 24 * 60  # that are unknown after a gap
 WAITING_REPORTS_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
-_GROUP_STAGES = ("fetched", "dropped", "processed")
+_GROUP_STAGES = ("fetched", "dropped", "passed", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
 _LOST_BELOW_END = "below the end that its producer reported, in no pointer"
 _UNPROVEN_HELD = "acked with 1 or sent without acks, in no pointer: a broker that did not answer may hold such records"
 _UNPROVEN = "sent, neither acked nor given up, in no pointer"
 _UNPROVEN_BLIND = "acked, and the pointers of that time were not read"
-_PASSED_OVER = "committed beyond it, not processed"
+_SKIPPED = "committed beyond it, not processed"
 _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 
 
@@ -348,6 +355,9 @@ class PartitionAudit:
             name = report.group or QUEUE
             if report.group is None:
                 return  # a reader without a group: only its damages count
+            if span.stage == "passed":  # again after each start of a member before its first commit
+                progress = self.books.groups[report.group].progress.setdefault(span.producer, GroupProgress())
+                records = _add(progress.passed, span.ranges)
         elif span.stage == "sent":
             self._count_once(stream, stream.sent, span)
             records = 0
@@ -508,9 +518,10 @@ class PartitionAudit:
             progress, stream = books.progress.get(producer), self.books.streams.get(producer)
             if progress is None or stream is None:
                 continue
+            handled = (progress.ever, progress.passed)
             for kind, cause, found in (
-                (Kind.LOST, _PASSED_OVER, apart(progress.lost, progress.ever, stream.corrupt)),
-                (Kind.HOLE, _UNPROVEN_MEMBER, apart(progress.unproven, progress.ever, stream.corrupt)),
+                (Kind.LOST, _SKIPPED, apart(progress.lost, *handled, stream.corrupt)),
+                (Kind.HOLE, _UNPROVEN_MEMBER, apart(progress.unproven, *handled, stream.corrupt)),
                 (Kind.DOUBLED, "processed twice", list(progress.doubled)),
             ):
                 if found or self._findings.any_of(producer):

@@ -50,7 +50,7 @@ class AuditedProducer:
 
 @dataclass(slots=True)
 class GroupProgress:
-    """A group's work on one producer: `ever` has all records that it processed.
+    """A group's work on one producer: `ever` has all records that it processed, `passed` those left out.
 
     `lost` are those that a member skipped: it started before them, committed a position after them, and reported
     all its work between. If a report is missing, they are unproven.
@@ -60,6 +60,7 @@ class GroupProgress:
     doubled: RangeSet = field(default_factory=RangeSet)
     lost: RangeSet = field(default_factory=RangeSet)
     unproven: RangeSet = field(default_factory=RangeSet)
+    passed: RangeSet = field(default_factory=RangeSet)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,8 @@ class ConsumeRequest:
     until_end: bool
     on_damaged: OnDamaged
     on_expired: OnExpired
+    tags: str | None
+    where: str | None
     s3: Mapping[str, object]  # how to open the store
 
 
@@ -81,6 +83,10 @@ class PrintedCount:
     default="fail",
     help="Treatment of a position that retention removed: skip continues at the first record left.",
 )
+@click.option("--tags", metavar="TAGS", help="Only records with one of these tags: 'A || B'.")
+@click.option(
+    "--where", metavar="CONDITION", help="Only records with such headers: \"amount > 100 AND region = 'EU'\"."
+)
 @json_option
 def consume(
     topic: str,
@@ -95,6 +101,8 @@ def consume(
     null: bool,
     on_damaged: OnDamaged,
     on_expired: OnExpired,
+    tags: str | None,
+    where: str | None,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -104,7 +112,8 @@ def consume(
 
     With -G it starts at the group's committed position; -o counts only where the group has none. It commits each batch
     that was printed whole: if -c ends inside a batch, the next run prints that batch from its start. Without an end
-    (-e, -c) it waits for more records; Ctrl-C prints a summary.
+    (-e, -c) it waits for more records; Ctrl-C prints a summary. With --tags or --where, -o -N counts all records, -c
+    only the printed ones.
     """
     if sys.__stdout__ is None:  # its replacement takes everything, and a group would commit it
         raise click.ClickException("stdout is closed, so no record can be printed: send it to a file or a pipe")
@@ -117,7 +126,7 @@ def consume(
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = PrintedCount()
     try:
-        request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
+        request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, tags, where, s3)
         _print_all(settings, request, count, printer, tally)
     except KeyboardInterrupt:
         print_message(f"interrupted: {count_text(tally.records, 'record')} printed")
@@ -177,6 +186,8 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
         prefetch_bytes_max=settings.prefetch_bytes_max,
         on_damaged=request.on_damaged,
         on_expired=request.on_expired,
+        tags=request.tags,
+        where=request.where,
         s3=request.s3,
     )
 

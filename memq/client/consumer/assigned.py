@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from memq.client.consumer.batch import Damage, TopicPartition, topic_partition_of
-from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.progress import CommitLedger
 from memq.format.report import BeginReason
@@ -24,6 +25,10 @@ class ReadObserver(Protocol):
 
     def deliver(self, delivery: ReadyRange, now_ms: int) -> None:
         """A range is delivered to the user; `now_ms` is the wall clock (Unix ms)."""
+        ...
+
+    def leave_out(self, left_out: Iterable[LeftOut], now_ms: int) -> None:
+        """Blocks without a wanted record are passed over."""
         ...
 
     def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:

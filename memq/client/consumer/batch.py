@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -61,10 +61,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return Position(self.partition, self.offset >> _INDEX_BITS, self.offset & _INDEX_MASK)
 
 
-def block_records(reader: BlockReader, *, first: Position, low: int, high: int) -> Iterator[Record]:
+def block_records(
+    reader: BlockReader, *, first: Position, low: int, high: int, mask: bytes | None = None
+) -> Iterator[Record]:
     """Iterate over records `low` to `high` (exclusive) of a block whose first record is number `first`.
 
-    Columns that the block does not have cost nothing. Raises: CorruptDataError, UnsupportedFormatError, at the call.
+    With a `mask` only over those whose byte is 1. Columns that the block does not have cost nothing.
+    Raises: CorruptDataError, UnsupportedFormatError, at the call.
     """
     flags = reader.header.flags
     columns: tuple[Iterable[Any], ...] = (
@@ -77,15 +80,23 @@ def block_records(reader: BlockReader, *, first: Position, low: int, high: int) 
         repeat(first.read_partition),
     )
     records = map(Record, *columns)
+    if mask is not None:
+        return compress(islice(records, low, high), mask[low:high])
     return records if (low, high) == (0, reader.count) else islice(records, low, high)
 
 
 class Slice(NamedTuple):
-    """The records `low` up to, not with, `high` of one block."""
+    """The records `low` up to, not with, `high` of one block; with a `mask` those whose byte in it is 1."""
 
     piece: BlockPiece
     low: int
     high: int
+    mask: bytes | None = None  # a byte for each record of the block
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return self.high - self.low if self.mask is None else self.mask.count(1, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ class Batch:
 
     def __len__(self) -> int:
         """How many records there are, those of a damaged payload included until it was read."""
-        return sum(high - low for _, low, high in self._slices)
+        return sum(part.records for part in self._slices)
 
     def __bool__(self) -> bool:
         return True  # a batch in the hand is a batch, also when all of it is damaged
@@ -175,11 +186,13 @@ class Batch:
 
         Raises: CorruptDataError for a payload that can't be unpacked.
         """
-        for piece, low, high in self._slices:
+        for piece, low, high, mask in self._slices:
             if piece.header is not None and piece.header.flags & HEADERS:
                 first = Position(self.first.read_partition, self.first.pointer_offset, piece.first)
-                reader = BlockReader(piece.data, piece.header)
-                yield from (record.headers for record in block_records(reader, first=first, low=low, high=high))
+                records = block_records(
+                    BlockReader(piece.data, piece.header), first=first, low=low, high=high, mask=mask
+                )
+                yield from (record.headers for record in records)
 
     def _iterators(self) -> Iterator[Iterator[Record]]:
         for part in self._slices:
@@ -224,7 +237,8 @@ class Batch:
     def _read(self, part: Slice, read: Callable[..., Any]) -> Any:
         """Return what `read` makes of a block; None when its payload is damaged and that is passed over."""
         try:
-            return read(BlockReader(part.piece.data, part.piece.header), low=part.low, high=part.high)
+            reader = BlockReader(part.piece.data, part.piece.header)
+            return read(reader, low=part.low, high=part.high, mask=part.mask)
         except CorruptDataError as error:
             damage = self._damage_of(part, error)
             if self._report is None:
@@ -239,8 +253,12 @@ class Batch:
         return Damage(self._object_key, part.piece.number, position, part.piece.records, bytes(part.piece.data), error)
 
 
-def _rows(reader: BlockReader, *, low: int, high: int, column: Callable[[BlockReader], list[Any]]) -> list[Any]:
+def _rows(
+    reader: BlockReader, *, low: int, high: int, mask: bytes | None, column: Callable[[BlockReader], list[Any]]
+) -> list[Any]:
     rows = column(reader)
+    if mask is not None:
+        return list(compress(rows[low:high], mask[low:high]))
     return rows if high - low == len(rows) else rows[low:high]
 
 

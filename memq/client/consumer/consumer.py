@@ -18,6 +18,7 @@ from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
+from memq.client.consumer.record_filter import filter_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
@@ -59,6 +60,8 @@ class BaseConsumer(KafkaHints, ABC):
         prefetch_bytes_max: int = 64 * MIB,
         on_damaged: OnDamaged = "fail",
         on_expired: OnExpired = "fail",
+        tags: str | Sequence[str] | None = None,
+        where: str | None = None,
         read: ReadMode = "auto",
         s3: Mapping[str, object] | None = None,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
@@ -82,6 +85,7 @@ class BaseConsumer(KafkaHints, ABC):
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
             on_expired=on_expired,
+            wanted=filter_of(tags, where),
             read=read,
             connect_timeout_ms=connect_timeout_ms,
             s3=s3,
@@ -142,6 +146,10 @@ class Consumer(BaseConsumer, BlockingClient):
             "dead-letter": send its raw bytes to the topic `<topic>.dlq` and continue.
         on_expired: if retention has removed the next records. "fail": raise PositionExpiredError, which names the first
             remaining position, and stay until a seek; "skip": count the removed records and continue there.
+        tags: deliver only records with one of these tags: "A || B", or a sequence of tags. Batches without such a tag
+            are not fetched. None or "*": any record.
+        where: deliver only records for whose headers a condition is true: "amount > 100 AND region = 'EU'", with = <>
+            < <= > >=, BETWEEN, IN, IS NULL, AND, OR, NOT. Both together: records that match both.
         read: "direct": from the store; "broker": through a broker; "auto": directly if the store can be opened. Except
             with "direct", the owner of a partition sends new batches with their pointers.
         s3: settings of the section [s3] for a direct reader, by name; None: those of MEMQ_S3_… and memq.toml, and the
@@ -154,7 +162,7 @@ class Consumer(BaseConsumer, BlockingClient):
         tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None: no spans.
         runtime: clock, randomness and network; default: those of the system.
 
-    Raises: InvalidRequestError, InvalidNameError. The first use opens the first connection.
+    Raises: InvalidRequestError, InvalidNameError, InvalidFilterError. The first use opens the first connection.
     """
 
     _interrupted_close_s = 0.2
@@ -433,6 +441,8 @@ def read_arrow(
     *,
     start: Point = "beginning",
     end: Point = "end",
+    tags: str | Sequence[str] | None = None,
+    where: str | None = None,
     read: ReadMode = "auto",
     runtime: Runtime | None = None,
 ) -> pyarrow.Table:
@@ -440,7 +450,7 @@ def read_arrow(
 
     Times are those at which batches were sealed, so adjacent ranges neither share nor omit records. The order of
     partitions is not defined; within each, records are in order. The table must fit in memory. `end` can't be None:
-    a table of records without an end would never be complete.
+    a table of records without an end would never be complete. `tags` and `where` choose records as in `Consumer`.
     Raises: as `memq.Consumer` and its `poll`; ImportError if the extra [arrow] is not installed.
     """
     check_point(end, "end", topics_of(topic))  # of a consumer it may be None
@@ -448,6 +458,6 @@ def read_arrow(
 
     import pyarrow  # isort: skip
 
-    with Consumer(brokers, topic, start=start, end=end, read=read, runtime=runtime) as consumer:
+    with Consumer(brokers, topic, start=start, end=end, tags=tags, where=where, read=read, runtime=runtime) as consumer:
         tables = [batch.arrow() for batch in consumer]
     return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()

@@ -16,9 +16,9 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
 from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, topic_partition_of
 from memq.client.consumer.dead_letters import DeadLetters
+from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
-from memq.client.consumer.fetch.partition_cursor import Counts, ReadyRange
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.group_session import Committer, GroupSession
@@ -101,7 +101,13 @@ class ConsumerCore:
         fetcher = make_fetcher(settings.read, any_broker.read, reader, self._confirmed)
         fetcher.near = any_broker.near
         self._reading = FetchScheduler(
-            runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
+            runtime,
+            self._queue,
+            fetcher,
+            self._tasks,
+            settings.prefetch_bytes_max,
+            self._changed.set,
+            settings.wanted,
         )
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(

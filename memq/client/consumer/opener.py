@@ -216,6 +216,7 @@ class Opener:
             pass_expired=self._settings.on_expired == "skip",
             known=known,
             mark=mark,
+            wanted=self._settings.wanted,
         )
         assigned = self._reading.add(cursor, topic, grant)
         if self._observer is not None:

@@ -10,6 +10,7 @@ from typing import Literal
 from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_zone
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch.fetcher import ReadMode
+from memq.client.consumer.record_filter import RecordFilter
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.fields import check_switch
 from memq.client.stores import check_s3
@@ -41,6 +42,7 @@ class ConsumerSettings:
     prefetch_bytes_max: int = 64 * MIB
     on_damaged: OnDamaged = "fail"
     on_expired: OnExpired = "fail"
+    wanted: RecordFilter | None = None
     read: ReadMode = "auto"
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     client_id: str = ""

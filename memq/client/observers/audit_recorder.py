@@ -5,9 +5,9 @@ as range sets by write partition, stage, producer and event-time minute, and an 
 count. What is kept is bounded: at the bound a report is due at once, and what can't be sent is dropped. Nothing says
 that a report was dropped but its number, which no report has: see `memq.format.report`.
 
-`ReadRecorder` reports on one read partition: start, delivered, skipped, damaged, committed. Consumers know read
-partitions; its notes go to the tallies of the write partitions whose pointers lie there. `StagedRecorder` reports on a
-staged batch, from its manifest: sent when decided, acked when published.
+`ReadRecorder` reports on one read partition: start, delivered, left out, skipped, damaged, committed. Consumers know
+read partitions; its notes go to the tallies of the write partitions whose pointers lie there. `StagedRecorder` reports
+on a staged batch, from its manifest: sent when decided, acked when published.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
-from memq.client.consumer.batch import Damage
-from memq.client.consumer.fetch.partition_cursor import Copy, ReadyRange
+from memq.client.consumer.batch import Damage, Slice
+from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
+from memq.client.consumer.record_filter import runs_of
 from memq.errors import UnsupportedFormatError
 from memq.format.manifest import StagedObject, StagedPiece
-from memq.format.ranges import RangeSet
+from memq.format.ranges import Range, RangeSet
 from memq.format.report import (
     MINUTE_MS,
     Begin,
@@ -45,6 +47,7 @@ NOTES_MAX = 20_000  # events between two reports: then one is due; twice as many
 BUCKETS = 65  # see `memq.format.blocks.latency.bucket_of`
 HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and comes within half of them
 Pieces = Sequence[tuple[StagedObject, StagedPiece]]
+RUNS_MAX = 8  # of wanted and left out records in one block
 HANDED_MAX = 20_000  # blocks that were given out and are not committed
 
 
@@ -106,18 +109,27 @@ class ReadRecorder:
         part = self._part_met(delivery.pointer.partition)
         if part is None:
             return
-        for piece, low, high in delivery.slices:
-            header = piece.header
+        for each in delivery.slices:
+            header = each.piece.header
             assert header is not None, "what is given out is sound"
-            first, next_ = header.first_sequence + low, header.first_sequence + high
-            part.pass_stage("fetched", header.producer_id, first, next_, header.base_ms, now_ms)
-            if self._commits:
-                self._keep(_Handed(delivery.behind.position, part, header.producer_id, first, next_, header.base_ms))
+            producer, base_ms = header.producer_id, header.base_ms
+            for wanted, (low, high) in _runs_of(each):
+                first, next_ = header.first_sequence + low, header.first_sequence + high
+                part.pass_stage("fetched" if wanted else "passed", producer, first, next_, base_ms, now_ms)
+                if self._commits and wanted:
+                    self._keep(_Handed(delivery.behind.position, part, producer, first, next_, base_ms))
         key = delivery.pointer.locations[0].key
         for piece in delivery.damaged:
             if isinstance(piece.cause, UnsupportedFormatError):
                 continue  # newer than this reader, and no damage
             part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
+
+    def leave_out(self, left_out: Iterable[LeftOut], now_ms: int) -> None:
+        """Note blocks of which the filter wants no record."""
+        for writer, producer, first, next_, base_ms in left_out:
+            part = self._part_met(writer)
+            if part is not None:
+                part.pass_stage("passed", producer, first, next_, base_ms, now_ms)
 
     def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
         """Note blocks that are copies of delivered ones."""
@@ -162,6 +174,15 @@ class ReadRecorder:
         if len(self._handed) >= HANDED_MAX:
             self._handed.popleft().part.lacks = True
         self._handed.append(handed)
+
+
+def _runs_of(part: Slice) -> list[tuple[int, Range]]:
+    """Return the runs of wanted (1) and left out (0) records of a block; one run if there are too many.
+
+    So a block in which wanted and other records alternate is noted as a whole: notes are not for single records.
+    """
+    runs = list(islice(runs_of(part.mask, part.low, part.high), RUNS_MAX + 1)) if part.mask is not None else []
+    return runs if 0 < len(runs) <= RUNS_MAX else [(1, (part.low, part.high))]
 
 
 class StagedRecorder:

@@ -9,7 +9,7 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 from memq.client.consumer.core import ConsumerStats
-from memq.client.consumer.fetch.partition_cursor import Counts
+from memq.client.consumer.fetch.cursor_outcomes import Counts
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import lines_of
 

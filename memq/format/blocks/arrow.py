@@ -71,11 +71,11 @@ class ArrowRows(NamedTuple):
     tags: pa.Array | None
 
 
-def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> ArrowRows:
+def block_rows(reader: BlockReader, low: int = 0, high: int | None = None, mask: bytes | None = None) -> ArrowRows:
     """Return the records `low` up to, not with, `high` of a block; they keep the block's bytes alive.
 
-    Values and keys are not copied. Timestamps are copied when their address is not a multiple of 8, which some
-    readers of Arrow require.
+    With a `mask` only those whose byte in it is 1, copied. Else values and keys are not copied. Timestamps are copied
+    when their address is not a multiple of 8, which some readers of Arrow require.
     Raises: CorruptDataError, UnsupportedFormatError.
     """
     columns = _Columns(reader)
@@ -91,10 +91,18 @@ def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Ar
         headers = columns.headers(columns.bytes_array(header_at, header_ends, header_present))
     times = columns.timestamps() if flags & header.TIMESTAMP else reader.header.base_ms
     rows = ArrowRows(count, values, keys, headers, times, columns.tags() if flags & header.TAG else None)
-    if high is None or high - low == count:
+    end = count if high is None else high
+    if mask is not None:
+        chosen = pa.array(memoryview(mask)[low:end], pa.uint8()).cast(pa.bool_())
+        kept = [
+            column.slice(low, end - low).filter(chosen) if isinstance(column, pa.Array) else column
+            for column in rows[1:]
+        ]
+        return ArrowRows(mask.count(1, low, end), *kept)
+    if end - low == count:
         return rows
-    cut = [column.slice(low, high - low) if isinstance(column, pa.Array) else column for column in rows[1:]]
-    return ArrowRows(high - low, *cut)
+    cut = [column.slice(low, end - low) if isinstance(column, pa.Array) else column for column in rows[1:]]
+    return ArrowRows(end - low, *cut)
 
 
 def table(blocks: Sequence[ArrowRows]) -> pa.Table:

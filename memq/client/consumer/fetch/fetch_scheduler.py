@@ -12,14 +12,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import Polling, Retries
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
+from memq.client.consumer.record_filter import RecordFilter, wanted_part
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.batch import NumberedEntry, missing_batch
-from memq.limits import POLL_BLOCKS_BYTES_MAX
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
+from memq.limits import MIB, POLL_BLOCKS_BYTES_MAX
 from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
@@ -32,6 +36,7 @@ LOOK_BACKS_MAX = 8
 STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition releases the batches after it
 STALLED_FETCHES_MAX = 8
 SLOW_S = 5.0
+FILTERED_BYTES_MAX = 4 * MIB  # unpacked, that are filtered before other work of the loop has its turn
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
 
 
@@ -50,6 +55,7 @@ class FetchScheduler:
         tasks: TaskOwner,
         prefetch_bytes_max: int,
         changed: Callable[[], None],
+        wanted: RecordFilter | None = None,
     ) -> None:
         self.removed_counts = Counts()  # of partitions that are not read any more
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
@@ -60,6 +66,7 @@ class FetchScheduler:
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
         self._changed = changed
+        self._wanted = wanted
         self._events = EventLog(runtime.clock)
         self._assigned: dict[ReadPartition, Assigned] = {}
         self._turn: list[ReadPartition] = []  # whose batch comes next
@@ -145,11 +152,7 @@ class FetchScheduler:
             assigned = self._assigned[partition]
             if not assigned.cursor.deliverable:
                 continue
-            before = assigned.cursor.position
-            delivery = assigned.cursor.deliver(whole=whole)
-            self._report_events(assigned)
-            if delivery is None and assigned.cursor.position != before:
-                assigned.ledger.passed(assigned.cursor.behind)
+            delivery = self._deliver(assigned, whole=whole)
             self._advance()
             if delivery is not None:
                 self._turn.remove(partition)
@@ -157,9 +160,30 @@ class FetchScheduler:
                 return assigned, delivery
         return None
 
-    def _report_events(self, assigned: Assigned) -> None:
+    def _deliver(self, assigned: Assigned, *, whole: bool) -> ReadyRange | None:
+        """Return the next wanted records of a partition; None when none is ready, or after many unwanted ones."""
+        left = FILTERED_BYTES_MAX
+        while True:
+            before = assigned.cursor.position
+            found = assigned.cursor.deliver(whole=whole)
+            seen = assigned.cursor.take_seen()
+            delivery = found
+            if found is not None and self._wanted is not None:
+                left -= sum(part.piece.header.raw_length for part in found.slices if part.piece.header is not None)
+                delivery = wanted_part(found, self._wanted, assigned.cursor.counts, seen.left_out)
+            self._report_events(assigned, seen)
+            if delivery is not None:
+                return delivery
+            if assigned.cursor.position != before:
+                assigned.ledger.passed(assigned.cursor.behind)
+            if found is None:
+                return None
+            if left <= 0:
+                asyncio.get_running_loop().call_soon(self._changed)  # other work of the loop has its turn before
+                return None
+
+    def _report_events(self, assigned: Assigned, seen: Seen) -> None:
         """Report the cursor's events to the audit, before the records that it delivers."""
-        seen = assigned.cursor.take_seen()
         for conflict in seen.conflicts:
             where = f"topic '{assigned.cursor.partition.topic}' at {conflict.position}"
             self._events.error("consumer.identity-conflict", f"{where}, delivered all the same: {conflict.error}")
@@ -170,6 +194,8 @@ class FetchScheduler:
             observer.begin(moved, "start", observer)
         if seen.copies:
             observer.drop_copies(seen.copies, self._runtime.clock.wall_ms())
+        if seen.left_out:
+            observer.leave_out(seen.left_out, self._runtime.clock.wall_ms())
 
     @property
     def ended(self) -> bool:
@@ -192,7 +218,7 @@ class FetchScheduler:
         """
         while not assigned.stalled and (slot := assigned.cursor.next_fetch()) is not None:
             data = blocks.get(slot.offset)
-            if data is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
+            if slot.unwanted or data is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
                 return
             assert slot.pointer is not None
             pieces = self._fetcher.cut_sent(slot.pointer, data)
@@ -376,6 +402,9 @@ class FetchScheduler:
         before: Sequence[NumberedEntry] = ()
         sent, slot.sent = slot.sent, None
         try:
+            if slot.unwanted:
+                await self._identify(assigned, slot, pointer)
+                return
             if slot.part is None:
                 pieces = await self._fetcher.fetch(pointer, sent)
             else:
@@ -390,11 +419,21 @@ class FetchScheduler:
                     raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
                 assigned.cursor.expire(slot, first)  # retention took pointer and object
                 return
-            if assigned.cursor.move(slot, ahead[0]):
+            if slot.move(ahead[0]):
                 return
             self._check_missing(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
         assigned.cursor.fetched(slot, pieces, before)
+
+    async def _identify(self, assigned: Assigned, slot: PointerSlot, pointer: Pointer) -> None:
+        """Read from the index which blocks an unwanted batch has: the audit counts its records."""
+        entries: Sequence[BlockEntry] | None = ()
+        if assigned.observer is not None:
+            try:
+                entries = await self._fetcher.index_of(pointer)
+            except CorruptDataError:
+                entries = None
+        assigned.cursor.identify(slot, entries)
 
 
 def _is_wanted(slot: PointerSlot) -> bool:

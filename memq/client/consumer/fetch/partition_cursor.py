@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
 
 from memq.client.consumer.batch import Slice
+from memq.client.consumer.fetch.cursor_outcomes import Conflict, Counts, LeftOut, ReadyRange, Seen
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.pointer_slot import PointerSlot, slot_of
 from memq.client.consumer.progress import Gap, LogContinuity, ReadProgress, expired_error
-from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
+from memq.client.consumer.record_filter import RecordFilter
+from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
@@ -63,43 +64,6 @@ def successor(state: CursorState, following: CursorState) -> CursorState:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Delivered and skipped records, blocks, sequences or pointers, as the names say."""
-
-    records: int = 0
-    duplicate_records: int = 0
-    overlapping_blocks: int = 0
-    conflicting_blocks: int = 0
-    damaged_blocks: int = 0
-    damaged_records: int = 0
-    gap_sequences: int = 0
-    expired_records: int = 0
-    expired_offsets: int = 0
-
-    def add(self, other: Counts) -> None:
-        """Add another partition's counts to these."""
-        for item in fields(Counts):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRange:
-    """A delivery of `deliver`: records, or an error before which the cursor stays.
-
-    `first` and `behind` are the positions before and after it; `totals` counts the records before the pointer of
-    `first`. `damaged` has the pieces that were passed over, or the one that `failure` names.
-    """
-
-    first: Position
-    behind: Committed
-    totals: Totals = field(default_factory=Totals)
-    pointer: Pointer | None = None
-    slices: tuple[Slice, ...] = ()
-    damaged: tuple[BlockPiece, ...] = ()
-    failure: MemqError | None = None
-
-
-@dataclass(slots=True)
 class _Assembly:
     """The records of one batch while its pieces are judged."""
 
@@ -109,31 +73,14 @@ class _Assembly:
     stop: int | None = None  # the record index before which it ends, when that is not the end of the batch
 
 
-class Conflict(NamedTuple):
-    """A block that was delivered although its sequences are known: the known block has other records."""
-
-    position: Position
-    pointer: Pointer
-    error: IdentityConflictError
-
-
-Copy = tuple[int, BlockHeader]  # the write partition of a block that was left out, and its header
-
-
-class Seen(NamedTuple):
-    """Outcomes of blocks whose sequences were seen."""
-
-    copies: list[Copy]
-    conflicts: list[Conflict]
-
-
 class PartitionCursor:
     """The machine of one read partition, from `start` on, to `end` when there is one.
 
     With `pass_damage` the cursor passes over damaged blocks, else it stays before the first one. `pass_expired` is the
     same for records that retention took. `known` has the totals before the start as far as they are known. It is None
     for a start that is no position: then records that retention takes before the first delivery are no loss.
-    `mark` is that of the start (`Committed`); `window_ms` is the length of the dedup window.
+    `mark` is that of the start (`Committed`); `window_ms` is the length of the dedup window. Of batches and blocks of
+    which `wanted` wants no record nothing is fetched or delivered; the caller applies it to single records.
     """
 
     def __init__(
@@ -147,6 +94,7 @@ class PartitionCursor:
         pass_expired: bool = False,
         known: Totals | None = None,
         mark: int = 0,
+        wanted: RecordFilter | None = None,
     ) -> None:
         self.partition = partition
         self.position = start
@@ -165,7 +113,8 @@ class PartitionCursor:
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
-        self._seen = Seen([], [])
+        self._wanted = wanted
+        self._seen = Seen([], [], [])
         self.comparing: PointerSlot | None = (
             None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
         )
@@ -247,7 +196,7 @@ class PartitionCursor:
         """
         if self.state is not CursorState.READING:
             return True
-        slots = [slot_of(entry) for entry in entries if entry.offset >= self._next_offset]
+        slots = [slot_of(entry, self._wanted) for entry in entries if entry.offset >= self._next_offset]
         if not compared and self.continuity.is_broken_by(slot.pointer for slot in slots):
             return False
         for slot in slots:
@@ -289,19 +238,27 @@ class PartitionCursor:
                 skip = frozenset(slot.pointer.skip)
                 self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
 
+    def identify(self, slot: PointerSlot, entries: Sequence[BlockEntry] | None) -> None:
+        """Take the index entries of an unwanted batch; if None, which are unreadable, its blocks are fetched."""
+        if not slot.fetching or slot.pointer is None:
+            return
+        slot.fetching = False
+        if entries is None:
+            slot.unwanted = False
+            self._unfetched.appendleft(slot)
+            return
+        writer, skip = slot.pointer.partition, frozenset(slot.pointer.skip)
+        slot.left_out = [
+            LeftOut(writer, each.producer_id, each.first_sequence, each.next_sequence, each.least_ms)
+            for number, each in enumerate(entries)
+            if number not in skip
+        ]
+
     def expire(self, slot: PointerSlot, first: int) -> None:
         """Note that retention took a batch during its fetch; `first` is the first offset that is left."""
         if slot.fetching:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
             self.held_bytes -= slot.bytes
-
-    def move(self, slot: PointerSlot, entry: Entry) -> bool:
-        """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
-        moved = slot_of(entry).pointer
-        if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
-            return False
-        slot.pointer = moved
-        return True
 
     def drop_fetched(self) -> None:
         """Drop all fetched batches, and those that are being fetched; the cursor fetches them again later."""
@@ -334,8 +291,8 @@ class PartitionCursor:
         return None
 
     def take_seen(self) -> Seen:
-        """Return the blocks that met others of the same sequences since the last call."""
-        seen, self._seen = self._seen, Seen([], [])
+        """Return the blocks that met others of the same sequences, or are unwanted, since the last call."""
+        seen, self._seen = self._seen, Seen([], [], [])
         return seen
 
     def take_moved_start(self) -> Position | None:
@@ -385,6 +342,9 @@ class PartitionCursor:
         assert pointer is not None
         self.dedup_window.advance(slot.time_ms)
         self._progress.start_at(pointer)
+        if slot.unwanted:
+            self._leave_out(slot, pointer)
+            return None
         if not slot.pieces:
             self._pass(slot)
             return None
@@ -406,8 +366,22 @@ class PartitionCursor:
             self._pass(slot)
         if not found.slices and not found.damaged:
             return None
-        self.counts.records += sum(high - low for _, low, high in found.slices)
+        self.counts.records += sum(part.records for part in found.slices)
         return ReadyRange(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
+
+    def _leave_out(self, slot: PointerSlot, pointer: Pointer) -> None:
+        """Move over an unwanted batch, or up to the end in it."""
+        left_out = slot.left_out or ()
+        for each in left_out:
+            self.dedup_window.note(each.writer, each.producer, each.first, each.next)
+        self._seen.left_out.extend(left_out)
+        self.counts.filtered_records += sum(each.next - each.first for each in left_out)
+        end = self._end_index(slot.offset)
+        if end is None:
+            self._pass(slot)
+        else:
+            self._stop_in(slot, min(end, pointer.records))
+            self._release(slot)
 
     def _deliver_gap(self, slot: PointerSlot, gap: Gap) -> ReadyRange | None:
         """Skip what retention removed, or stop before it if a wanted record was in it."""
@@ -496,6 +470,8 @@ class PartitionCursor:
             elif piece.header is not None and piece.number not in skip:
                 if before:
                     self._note(pointer, piece.header)
+                elif self._wanted is not None and self._wanted.excludes_block(piece.header):
+                    self._leave_out_block(pointer, piece.header)
                 elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
                     self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
                     break
@@ -506,6 +482,13 @@ class PartitionCursor:
             slot.judged += 1
         self.counts.gap_sequences += self.dedup_window.gaps - gaps
         return found
+
+    def _leave_out_block(self, pointer: Pointer, header: BlockHeader) -> None:
+        self._note(pointer, header)
+        self.counts.filtered_records += header.count
+        self._seen.left_out.append(
+            LeftOut(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence, header.base_ms)
+        )
 
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
         self.dedup_window.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memq.client.consumer.fetch.cursor_outcomes import LeftOut
 from memq.client.consumer.progress import Gap
+from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer, pointer_mark, read_pointer
+from memq.format.report import MINUTE_MS
 from memq.notification import Entry
 from memq.notification.stored_blocks import Claim, Copies, claim_of
 
@@ -29,6 +32,8 @@ class PointerSlot:
     part: tuple[int, int] | None = None  # the needed records, by first index and end; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
+    unwanted: bool = False  # the filter wants no record of it: its blocks are not fetched
+    left_out: Sequence[LeftOut] | None = None  # the blocks of an unwanted batch, when they are known
     missing_since_s: float | None = None  # when all routes first answered that its object does not exist
     judged: int = 0  # pieces before this one were delivered or passed over
     claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
@@ -41,8 +46,18 @@ class PointerSlot:
 
     @property
     def bytes(self) -> int:
-        """Number of stored bytes to fetch; 0 without a batch."""
-        return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
+        """Number of stored bytes to fetch; 0 without a wanted batch."""
+        if self.pointer is None or not self.pointer.locations or self.unwanted:
+            return 0
+        return self.pointer.locations[0].length
+
+    def move(self, entry: Entry) -> bool:
+        """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
+        moved = slot_of(entry).pointer
+        if moved is None or self.pointer is None or moved.locations == self.pointer.locations:
+            return False
+        self.pointer = moved
+        return True
 
     def compare(self, stored: Mapping[Claim, Copies]) -> None:
         """Take the blocks before the batch that have the sequences of its claims."""
@@ -61,12 +76,30 @@ class PointerSlot:
     @property
     def ready(self) -> bool:
         """Whether it can be delivered."""
+        if self.unwanted:
+            return self.left_out is not None or self.gap is not None
         return self.bytes == 0 or self.pieces is not None or self.gap is not None
 
 
-def slot_of(entry: Entry) -> PointerSlot:
+def slot_of(entry: Entry, wanted: RecordFilter | None = None) -> PointerSlot:
     """Return the slot of an entry of the queue."""
     pointer = read_pointer(entry.body, newer="return")
     if isinstance(pointer, Pointer):
-        return PointerSlot(entry.offset, entry.time_ms, pointer)
+        slot = PointerSlot(entry.offset, entry.time_ms, pointer)
+        if wanted is not None and pointer.locations and wanted.excludes(pointer.tag_bits):
+            slot.unwanted, slot.left_out = True, left_out_of(pointer)
+        return slot
     return PointerSlot(entry.offset, entry.time_ms, cause=pointer, damaged=True)
+
+
+def left_out_of(pointer: Pointer) -> list[LeftOut] | None:
+    """Return the sequences of a batch; None if its pointer does not name exactly them, or one minute."""
+    if not pointer.producers_complete or pointer.skip:
+        return None
+    if pointer.least_ms // MINUTE_MS != pointer.greatest_ms // MINUTE_MS:
+        return None
+    return [
+        LeftOut(pointer.partition, each.producer, first, next_, pointer.least_ms)
+        for each in pointer.producers
+        for first, next_ in each.ranges
+    ]
