@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -245,6 +246,38 @@ def test_a_seek_is_not_refused_for_the_position_before_it(monkeypatch: pytest.Mo
             await consumer.seek("clicks", 0, "beginning")
             sought.set()
             assert await take(consumer, LEFT + READ) == [*range(LEFT), *range(100, 100 + READ)]
+
+    run(work())
+
+
+@pytest.mark.parametrize("seeks", [False, True], ids=["start", "seek"])
+@pytest.mark.parametrize("point", ["end", Position(0, READ + 1)], ids=["end", "position"])
+def test_a_reader_whose_log_is_cut_before_it_has_looked_back_is_refused(
+    monkeypatch: pytest.MonkeyPatch, point: str | Position, seeks: bool
+) -> None:
+    """It took the mark of its start from the log that had grown again, and skipped the new records before it."""
+    look_back, entered, grown = OffsetResolver.look_back, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any) -> None:
+        entered.set()
+        await grown.wait()
+        await look_back(*args)
+
+    async def work() -> None:
+        monkeypatch.setattr(OffsetResolver, "look_back", late)
+        start = "beginning" if seeks else point
+        async with filled() as (broker, topic), reader(broker, None, start=start) as consumer:
+            if seeks:
+                grown.set()
+                assert await take(consumer, READ) == [*range(READ)]
+                entered.clear()
+                grown.clear()
+                await consumer.seek("clicks", 0, point)
+            await asyncio.wait_for(entered.wait(), WAIT_S)
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, READ)
+            grown.set()
+            await reads_on(consumer, 100)
 
     run(work())
 

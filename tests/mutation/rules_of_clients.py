@@ -164,6 +164,12 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
         "            pass\n",
     ),
     (
+        OPENER,
+        "a start has no mark until the reader has looked back",
+        "        return await self._resolver.marked(partition, position)\n",
+        "        return position\n",
+    ),
+    (
         PLACES,
         "another pointer before the position is taken for the one that was read",
         "if known not in (0, mark):",

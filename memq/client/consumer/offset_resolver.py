@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.progress import LogContinuity, ReadProgress, expired_error, lost_error, past_batch_error
@@ -154,17 +154,9 @@ class OffsetResolver:
         Raises: PositionLostError if the log has another pointer there; InvalidRequestError if the position is after the
         last record of its batch; QueueError if the log ends before it.
         """
-        position, known = (
-            continuity.reached,
-            continuity.mark,
-        )  # as they are now: the reader may take more pointers meanwhile
-        reached = position.pointer_offset + (position.record_index > 0)
-        if not reached:
-            return
-        offset = reached - 1
-        found = await page_before(self._queue, partition, offset, reached, 1)
-        pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
-        if isinstance(pointer, Pointer):
+        position, known = continuity.reached, continuity.mark  # as now: the reader may take more pointers meanwhile
+        pointer = await self._pointer_before(partition, position)
+        if pointer is not None:
             mark = pointer_mark(pointer)
             if known not in (0, mark):
                 raise lost_error(partition, position)
@@ -178,6 +170,16 @@ class OffsetResolver:
         continuity = LogContinuity(position, position.mark)
         await self.check_continuity(partition, continuity)
         return continuity.mark
+
+    async def marked(self, partition: ReadPartition, position: Position) -> Position:
+        """Return a position with its mark, or else with that of the log.
+
+        Raises: QueueError if the log ends before the position.
+        """
+        if position.mark:
+            return position
+        pointer = await self._pointer_before(partition, position)
+        return position if pointer is None else replace(position, mark=pointer_mark(pointer))
 
     async def look_back(
         self, cursor: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
@@ -246,6 +248,19 @@ class OffsetResolver:
         return Lag(records, max(0, end.bytes - here.bytes), max(0, waiting_ms) / 1000)
 
     # ---- inside --------------------------------------------------------------------------------
+
+    async def _pointer_before(self, partition: ReadPartition, position: Position) -> Pointer | None:
+        """Return the last pointer before a position, or that of its batch if it is inside one.
+
+        None if there is none, if retention took it, or if it can't be read. Raises: QueueError if the log ends before.
+        """
+        reached = position.pointer_offset + (position.record_index > 0)
+        if not reached:
+            return None
+        offset = reached - 1
+        found = await page_before(self._queue, partition, offset, reached, 1)
+        pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
+        return pointer if isinstance(pointer, Pointer) else None
 
     async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
         """Return the offset of the first batch that was sealed at `time_ms` or later.

@@ -194,8 +194,10 @@ class Opener:
     async def _start_at(
         self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
     ) -> Position:
+        """Return where a reader starts, with its mark: the log may be cut before the reader has looked back."""
         skip = self._settings.on_expired == "skip"
-        return await self._resolver.start_at(point, partition, settings, pass_expired=skip)
+        position = await self._resolver.start_at(point, partition, settings, pass_expired=skip)
+        return await self._resolver.marked(partition, position)
 
     def _read(
         self,
