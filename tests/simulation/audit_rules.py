@@ -12,7 +12,7 @@ from dataclasses import replace
 from memq.audit.checks.object_reads import ReadObject, read_by_ranges
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
-from memq.audit.verdict import Verdict
+from memq.audit.verdict import FINDINGS_MAX, Verdict
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
@@ -153,7 +153,10 @@ class AuditRules:
     # ---- a damaged log -----------------------------------------------------------------------------
 
     async def _check_damaged(self, partition: ReadPartition, entry: LogEntry, now_ms: int, draw: random.Random) -> None:
-        """Take an object, a byte or a pointer away: the audit must say so, and locate it."""
+        """Take an object, a byte or a pointer away: the audit must say so, and locate it.
+
+        An object may have the batches of many pointers, of which a verdict names the first `FINDINGS_MAX`.
+        """
         queue, objects = self._queue, dict(self._objects)
         location = self._logs[partition].locations(entry)[0]
         how, kind = draw.choice([("object", Kind.CORRUPT), ("byte", Kind.CORRUPT), ("pointer", Kind.POINTER)])
@@ -168,9 +171,10 @@ class AuditRules:
         verdict = await audit(self._topic, queue, object_reader(objects), now_ms)
         if entry.offset < self._logs[partition].begin:
             return  # retention took it meanwhile
+        findings = verdict.finding(kind).findings
         if verdict.passed:
             self._fail(f"the audit says '{verdict.outcome.value}' without the {how} of pointer {entry.offset}")
-        elif all(finding.offset != entry.offset for finding in verdict.finding(kind).findings):
+        elif len(findings) < FINDINGS_MAX and all(finding.offset != entry.offset for finding in findings):
             self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
 
 
