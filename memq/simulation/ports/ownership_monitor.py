@@ -21,7 +21,7 @@ from memq.topic import ReadPartition
 ROUNDING_S = 0.002  # queue times are whole milliseconds
 AHEAD_S_MAX = 10.0
 REQUESTS_MAX = 64  # remembered request times of one owner
-TASKS_MAX = 512  # remembered tasks: only those that continue to publish matter
+TASKS_MAX = 16_384  # remembered tasks: thousands may read while an opening is paused
 
 _T = TypeVar("_T")
 Task = tuple[int, int]  # process, number of the task there
