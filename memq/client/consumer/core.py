@@ -224,6 +224,7 @@ class ConsumerCore:
         `next_at_hand` may then have more batches.
         Raises: CorruptDataError before a damaged block; errors of the cluster that do not pass.
         """
+        self._check(failures=True)
         await self.start()
         try:
             async with asyncio.timeout(timeout_s):
@@ -238,7 +239,7 @@ class ConsumerCore:
         while True:
             self._changed.clear()
             self._ready_batches.urgent = stale = self._stale.is_set()
-            self._check()
+            self._check(failures=True)
             found: Batch | AssignmentEvents | None = self._new_changes()
             if found is None and not stale and not self._woken:
                 found = self._ready_batches.take() or await self._next_batch()
@@ -325,6 +326,7 @@ class ConsumerCore:
         if self._delivery is not None and self._delivery[0] is assigned:
             self._delivery = None
         await self._opener.seek(key, to)
+        self._reading.failure = None  # it may be of the position before; another log's error comes with its next try
 
     def pause(self, topic: str, partition: int, *, paused: bool) -> None:
         """Pause or resume a partition. Raises: InvalidRequestError when it is not assigned."""
@@ -370,13 +372,16 @@ class ConsumerCore:
 
     # ---- inside: batches ------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Raise the error that stops this consumer."""
+    def _check(self, *, failures: bool = False) -> None:
+        """Raise the error that stops this consumer; with `failures` also one of a partition or the group.
+
+        Only a poll raises those. In a seek or a commit, the caller would take them for errors of its own partition.
+        """
         if self._closed:
             raise ClosedError("the consumer is closed")
         if self._fatal is not None:
             raise self._fatal
-        for source in (self._reading, self._opener, self._group):
+        for source in (self._reading, self._opener, self._group) if failures else ():
             if source is not None and source.failure is not None:
                 failure, source.failure = source.failure, None
                 if isinstance(failure, NotFoundError):
