@@ -145,6 +145,8 @@ def _is_torn(rest: bytes, least: int) -> bool:
 
 
 def _decode_head(data: bytes) -> int:
+    if len(data) < HEAD.size:
+        raise CorruptDataError(f"segment has {len(data)} bytes, its head alone has {HEAD.size}")
     magic, checksum, version, seed, _ = HEAD.unpack_from(data)
     if magic != MAGIC:
         raise CorruptDataError(f"segment starts with {magic!r}, not with {MAGIC!r}")

@@ -146,6 +146,13 @@ def test_entries_that_are_copied_are_those_of_another_segment(found: list[int], 
     assert places == [(each.topic_id, each.partition, each.queue_offset, each.appended_ms) for each in chosen]
 
 
+@pytest.mark.parametrize("size", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + 1])
+def test_entries_are_not_copied_of_a_segment_whose_read_is_cut_short(size: int) -> None:
+    data, ends = segment([10, 10])
+    with pytest.raises(CorruptDataError):
+        list(copied_entries(data[:size], HEAD.size, ends[-1], SEED))
+
+
 @pytest.mark.parametrize("at", [HEAD.size, HEAD.size + 20, 0, HEAD.size + ENTRY.size + 20, -1])
 def test_damaged_entries_are_not_copied(at: int) -> None:
     data, ends = segment([10, 10])
