@@ -11,10 +11,10 @@ from memq.broker.broker import Broker
 from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.batch import TopicPartition
-from memq.errors import InvalidRequestError, PositionLostError
-from memq.topic import Position
+from memq.errors import InvalidRequestError, PositionExpiredError, PositionLostError
+from memq.topic import Position, read_partitions
 from tests.brokers import run
-from tests.component.test_cut_log import CUT, LEFT, READ, WAIT_S, filled, log_of, reader, send, take
+from tests.component.test_cut_log import CUT, LEFT, READ, WAIT_S, filled, log_of, next_owner, reader, send, take
 
 
 async def positions_of(broker: Broker) -> list[Position]:
@@ -103,6 +103,30 @@ def test_a_group_that_was_reset_is_refused_after_a_cut_before_its_position() -> 
             async with reader(broker, "g") as consumer:
                 with pytest.raises(PositionLostError):
                     await consumer.poll(WAIT_S)
+
+    run(work())
+
+
+def test_a_group_of_a_lost_log_is_notified_of_new_records_that_retention_took() -> None:
+    """Retention took the pointer whose mark would differ, and fewer records were before it than before the cut."""
+
+    async def work() -> None:
+        async with filled() as (broker, topic):
+            async with reader(broker, "g") as consumer:
+                assert await take(consumer, READ) == [*range(READ)]
+                await consumer.commit()
+            del log_of(broker, topic).entries[1:]
+            await broker.close()
+            async with next_owner(broker) as another:
+                for number in range(100, 100 + READ):
+                    await send(another, number, 1)  # a record and the end of its producer
+                first = log_of(another, topic).end - 3
+                await another.services.queue.trim(read_partitions(topic)[0], first)
+                async with reader(another, "g") as consumer:
+                    with pytest.raises(PositionExpiredError, match=f"0:8:0 of topic 'clicks' is before 0:{first}:0"):
+                        await consumer.poll(WAIT_S)
+                    await consumer.seek("clicks", 0, "beginning")
+                    assert await take(consumer, 1) == [105]
 
     run(work())
 

@@ -305,7 +305,18 @@ def test_expired_named_start_is_a_lasting_error() -> None:
     assert (cursor.position, cursor.counts.expired_offsets) == (BEGINNING, 0)
 
 
-@pytest.mark.parametrize(("known", "lost"), [(Totals(), 6), (Totals(4), 2), (Totals(6), 0), (None, 0)])
+def test_a_position_with_more_records_before_it_than_the_first_one_left_is_expired() -> None:
+    """Its log was cut, so nothing shows that the group has read what retention took."""
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+    del log.entries[:2]
+    (delivery,) = read(log, retained(Totals(7)))
+    assert isinstance(delivery.failure, PositionExpiredError)
+    assert "records are gone" not in str(delivery.failure), "how many is unknown"
+
+
+@pytest.mark.parametrize(("known", "lost"), [(Totals(), 6), (Totals(4), 2), (Totals(6), 0), (Totals(7), 0), (None, 0)])
 def test_expired_records_are_skipped_and_counted(known: Totals | None, lost: int) -> None:
     log = Log()
     for first in (0, 3, 6):

@@ -147,7 +147,7 @@ def test_reader_of_whole_batches_stops_before_each_kind_of_damage() -> None:
     damage(log, 1)
     log.entries[2] = Entry(2, 0, b"{")
     cursor = reading(log, pass_damage=True)
-    cursor.take_gap(9, Totals())
+    cursor.take_gap(9, Totals(6))
     fetch(log, cursor)
     fetch(log, cursor)
     assert delivered(cursor, whole=True).slices

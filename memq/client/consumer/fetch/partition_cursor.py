@@ -386,10 +386,10 @@ class PartitionCursor:
     def _deliver_gap(self, slot: PointerSlot, gap: Gap) -> ReadyRange | None:
         """Skip what retention removed, or stop before it if a wanted record was in it."""
         pointer, lost = slot.pointer, self._records_lost(slot, gap)
-        if lost and not self._pass_expired:
-            error = expired_error(self.partition, self.position, gap.first, lost)
+        if lost != 0 and not self._pass_expired:
+            error = expired_error(self.partition, self.position, gap.first, lost or 0)
             return ReadyRange(self.position, self.behind, failure=error)
-        self.counts.expired_records += lost
+        self.counts.expired_records += lost or 0
         silent, here = self._begins_anywhere, self._passed_totals()
         if pointer is not None:
             self._pass(slot)
@@ -414,12 +414,17 @@ class PartitionCursor:
         known = self._known if self.position == self._start else None
         return self.behind.totals if known is None else known
 
-    def _records_lost(self, slot: PointerSlot, gap: Gap) -> int:
+    def _records_lost(self, slot: PointerSlot, gap: Gap) -> int | None:
+        """Return how many wanted records are gone; None if fewer are counted after the gap than before it.
+
+        The log was cut, and the position is one of the lost log, or the totals are not exact.
+        """
         if self._begins_anywhere:
             return 0
         if slot.pointer is not None:
             return slot.pointer.records - max(self.position, Position(0, slot.offset)).record_index
-        return max(0, gap.before.records - self._passed_totals().records)
+        lost = gap.before.records - self._passed_totals().records
+        return lost if lost >= 0 else None
 
     def _end_index(self, offset: int) -> int | None:
         """Return the record index at which the cursor ends in this batch; None when it ends elsewhere."""
