@@ -137,6 +137,7 @@ class ConsumerCore:
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
+        self._notified: tuple[ReadPartition, ...] = ()  # the user is being notified that it has them
         self._woken = False
         self._started = False
         self._closed = False
@@ -279,12 +280,13 @@ class ConsumerCore:
             self._group.kick()
         for partition in changes.assigned:
             self._group.state.confirm_assigned(partition)
+        self._notified = ()
 
     # ---- positions ---------------------------------------------------------------------------------
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return the position of the next record in each assigned partition."""
-        return {assigned.topic_partition: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
+        return {assigned.topic_partition: self._here(assigned)[0] for _, assigned in self._known()}
 
     async def committed(self) -> dict[TopicPartition, Position]:
         """Return the stored positions of the group in the partitions of the topics. Raises: as `commit`."""
@@ -409,8 +411,8 @@ class ConsumerCore:
         if self._group is None:
             return None
         changes = self._group.state.changes()
-        opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
-        return AssignmentEvents(changes.lost, changes.revoked, opened) or None
+        self._notified = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
+        return AssignmentEvents(changes.lost, changes.revoked, self._notified) or None
 
     def _log_damage(self, damage: Damage) -> None:
         self._events.warning("consumer.damage", f"skipped {damage}")
@@ -520,10 +522,18 @@ class ConsumerCore:
         self._opener.kick()
         self._wake()
 
+    def _known(self) -> list[tuple[ReadPartition, Assigned]]:
+        """Return the open partitions that the user has, as far as the user was notified.
+
+        A pause or a seek before the notice would be one of the assignment before, but have its effect on the new one.
+        """
+        known = None if self._group is None else {*self._group.state.held, *self._notified}
+        return [(key, found) for key, found in self._reading.assigned.items() if known is None or key in known]
+
     def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
         check_kind("partition", partition, int)
         self._check()
-        for key, assigned in self._reading.assigned.items():
+        for key, assigned in self._known():
             if (key.topic, key.partition) == (topic, partition):
                 return key, assigned
         raise InvalidRequestError(
