@@ -268,9 +268,10 @@ async def test_a_slow_put_is_sent_a_second_time(server: FaultyS3, store: S3Handl
 async def test_a_slow_put_that_was_done_is_recognised_by_its_second(server: FaultyS3, store: S3Handler) -> None:
     for number in range(60):
         await put(store, key=f"k/{number}")
+    before = store.counters.lost_answers  # on a slow machine one of these is sent twice, too
     server.plan("PUT", Fault("stall-done"))
     await put(store)
-    assert (store.counters.lost_answers, store.counters.retries) == (1, 0)
+    assert (store.counters.lost_answers - before, store.counters.retries) == (1, 0)
     assert server.writes == 61
 
 
