@@ -101,13 +101,7 @@ class ConsumerCore:
         fetcher = make_fetcher(settings.read, any_broker.read, reader, self._confirmed)
         fetcher.near = any_broker.near
         self._reading = FetchScheduler(
-            runtime,
-            self._queue,
-            fetcher,
-            self._tasks,
-            settings.prefetch_bytes_max,
-            self._changed.set,
-            settings.wanted,
+            runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(

@@ -18,7 +18,7 @@ from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCu
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import Polling, Retries
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
-from memq.client.consumer.record_filter import RecordFilter, wanted_part
+from memq.client.consumer.record_filter import wanted_part
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.batch import NumberedEntry, missing_batch
 from memq.format.object import BlockEntry
@@ -55,7 +55,6 @@ class FetchScheduler:
         tasks: TaskOwner,
         prefetch_bytes_max: int,
         changed: Callable[[], None],
-        wanted: RecordFilter | None = None,
     ) -> None:
         self.removed_counts = Counts()  # of partitions that are not read any more
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
@@ -66,7 +65,6 @@ class FetchScheduler:
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
         self._changed = changed
-        self._wanted = wanted
         self._events = EventLog(runtime.clock)
         self._assigned: dict[ReadPartition, Assigned] = {}
         self._turn: list[ReadPartition] = []  # whose batch comes next
@@ -168,9 +166,9 @@ class FetchScheduler:
             found = assigned.cursor.deliver(whole=whole)
             seen = assigned.cursor.take_seen()
             delivery = found
-            if found is not None and self._wanted is not None:
+            if found is not None and assigned.cursor.wanted is not None:
                 left -= sum(part.piece.header.raw_length for part in found.slices if part.piece.header is not None)
-                delivery = wanted_part(found, self._wanted, assigned.cursor.counts, seen.left_out)
+                delivery = wanted_part(found, assigned.cursor.wanted, assigned.cursor.counts, seen.left_out)
             self._report_events(assigned, seen)
             if delivery is not None:
                 return delivery

@@ -113,7 +113,7 @@ class PartitionCursor:
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
-        self._wanted = wanted
+        self.wanted = wanted
         self._seen = Seen([], [], [])
         self.comparing: PointerSlot | None = (
             None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
@@ -196,7 +196,7 @@ class PartitionCursor:
         """
         if self.state is not CursorState.READING:
             return True
-        slots = [slot_of(entry, self._wanted) for entry in entries if entry.offset >= self._next_offset]
+        slots = [slot_of(entry, self.wanted) for entry in entries if entry.offset >= self._next_offset]
         if not compared and self.continuity.is_broken_by(slot.pointer for slot in slots):
             return False
         for slot in slots:
@@ -475,7 +475,7 @@ class PartitionCursor:
             elif piece.header is not None and piece.number not in skip:
                 if before:
                     self._note(pointer, piece.header)
-                elif self._wanted is not None and self._wanted.excludes_block(piece.header):
+                elif self.wanted is not None and self.wanted.excludes_block(piece.header):
                     self._leave_out_block(pointer, piece.header)
                 elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
                     self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
