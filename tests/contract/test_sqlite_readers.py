@@ -144,12 +144,12 @@ def test_the_file_is_not_polled_after_a_wait(tmp_path: Path, counted: type[Count
 def test_a_drop_by_this_queue_or_another_one_wakes_a_wait(poll_interval_ms: int, tmp_path: Path) -> None:
     async def work() -> None:
         path = tmp_path / "queue.sqlite"
-        queue = SqliteQueue(path, SystemClock(), poll_interval_ms=poll_interval_ms)
+        queue = SqliteQueue(path, SystemClock(), poll_interval_ms=poll_interval_ms, readers_max=1)
         other = SqliteQueue(path, SystemClock())
         await queue.create([part()], STALE_MS)
         waiting = asyncio.create_task(queue.wait({part(): 0}, HANG_S * 2))
         await asyncio.sleep(0)  # it waits from its first step on
-        for _ in range(5):  # behind its own read of the end
+        for _ in range(5):  # the one reader thread has read its end before
             await queue.span(part())
         assert not waiting.done()
         await (queue if poll_interval_ms > HANG_S else other).drop([part()])
@@ -163,11 +163,11 @@ def test_a_drop_by_this_queue_or_another_one_wakes_a_wait(poll_interval_ms: int,
 
 def test_a_close_ends_a_wait_that_has_read_the_end_of_its_log(tmp_path: Path) -> None:
     async def work() -> None:
-        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), readers_max=1)
         await queue.create([part()], STALE_MS)
         waiting = asyncio.create_task(queue.wait({part(): 0}, HANG_S * 2))
         await asyncio.sleep(0)  # it waits from its first step on
-        for _ in range(5):
+        for _ in range(5):  # the one reader thread has read its end before
             await queue.span(part())
         await queue.close()
         async with asyncio.timeout(HANG_S):
