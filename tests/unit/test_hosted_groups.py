@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -235,29 +236,63 @@ class FailingConsumer:
         """Leave the group."""
 
 
-class HangingConsumer(FailingConsumer):
-    """A consumer whose commits return when the test ends."""
+class RevokingConsumer:
+    """A consumer of librdkafka whose partition is revoked when the test asks; it answers commits when the test asks.
+
+    Commits of a revocation return when the test ends.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.committing, self.free = threading.Event(), threading.Event()
+        self.committing, self.revoke, self.free = threading.Event(), threading.Event(), threading.Event()
+        self.commits: list[list[TopicPartition]] = []  # all asynchronous ones
+        self.answers: SimpleQueue[tuple[KafkaError | None, list[TopicPartition]]] = SimpleQueue()
+        self._on_commit: Any = None
+        self._on_revoke: Any = None
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+    def of(self, settings: dict[str, Any], complain: object) -> RevokingConsumer:
+        self._on_commit = settings["on_commit"]
+        return self
+
+    def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
+        self._on_revoke = on_revoke
+
+    def poll(self, timeout_s: float) -> None:
+        if self.revoke.is_set() and self._on_revoke is not None:
+            self._on_revoke(self, [TopicPartition(Names("t.").kafka_topic(PARTITION), 0)])
+        with suppress(Empty):
+            self._on_commit(*self.answers.get(timeout=0.001))
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+        if asynchronous:
+            self.commits.append(offsets)
+            self.committing.set()
+            return None
         self.committing.set()
         self.free.wait()
         return offsets
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def offset(number: int) -> list[TopicPartition]:
+    return [TopicPartition(Names("t.").kafka_topic(PARTITION), 0, number, metadata="memq1")]
 
 
 def test_a_commit_in_which_librdkafka_hangs_ends_with_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for ever, although the close leaves such a thread behind."""
 
     async def work() -> None:
-        consumer = HangingConsumer()
-        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: consumer)
+        consumer = RevokingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", consumer.of)
         monkeypatch.setattr(librdkafka, "CLOSE_S", 0.1)
         member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        member.holdings.assign([PARTITION])
+        member.subscribe([Names("t.").kafka_topic(PARTITION)])
         serving = asyncio.create_task(member.serve())
-        commits = [asyncio.create_task(member.commit([TopicPartition("t", 0, 7)])) for _ in range(2)]
+        consumer.revoke.set()
+        await until(lambda: bool(member.holdings.revoking))
+        commits = [asyncio.create_task(member.commit(offset(7))) for _ in range(2)]
         await until(consumer.committing.is_set)
         await member.close()
         async with asyncio.timeout(30):
@@ -272,18 +307,72 @@ def test_a_commit_in_which_librdkafka_hangs_ends_with_the_close(monkeypatch: pyt
             thread.join(30)
 
 
-def test_a_commit_from_which_librdkafka_does_not_return_ends_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause of Kafka such a commit blocked all later ones of the member for ever."""
+def test_a_commit_that_librdkafka_never_answers_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause of Kafka the member's thread waited in such a commit, and then the member left its group."""
 
     async def work() -> None:
-        consumer = HangingConsumer()
-        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: consumer)
+        consumer = RevokingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", consumer.of)
+        monkeypatch.setattr(member_module, "COMMIT_S", 0.1)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        with pytest.raises(QueueError, match="has not answered a commit of member 'a'"):
+            await member.commit(offset(7))
+        monkeypatch.setattr(member_module, "COMMIT_S", 30.0)
+        commits = [asyncio.create_task(member.commit(offset(number))) for number in (7, 8, 9)]
+        await until(lambda: len(consumer.commits) == 4)
+        lost = KafkaError(KafkaError._WAIT_COORD)
+        for answer in ((None, offset(8)), (lost, offset(9)), (None, offset(5)), (None, offset(7))):
+            consumer.answers.put(answer)
+        found = await asyncio.gather(*commits)
+        assert [each if isinstance(each, KafkaError) else each[0].offset for each in found] == [7, 8, lost]
+        assert member.failure is None
+        await member.close()
+        await serving
+
+    asyncio.run(work())
+
+
+def test_a_commit_on_its_way_is_stored_before_a_revocation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No poll hands out its answer before the release, and the consumer releases only after its commit."""
+
+    async def work() -> None:
+        consumer = RevokingConsumer()
+        consumer.free.set()
+        monkeypatch.setattr(member_module, "consumer_of", consumer.of)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        member.holdings.assign([PARTITION])
+        member.subscribe([Names("t.").kafka_topic(PARTITION)])
+        serving = asyncio.create_task(member.serve())
+        commit = asyncio.create_task(member.commit(offset(7)))
+        await until(consumer.committing.is_set)
+        consumer.revoke.set()
+        async with asyncio.timeout(10):
+            stored = await commit
+        assert not isinstance(stored, KafkaError)
+        assert [each.offset for each in stored] == [7]
+        await member.close()
+        await serving
+
+    asyncio.run(work())
+
+
+def test_a_commit_that_hangs_in_a_revocation_ends_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It blocked all later commits of the member for ever."""
+
+    async def work() -> None:
+        consumer = RevokingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", consumer.of)
         monkeypatch.setattr(member_module, "COMMIT_S", 0.1)
         monkeypatch.setattr(librdkafka, "CLOSE_S", 0.1)
         member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        member.holdings.assign([PARTITION])
+        member.subscribe([Names("t.").kafka_topic(PARTITION)])
         serving = asyncio.create_task(member.serve())
-        with pytest.raises(GenerationFencedError, match="has not returned from a commit of member 'a'"):
-            await member.commit([TopicPartition("t", 0, 7)])
+        consumer.revoke.set()
+        await until(lambda: bool(member.holdings.revoking))
+        with pytest.raises(GenerationFencedError, match="has not answered a commit of member 'a'"):
+            await member.commit(offset(7))
         assert isinstance(member.failure, GenerationFencedError)
         assert member.changed.is_set()
         await member.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError
+from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError, QueueError
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads
 from memq.notification.kafka.settings import Names
@@ -19,7 +19,7 @@ from memq.runtime.threads import ThreadPool
 from memq.topic import ReadPartition
 
 POLL_S = 0.02  # longest time until the thread takes a commit
-COMMIT_S = 20.0  # how much longer than the session time-out a commit may take: librdkafka gives up before
+COMMIT_S = 20.0  # longest wait for the answer to a commit: librdkafka has lost such a commit, and its retry succeeds
 RELEASE_S = 290.0  # longest wait of a revocation for its release; after 300 s Kafka removes the member
 # Errors that end a membership; librdkafka retries after others, or reports them by a callback.
 _ENDING = (
@@ -88,10 +88,11 @@ class HostedMember:
         self._name = name
         self._names = names
         self._complaints = complaints
-        self._consumer = consumer_of(settings, complaints.note)
+        self._consumer = consumer_of({**settings, "on_commit": self._on_commit}, complaints.note)
         self._loop = asyncio.get_running_loop()
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._commits: dict[asyncio.Future[list[TopicPartition] | KafkaError], None] = {}  # without an answer
+        self._sent: list[Commit] = []  # the thread's commits without an answer of librdkafka, in order
         self._revocations = 0  # counted by the thread
         self._revocation = 0  # the last one that the loop has handled
         self._pool = ThreadPool("kafka-member", 1)
@@ -119,20 +120,24 @@ class HostedMember:
     async def commit(self, offsets: list[TopicPartition]) -> list[TopicPartition] | KafkaError:
         """Store offsets with their metadata; return each with its error, or one error.
 
-        librdkafka may never return from a commit whose connection to Kafka was lost. After the session time-out and
-        `COMMIT_S` the membership ends, so that the member joins again on another thread.
-        Raises: ClosedError; GenerationFencedError.
+        librdkafka may never answer a commit whose connection to Kafka was lost. After `COMMIT_S` the caller tries
+        again. The thread does not wait for the answer, except within a revocation. If librdkafka does not return
+        there, the membership ends after the session time-out too, so that the member joins again on another thread.
+        Raises: ClosedError; GenerationFencedError; QueueError.
         """
         if self._closing:
             raise ClosedError(f"member '{self._name}' is leaving its group")
         done: asyncio.Future[list[TopicPartition] | KafkaError] = self._loop.create_future()
         self._commits[done] = None
         self._orders.put(Commit(offsets, done))
+        revoking = bool(self.holdings.revoking)
         try:
-            async with asyncio.timeout(self.session_timeout_ms / 1000 + COMMIT_S):
+            async with asyncio.timeout(COMMIT_S + (self.session_timeout_ms / 1000 if revoking else 0)):
                 return await done
         except TimeoutError as error:
-            text = f"librdkafka has not returned from a commit of member '{self._name}'"
+            text = f"librdkafka has not answered a commit of member '{self._name}'"
+            if not revoking:
+                raise QueueError(text) from error
             self._fail(GenerationFencedError(text))
             raise GenerationFencedError(text) from error
         finally:
@@ -190,21 +195,35 @@ class HostedMember:
             self._closing = True
             consumer.close()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, *, asynchronous: bool = True) -> None:
         """Execute an order of the loop.
 
         Only this thread may call the consumer: while it polls, calls of other threads wait for ever.
+        An asynchronous commit is answered by a later poll.
         """
         if isinstance(order, Subscribe):
             self._consumer.subscribe(
                 order.topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
         elif isinstance(order, Commit):
+            self._sent = [each for each in self._sent if not each.done.done()]
             try:
-                stored = self._consumer.commit(offsets=order.offsets, asynchronous=False)
-                self._answer(order, list(stored or ()))
+                if asynchronous:
+                    self._consumer.commit(offsets=order.offsets, asynchronous=True)
+                    self._sent.append(order)
+                else:
+                    self._answer(order, list(self._consumer.commit(offsets=order.offsets, asynchronous=False) or ()))
             except KafkaException as error:
                 self._answer(order, error.args[0])
+
+    def _on_commit(self, error: KafkaError | None, stored: list[TopicPartition]) -> None:
+        """Answer the first commit of these offsets: librdkafka does not name the commit."""
+        found = _contents(stored)
+        for order in self._sent:
+            if _contents(order.offsets) == found:
+                self._sent.remove(order)
+                self._answer(order, list(stored) if error is None else error)
+                return
 
     def _answer(self, order: Commit, found: list[TopicPartition] | KafkaError) -> None:
         self._loop.call_soon_threadsafe(_settle, order.done, found)
@@ -235,9 +254,12 @@ class HostedMember:
         self._revocations += 1
         self._loop.call_soon_threadsafe(self._revoke, self._revocations, self._known(partitions))
         released = Released(self._revocations)
+        sent, self._sent = self._sent, []
+        for commit in sent:  # no poll calls `_on_commit` before this callback returns, and the release waits for them
+            self._obey(commit, asynchronous=False)
         with suppress(Empty):
             while (order := self._orders.get(timeout=RELEASE_S)) != released and not isinstance(order, LeaveGroup):
-                self._obey(order)
+                self._obey(order, asynchronous=False)
         self._loop.call_soon_threadsafe(self._lose, self._known(partitions))
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -246,6 +268,10 @@ class HostedMember:
     def _known(self, partitions: list[TopicPartition]) -> list[ReadPartition]:
         known = [self._names.read_partition(part.topic, part.partition) for part in partitions]
         return [part for part in known if part is not None]
+
+
+def _contents(offsets: Sequence[TopicPartition]) -> set[tuple[str, int, int, str | None]]:
+    return {(part.topic, part.partition, part.offset, part.metadata) for part in offsets}
 
 
 def _settle(done: asyncio.Future[list[TopicPartition] | KafkaError], found: list[TopicPartition] | KafkaError) -> None:
