@@ -171,17 +171,21 @@ class Forwarder:
                 await asyncio.sleep(delay_s)
         if not held.given_up:
             held.settle()
+        self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
     async def _hand_over(self, held: UnpublishedBlocks) -> None:
         """Find the owner, and hand over the blocks that the queue does not hold.
 
+        Each try reads the queue first, also without a reachable owner: retention may remove a copy's pointer later.
         Raises: the error that prevents this for any block.
         """
+        absent_s = await self._read_on(held)
+        if not held.blocks:
+            return
         found = await self._find_owner(held.topic, held.partition)
         owner = await self._connect(found) if isinstance(found, str) else found
         refusal: MemqError | None = None
         try:
-            absent_s = await self._read_on(held)
             self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
             for group in _groups(held.blocks):
                 blocks = [block for block in group if block in held.blocks]
@@ -197,7 +201,6 @@ class Forwarder:
                 owner.abort(UnreachableError(f"the connection to {found} was closed here"))
         if refusal is not None and held.blocks:
             raise refusal
-        self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
     async def _connect(self, address: str) -> Link:
         try:
