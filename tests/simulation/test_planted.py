@@ -43,7 +43,6 @@ LONG = frozenset(
         "an index that does not answer is passed over",
         "position of a batch whose copy readers take",
         "a broker that is behind answers for an older topic",
-        "blocks that come with a pointer are taken unchecked",  # not found within 360 seeds: open in docs/roadmap.md
     }
 )
 

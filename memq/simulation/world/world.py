@@ -123,6 +123,10 @@ class World:
         if self._failure is not None:
             raise self._failure
 
+    def misreads(self, key: str) -> int:
+        """Return the number of wrong answers to reads of an object, by all processes, dead ones included."""
+        return sum(node.misread[key] for node in [*self._buried, *self.nodes.values()])
+
     # ---- running -----------------------------------------------------------------------------
 
     def run(
