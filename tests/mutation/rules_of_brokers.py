@@ -310,14 +310,20 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         FORWARDING,
         "the first page of the queue decides what is absent",
-        "            if not entries:\n                await self._release_copies",
-        "            if entries or not entries:\n                await self._release_copies",
+        "            if not entries:\n                return handed_over_s",
+        "            if entries or not entries:\n                return handed_over_s",
     ),
     (
         FORWARDING,
         "what is absent is dated when the read ended",
         "                return handed_over_s",
         "                return self._now()",
+    ),
+    (
+        FORWARDING,
+        "a block that can't be compared now counts as absent",
+        "                uncompared.add(block)",
+        "                pass",
     ),
     (
         WRITER,

@@ -5,9 +5,10 @@ producer repeats it after a lost ack, or a publish of the lost epoch lands late.
 when the last such publish is too old to be accepted. It sends the blocks that are absent to the new owner, with the
 time of that read. The new owner knows all later entries of the queue, for as long as the delivery time-out. After that,
 it refuses, and the forwarder reads the queue again. The owner answers when the pointer of the block is in the queue.
-The answer alone is no proof: the forwarder holds a block until the queue shows it. It retries every error until no
-block was taken for `FORWARD_S_MAX`; then it gives the blocks up, and logs each. Only two fresh reads of the coordinator
-prove that a topic was deleted.
+The answer alone is no proof: the forwarder holds a block until the queue shows it. A pointer may name the sequences
+of a block while its object can't be read. Then the forwarder waits: its block is perhaps a copy. After `UNREAD_S_MAX`
+it sends the block, because the object may be lost. It retries every error until no block was taken for `FORWARD_S_MAX`;
+then it gives the blocks up, and logs each. Only two fresh reads of the coordinator prove that a topic was deleted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from memq.errors import (
     NotReadyError,
     OutcomeUnknownError,
     RetryableError,
+    StoreError,
     TimedOutError,
     TooOldError,
     UnreachableError,
@@ -48,6 +50,7 @@ from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
 READ_TIMEOUT_S = 30.0
+UNREAD_S_MAX = FORWARD_S_MAX / 2  # then a block goes to the owner although a copy may be in an object that is unread
 DELETED_S = 2.0  # between the two reads of the coordinator that prove a deletion
 IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
@@ -150,7 +153,7 @@ class Forwarder:
         tries, since_s, left = 0, self._now(), len(held)
         while held.blocks:
             try:
-                await self._hand_over(held)
+                await self._hand_over(held, waits=self._now() - since_s <= UNREAD_S_MAX)
             except Exception as error:  # noqa: BLE001 - these are the only copies: no error may drop them
                 if not isinstance(error, (MemqError, TimeoutError)):
                     self._services.events.error("forward-failed", f"{held.name}: {error!r}", error)
@@ -173,13 +176,15 @@ class Forwarder:
             held.settle()
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
-    async def _hand_over(self, held: UnpublishedBlocks) -> None:
+    async def _hand_over(self, held: UnpublishedBlocks, *, waits: bool) -> None:
         """Find the owner, and hand over the blocks that the queue does not hold.
 
         Each try reads the queue first, also without a reachable owner: retention may remove a copy's pointer later.
+        `waits`: blocks that may be in an object that can't be read stay here. Otherwise they go to the owner, because
+        the object may be lost.
         Raises: the error that prevents this for any block.
         """
-        absent_s = await self._read_on(held)
+        absent_s, uncompared = await self._read_on(held)
         if not held.blocks:
             return
         found = await self._find_owner(held.topic, held.partition)
@@ -187,10 +192,10 @@ class Forwarder:
         refusal: MemqError | None = None
         try:
             self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
-            for group in _groups(held.blocks):
-                blocks = [block for block in group if block in held.blocks]
+            for group in _groups(block for block in held.blocks if not waits or block not in uncompared):
+                blocks = [block for block in group if block in held.blocks and not (waits and block in uncompared)]
                 refusal = await self._bring(held, blocks, owner, absent_s) or refusal
-                absent_s = await self._read_on(held)
+                absent_s, uncompared = await self._read_on(held)
                 unseen = sum(block in held.blocks for block in blocks)
                 self._services.counters.forwarded_blocks += len(blocks) - unseen
                 if unseen and refusal is None:
@@ -201,6 +206,9 @@ class Forwarder:
                 owner.abort(UnreachableError(f"the connection to {found} was closed here"))
         if refusal is not None and held.blocks:
             raise refusal
+        if held.blocks:
+            text = f"the queue shows {len(held)} blocks of {held.name}, or others with their sequences"
+            raise StoreError(f"{text}, in objects that can't be read")
 
     async def _connect(self, address: str) -> Link:
         try:
@@ -210,8 +218,11 @@ class Forwarder:
                 self._services.suspicions.report(address)
             raise
 
-    async def _read_on(self, held: UnpublishedBlocks) -> float:
-        """Read the queue to its end, and drop the blocks in it; return when the last read began (monotonic s)."""
+    async def _read_on(self, held: UnpublishedBlocks) -> tuple[float, set[UnpublishedBlock]]:
+        """Read the queue to its end, and drop the blocks in it.
+
+        Return when the last read began (monotonic s), and the blocks that it does not show to be absent.
+        """
         read = held.topic.read_partition_of(held.partition)
         log = PointerResolver(self._services, read, held.name)
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -228,17 +239,18 @@ class Forwarder:
                 for entry in entries:
                     held.meet(entry.offset, await log.pointer(entry))
             if not entries:
-                await self._release_copies(held, read)
-                return handed_over_s
+                return handed_over_s, await self._release_copies(held, read)
 
-    async def _release_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> None:
+    async def _release_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> set[UnpublishedBlock]:
         """Drop the blocks of which the queue holds identical copies.
 
-        Give up blocks whose sequences other blocks have, and log each.
+        Give up blocks whose sequences other blocks have, and log each. Return the blocks whose sequences are in
+        objects that can't be read now. They may be copies, and the next owner may have forgotten the first ones.
         """
         shown = {block: parse_header(block.view) for block in held.queued()}
+        uncompared: set[UnpublishedBlock] = set()
         if not shown:
-            return
+            return uncompared
         async with asyncio.timeout(READ_TIMEOUT_S):
             begin = await self._copies_from(held, read)
             search = search_of(self._services, read, held.partition, held.name)
@@ -252,6 +264,9 @@ class Forwarder:
                 self._give_up(held, [block], error)
             elif copies.blocks:
                 held.release(block)
+            elif copies.unread:
+                uncompared.add(block)
+        return uncompared
 
     async def _copies_from(self, held: UnpublishedBlocks, read: ReadPartition) -> int:
         """Return the offset from which on the queue may have copies of the blocks."""
