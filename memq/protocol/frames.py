@@ -286,6 +286,11 @@ class FrameReader:
             self._shared = bytearray(self._buffer_bytes)
         return memoryview(self._shared)[self._filled :]
 
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and is not complete."""
+        return self._large is not None or self._filled > 0
+
     def received(self, count: int) -> list[Frame]:
         """Take `count` bytes that were written into the buffer; return the frames that are complete now.
 

@@ -55,6 +55,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
+STUCK_S, STUCK_BYTES_PER_S = 5.0, 10_000  # a frame that arrives more slowly for so long has a wrong length
 
 
 def broker_name(address: Address) -> str:
@@ -109,6 +110,7 @@ class Link(asyncio.BufferedProtocol):
         self._opens: dict[int, int] = {}  # request id -> stream
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last whole frame from the broker
+        self._received_bytes = 0
         self._ready_at = 0.0
         self.checksums = False  # whether the broker sends a checksum with each message
         self._frame_checksums = False  # whether both sides send one with each frame
@@ -208,6 +210,7 @@ class Link(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
         try:
+            self._received_bytes += nbytes
             frames = self._reader.received(nbytes)
             if frames:
                 self.heard_s = self._runtime.clock.monotonic()
@@ -280,6 +283,7 @@ class Link(asyncio.BufferedProtocol):
     async def _answer_of(self, number: int, api: Api, timeout_s: float) -> Frame:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._requests[number] = _Waiting(api, answer)
+        sent_s, received_bytes = self._runtime.clock.monotonic(), self._received_bytes
         try:
             with self._waits.on(broker_name(self.address), api.name) as wait:
                 try:
@@ -293,6 +297,19 @@ class Link(asyncio.BufferedProtocol):
                     raise TimedOutError(text + self._silence(timeout_s)) from error
         finally:
             self._requests.pop(number, None)
+            if not answer.done() or answer.cancelled():
+                self._check_progress(sent_s, self._received_bytes - received_bytes)
+
+    def _check_progress(self, since_s: float, received_bytes: int) -> None:
+        """Drop the connection if the broker's answers have become the rest of a frame whose length is wrong.
+
+        A changed bit in a length makes a frame of up to 16 MiB. Then no request on this connection gets an answer.
+        """
+        seconds = self._runtime.clock.monotonic() - since_s
+        is_stuck = self._reader.partial and self.heard_s <= since_s and seconds >= STUCK_S
+        if is_stuck and received_bytes < seconds * STUCK_BYTES_PER_S:
+            text = f"{self._name} sent {received_bytes} bytes of a frame in {seconds:.0f} s, and not its end"
+            self._fail(DamagedMessageError(text, hint="the connection is opened again"))
 
     def _take(self, frame: Frame) -> None:
         """Take a frame.

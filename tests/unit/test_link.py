@@ -365,6 +365,34 @@ def test_a_time_limit_says_since_when_the_broker_is_silent_if_it_is() -> None:
     talking(work())
 
 
+@pytest.mark.parametrize(("chunk_bytes", "waited_s", "ends"), [(100, 6, True), (20_000, 6, False), (100, 3, False)])
+def test_a_request_that_is_given_up_ends_a_connection_whose_frame_does_not_arrive(
+    chunk_bytes: int, waited_s: int, ends: bool
+) -> None:
+    """After a changed bit in a length, all answers were the rest of that frame, for as long as requests were made."""
+
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        frame = encode_frame(Api.FORWARD, 0, 1, bytes(500_000))
+        wire.say_bytes(frame[:50])
+        task, other = forward(link), forward(link)
+        for number in range(waited_s):
+            await skip(1)
+            wire.say_bytes(frame[50 + number * chunk_bytes :][:chunk_bytes])
+        task.cancel()
+        await asyncio.wait([task])
+        await skip(0.1)
+        assert (wire.aborts, other.done()) == (int(ends), ends)
+        if ends:
+            with pytest.raises(DamagedMessageError, match="sent 600 bytes of a frame in 6 s, and not its end"):
+                await other
+        link.abort(CLOSED)
+        await asyncio.wait([other])
+
+    talking(work())
+
+
 @pytest.mark.parametrize("number", [2, 9])
 @pytest.mark.parametrize("way", ["taken", "refused"])
 def test_an_answer_to_what_was_never_sent_ends_the_connection(way: str, number: int) -> None:
