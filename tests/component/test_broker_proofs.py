@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memq.broker.partition.opening import _publish_opened, release_partition
-from memq.broker.partition.ownership import Ownership, Phase
+from memq.broker.partition.ownership import INSTANCES_PER_EPOCH, Ownership, Phase
 from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
 from memq.errors import DeniedError, EpochFencedError, LogCutError, NotFoundError, QueueError, RetryableError
 from memq.format.key import ObjectKey, parse_object_key
@@ -561,7 +561,7 @@ def test_an_instance_of_a_named_producer_begins_behind_what_the_one_before_it_ha
             await asyncio.wait([begun], timeout=0.05)
             assert not begun.done()
             store.gate.set()
-            assert ((await begun).epoch, (await begun).last_sequence) == (1, 2)
+            assert ((await begun).epoch, (await begun).last_sequence) == (INSTANCES_PER_EPOCH + 1, 2)
             await client.close()
 
     run(work())

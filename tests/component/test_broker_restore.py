@@ -11,6 +11,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import open_partition
+from memq.broker.partition.ownership import INSTANCES_PER_EPOCH
 from memq.broker.restore import rebuild
 from memq.broker.restore.restore import Restored, Restorer
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
@@ -433,7 +434,7 @@ def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() ->
             job, writer = own.named.get(producer_id_of("job")), own.named.get(writer_id("nightly"))
             assert job is not None
             assert writer is not None
-            assert (job.epoch, job.last_sequence) == (1, 3)
+            assert (job.epoch, job.last_sequence) == (INSTANCES_PER_EPOCH + 1, 3)
             assert (writer.batch_id, writer.last_sequence, writer.pieces) == ("7", 1, 1)
 
     run(work())

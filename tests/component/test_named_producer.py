@@ -10,6 +10,8 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import open_partition
 from memq.broker.partition.ownership import (
+    INSTANCES_PER_EPOCH,
+    NUMBERED_EPOCHS,
     RETRY_MS_MAX,
     NamedProducers,
     Ownership,
@@ -33,13 +35,14 @@ from memq.errors import (
 )
 from memq.format.pointer import NamedProducer, Pointer, decode_pointer
 from memq.limits import NAMED_PRODUCERS_MAX
-from memq.notification import Entry
+from memq.notification import EPOCH_END, Entry
 from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
 from tests.brokers import PRODUCER, GatedStore, block_of, run, running_broker, write_frame
 from tests.partition_owners import GatedQueue, Sink, owning, processor_of, turns
 from tests.unit.peers import append_to
 
 HOUR_MS = 3_600_000
+FIRST = INSTANCES_PER_EPOCH + 1  # the first instance of a name at the first owner
 
 
 async def made(broker: Broker, settings: TopicSettings | None = None) -> Topic:
@@ -94,7 +97,7 @@ def test_an_instance_continues_after_the_last_record_of_its_name() -> None:
             said = [each.named[0] for each in pointers(broker, topic) if each.kind == "data"]
             assert {each.producer for each in said} == {producer_id_of("job")}
             assert [each.epoch for each in said] == sorted(each.epoch for each in said)
-            assert (said[0].epoch, said[-1].epoch, said[-1].last_sequence) == (1, 2, 5)
+            assert (said[0].epoch, said[-1].epoch, said[-1].last_sequence) == (FIRST, FIRST + 1, 5)
 
     run(work())
 
@@ -113,7 +116,7 @@ def test_a_newer_instance_fences_the_older_one() -> None:
                 while cause is not None and not isinstance(cause, ProducerFencedError):
                     cause = cause.__cause__
                 assert isinstance(cause, ProducerFencedError)
-                assert cause.args[0] == "instance 1 of producer 'job' was followed by instance 2"
+                assert cause.args[0] == f"instance {FIRST} of producer 'job' was followed by instance {FIRST + 1}"
                 with pytest.raises((ProducerFencedError, ClosedError)):
                     await old.send("clicks", b"more")
                 await sent(new, 2, 4)
@@ -135,9 +138,9 @@ def test_an_instance_waits_for_blocks_of_the_one_before_it_that_are_still_in_the
             await old.send("clicks", b"0")
             await store.begun.wait()
             processor, name = broker.partitions.processors[topic.id, 0], producer_id_of("job")
-            begins = asyncio.create_task(processor.begin_producer(name, 2))
+            begins = asyncio.create_task(processor.begin_producer(name, FIRST + 1))
             await asyncio.sleep(0)
-            admits = asyncio.create_task(processor.admit_producer(name, 2, 0))
+            admits = asyncio.create_task(processor.admit_producer(name, FIRST + 1, 0))
             for _ in range(20):
                 await asyncio.sleep(0)
             assert not begins.done()
@@ -198,7 +201,7 @@ def test_an_instance_begins_when_its_epoch_is_in_the_queue_and_redirects_older_o
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, sink = processor_of(broker, topic), Sink()
-            named_at(processor, 2, 7)
+            named_at(processor, FIRST, 7)
             for number, producer in ((1, NAME), (2, OTHER), (3, NAME)):
                 processor.appender.open_stream(number, sink, producer, 1, 0)
             queue = GatedQueue.close_gate(broker.services.queue)
@@ -210,8 +213,8 @@ def test_an_instance_begins_when_its_epoch_is_in_the_queue_and_redirects_older_o
             queue.gate.set()
             begun = await begins
             assert not queue.reads, "nothing came between"
-            assert (begun.epoch, begun.last_sequence) == (3, 7)
-            assert stated(broker, topic) == [[], [(NAME, 3, 7)]]
+            assert (begun.epoch, begun.last_sequence) == (FIRST + 1, 7)
+            assert stated(broker, topic) == [[], [(NAME, FIRST + 1, 7)]]
 
     run(work())
 
@@ -340,7 +343,7 @@ def test_a_name_is_remembered_by_an_opening_long_after_its_last_pointer() -> Non
             own = await open_partition(broker.services, topic, 0, read)
             known = own.named.get(producer_id_of("job"))
             assert known is not None
-            assert (known.epoch, known.last_sequence) == (1, 3)
+            assert (known.epoch, known.last_sequence) == (FIRST, 3)
             assert own.producer(producer_id_of("job")).queued.covers(0, 3)
 
     run(work())
@@ -370,20 +373,32 @@ def owned(by: int = 0) -> Ownership:
 def test_a_known_name_begins_once_no_late_pointer_can_land() -> None:
     own = owned(1)
     producer = own.producer(1)
-    assert next_instance(own, producer, 0, 101.0, by_age=False) == 2
+    assert next_instance(own, producer, 0, 101.0, by_age=False) == FIRST
     with pytest.raises(NotReadyError) as caught:
         next_instance(own, producer, 0, 149.0, by_age=True)
     assert caught.value.retry_after_ms == 1_001, "so that the question after it does not come a moment too early"
     with pytest.raises(NotReadyError) as caught:
         next_instance(own, producer, 0, 101.0, by_age=True)
     assert caught.value.retry_after_ms == RETRY_MS_MAX
-    assert next_instance(own, producer, 0, 150.0, by_age=True) == 2
-    assert next_instance(own, own.producer(9), 0, 101.0, by_age=True) == 1, "nobody had this name before"
+    assert next_instance(own, producer, 0, 150.0, by_age=True) == FIRST
+    assert next_instance(own, own.producer(9), 0, 101.0, by_age=True) == FIRST, "nobody had this name before"
+
+
+def test_numbers_of_instances_grow_at_each_owner_and_fit_in_32_bits() -> None:
+    """The number of an epoch is not known to be low: a partition may have had millions of owners."""
+    numbers = list[int]()
+    for epoch in (1, 2, NUMBERED_EPOCHS, EPOCH_END - 1):
+        own = Ownership(0, epoch, opened_s=0.0, opened_wall_ms=0, stale_publish_s=30.0, dedup_window_ms=300_000)
+        for _ in range(3):
+            own.producer(1).epoch = next_instance(own, own.producer(1), 0, 1_000.0, by_age=False)
+            numbers.append(own.producer(1).epoch)
+    assert numbers[:9] == sorted(set(numbers[:9])), "no owner knew the instances of the one before"
+    assert numbers[-1] < EPOCH_END
 
 
 def test_names_are_bounded() -> None:
     own = owned(NAMED_PRODUCERS_MAX)
-    assert next_instance(own, own.producer(1), 0, 1_000.0, by_age=False) == 2
+    assert next_instance(own, own.producer(1), 0, 1_000.0, by_age=False) == FIRST
     with pytest.raises(TooLargeError, match="remembers 128 named producers"):
         next_instance(own, own.producer(7_777), 0, 1_000.0, by_age=False)
 

@@ -25,6 +25,8 @@ from memq.topic import CLOCK_ERROR_MS, Totals
 
 ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
 RETRY_MS_MAX = 5_000
+INSTANCES_PER_EPOCH = 1 << 10  # instances of one name in one epoch of the owner; more take numbers of the next epoch
+NUMBERED_EPOCHS = 1 << 21  # so that numbers of instances fit in 32 bits, with room for 2^31 after the last epoch
 
 
 class Phase(Enum):
@@ -361,6 +363,8 @@ def changed_entry(offset: int) -> LogCutError:
 def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: float, *, by_age: bool) -> int:
     """Return the epoch of an instance that begins: the requested epoch, or the next one for 0.
 
+    The next one is above all numbers of earlier epochs of the owner. A log that was cut may have lost the pointers that
+    state an older instance. The owner then has a new epoch, so no two instances have one number.
     `now_s` is monotonic. An older instance may have blocks at an earlier owner. Where the queue refuses by age
     (`by_age`), a pointer to them may land for S after this owner's opening, so the producer's next sequence is unknown.
     Raises: ProducerFencedError for an older instance; NotReadyError during that time; TooLargeError when the partition
@@ -379,7 +383,7 @@ def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: fl
                 f"pointers of an earlier owner of partition {own.partition} may arrive for {left_s:.0f} s",
                 retry_after_ms=min(RETRY_MS_MAX, int(left_s * 1000) + 1),
             )
-    begun = epoch or producer.epoch + 1
+    begun = epoch or max(producer.epoch, min(own.epoch, NUMBERED_EPOCHS) * INSTANCES_PER_EPOCH) + 1
     check_instance(producer, begun)
     return begun
 
