@@ -262,10 +262,11 @@ def test_a_name_is_compared_with_the_coordinator_and_read_again_when_it_is_anoth
             assert said.looks == looks, "the client knows it"
             assert await said.partitions.confirm(["clicks"], {}) == []
             assert said.partitions.topic("clicks").id == newer.id
-            assert said.looks == looks + 1
+            assert said.looks <= looks + 1, "once, unless the broker's own task has just read it"
+            looks = said.looks
             failing(said.services.coordinator, "current_topic", UnreachableError("not now"))
             assert await said.partitions.confirm(["clicks"], {}) == ["clicks"]
-            assert said.looks == looks + 1
+            assert said.looks == looks
 
     run(work())
 
