@@ -46,7 +46,7 @@ class NamedLife:
 
     async def run(self, blocks: int) -> None:
         """Send `blocks` blocks, and return when each is acked or given up."""
-        left, rests, old, running = blocks, 0, list[AsyncProducer](), list[AsyncProducer]()
+        left, rests, old = blocks, 0, list[AsyncProducer]()
         while left > 0:
             producer = self._make(self._node.name)
             self._instances += 1
@@ -58,9 +58,6 @@ class NamedLife:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._rules.began(self._node.name, points, cuts)
-            if running:
-                self._rules.overlap(self._node.name)
-            running.append(producer)
             numbers, tag, draw = dict(points), f"{self._life}.{self._instances}", self._node.random
             left -= await self._send(producer, numbers, min(left, draw.randint(3, 25)), tag)
             if draw.random() < GOES_ON_RATE:
@@ -69,7 +66,6 @@ class NamedLife:
             elif self._node.random.random() > LEFT_RUNNING_RATE:
                 with suppress(MemqError):
                     await producer.close()
-                running.remove(producer)
             if rests < RESTS_MAX and self._node.random.random() < REST_RATE:
                 rests += 1
                 await asyncio.sleep(self._plan.named_rest_s_max * self._node.random.choice(REST_SHARES))

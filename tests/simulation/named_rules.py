@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 
-from memq.topic import ReadPartition, producer_id_of
+from memq.topic import ReadPartition
 from tests.simulation.read_log import ReadLog
 
 Logs = Mapping[ReadPartition, ReadLog]
@@ -43,15 +43,6 @@ class NamedRules:
         self._logs = logs
         self._fail = fail
         self._names: dict[str, None] = {}
-        self.overlapping: set[str] = set()  # producer ids in hex: instances of these names ran at the same time
-
-    def overlap(self, name: str) -> None:
-        """An instance of `name` begins while an earlier one is not closed.
-
-        An owner that knows neither of them may take a block of the earlier one first. Then it refuses the block of the
-        later one under the same sequences.
-        """
-        self.overlapping.add(f"{producer_id_of(name):016x}")
 
     def began(self, name: str, points: Mapping[int, int], cuts: int = 0) -> None:
         """An instance of `name` was notified where it continues, by write partition.

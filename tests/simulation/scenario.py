@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from memq.client.producer.delivery import Ack, AsyncDelivery
@@ -480,14 +480,12 @@ class Scenario:
 class LogWatch(logging.Handler):
     """Ends a run for what the product logs: an exception that is none of memq's own, a broken assertion above all.
 
-    So does a block in conflict with another one of its identity, unless producers are `clones`, or instances of its
-    named producer were `overlapping`.
+    So does a block in conflict with another one of its identity, unless producers are `clones`.
     """
 
-    def __init__(self, world: World, overlapping: Collection[str], *, clones: bool) -> None:
+    def __init__(self, world: World, *, clones: bool) -> None:
         super().__init__(logging.ERROR)
         self._world = world
-        self._overlapping = overlapping
         self._clones = clones
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -495,9 +493,8 @@ class LogWatch(logging.Handler):
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None and not isinstance(cause, MemqError):
             self._world.fail(f"logged {record.getMessage()}", cause)
-        text = record.getMessage()
-        if "identity-conflict" in text and not (self._clones or any(each in text for each in self._overlapping)):
-            self._world.fail(f"logged {text}")
+        if "identity-conflict" in record.getMessage() and not self._clones:
+            self._world.fail(f"logged {record.getMessage()}")
 
 
 @contextlib.contextmanager
@@ -518,11 +515,10 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
     Raises: SimulationError.
     """
     with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers(), noted_cores():
-        scenario = Scenario(world, plan)
-        clones = not {"clone", "direct"}.isdisjoint(plan.producers)
-        watch = LogWatch(world, scenario.names.overlapping, clones=clones)
+        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
+        scenario = Scenario(world, plan)
         cluster, monitor = scenario.cluster, scenario.cluster.cloud.monitor
         acks = SentAcks(cluster.topic.id, cluster.checker, cluster.transient, monitor, scenario.batches)
         try:

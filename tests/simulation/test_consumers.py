@@ -1,17 +1,10 @@
-"""Rules about errors that the product reports in the simulation: damage, and conflicts of identities."""
+"""The rule about damage that a simulated consumer reports."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-
 from memq.errors import CorruptDataError
-from memq.simulation.world.world import SimulationError, World
-from memq.topic import producer_id_of
+from memq.simulation.world.world import World
 from tests.simulation.consumers import is_explained
-from tests.simulation.named_rules import NamedRules
-from tests.simulation.scenario import LogWatch
 
 DAMAGE = CorruptDataError("block 0 of object 'topics/t/1' at 0:3:0 of topic 't': block has another checksum")
 
@@ -39,20 +32,3 @@ def test_damage_without_an_object_is_never_explained() -> None:
     with World(1) as world:
         world.add_node("consumer").misread["topics/t/1"] += 1
         assert not is_explained(CorruptDataError("pointer of 7 bytes can't be read"), world.misreads)
-
-
-def test_a_conflict_is_allowed_only_under_a_name_whose_instances_overlapped() -> None:
-    rules = NamedRules({}, lambda finding: None)
-    with World(1) as world:
-        watch = LogWatch(world, rules.overlapping, clones=False)
-        rules.overlap("job-1")
-        watch.emit(conflict("job-1"))
-        world.check()
-        watch.emit(conflict("job-2"))
-        with pytest.raises(SimulationError, match="identity-conflict"):
-            world.check()
-
-
-def conflict(name: str) -> logging.LogRecord:
-    text = f"identity-conflict: block of sequences 0 to 0 of producer {producer_id_of(name):016x}"
-    return logging.makeLogRecord({"msg": text})
