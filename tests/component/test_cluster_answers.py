@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from memq.broker.api.stream_requests import OPEN_TIMEOUT_S
+from memq.broker.partition.ownership import INSTANCES_PER_EPOCH
 from memq.governor import Load
 from memq.governor.memory import MemoryCoordinator
 from memq.protocol.frames import PREFIX, Api
@@ -145,17 +146,19 @@ def test_a_partition_of_a_live_broker_that_has_just_come_is_opened_too() -> None
     served(work)
 
 
-def test_instances_of_a_named_producer_are_counted_from_one() -> None:
+def test_instances_of_a_named_producer_are_counted_above_all_of_earlier_owners() -> None:
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
         ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}")
-        for epoch in (1, 2, 3):
+        before = INSTANCES_PER_EPOCH  # of the owner's first epoch, 1
+        for number in (1, 2, 3):
             instance = (await at.admin(client, ask)).instance
             assert instance is not None
-            assert (instance.epoch, instance.next_sequence) == (epoch, 0)
-        refused = await at.error(client, Api.OPEN, open_of(topic, producer_epoch=2), stream=9)
+            assert (instance.epoch, instance.next_sequence) == (before + number, 0)
+        refused = await at.error(client, Api.OPEN, open_of(topic, producer_epoch=before + 2), stream=9)
         assert refused.code == "producer-fenced"
-        assert (await at.answered(client, Api.OPEN, open_of(topic, producer_epoch=3), stream=9)).api == Api.OPEN
+        newest = open_of(topic, producer_epoch=before + 3)
+        assert (await at.answered(client, Api.OPEN, newest, stream=9)).api == Api.OPEN
 
     served(work)
 
