@@ -325,7 +325,7 @@ class IdentityConflictError(InvalidRequestError):
 
 
 class TooOldError(InvalidRequestError):
-    """A block was first sent longer ago than the topic's delivery timeout."""
+    """A block was first sent longer ago than the delivery timeout, or a staged batch is too old."""
 
     code = "too-old"
     default_hint = "do not send the block again; its outcome is unknown"

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from memq.broker.broker import Broker
-from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter, wire_piece
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.format.manifest import StagedObject
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import OwnerRequests
+from memq.format.manifest import Manifest, StagedObject
 from memq.format.pointer import Pointer, decode_pointer
+from memq.protocol.messages import PublishStaged
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import running_broker
@@ -61,3 +66,30 @@ async def rigged(work: Any, partitions: int = 2) -> None:
             await work(rig)
         finally:
             await rig.commits.close()
+
+
+async def asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
+    """Ask the owner for the first pieces of the only partition; return how many are there."""
+    ((staged, pieces),) = manifest.by_partition().items()
+    ask = PublishStaged(
+        topic=staged[0],
+        topic_id=staged[1],
+        partition=staged[2],
+        writer=WRITER,
+        batch_id=manifest.batch_id,
+        store=manifest.store,
+        manifest=checksum,
+        pieces_total=len(pieces),
+        first=0,
+        created_ms=manifest.created_ms,
+        pieces=[wire_piece(*piece) for piece in pieces[:count]],
+    )
+    runtime = Runtime()
+    pool = LinkPool(runtime, bootstrap_addresses(rig.broker.address))
+    metadata = ClusterMetadata(runtime, pool)
+    try:
+        await metadata.topic(rig.topic.name)
+        return (await OwnerRequests(runtime, pool, metadata, ANSWER_S).ask(rig.topic, staged[2], ask)).published
+    finally:
+        await metadata.close()
+        await pool.close()

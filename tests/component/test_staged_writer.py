@@ -10,34 +10,27 @@ import pytest
 
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
-from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter, _wire
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.client.metadata import ClusterMetadata
-from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import check_fields, check_many
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
     NotFoundError,
-    QueueError,
     StoreError,
     TooLargeError,
-    TooOldError,
 )
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import check_block
 from memq.format.key import manifest_key, staged_prefix
-from memq.format.manifest import Manifest, StagedObject, digest_of
+from memq.format.manifest import StagedObject, digest_of
 from memq.format.object import open_object
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.format.pointer import Pointer, encode_pointer
 from memq.limits import BATCH_ID_END, SLOTS
 from memq.notification import Publication
-from memq.protocol.messages import PublishStaged
-from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings, read_partitions, writer_id
 from tests.brokers import run
-from tests.component.staged_rig import WRITER, Rig, rigged
+from tests.component.staged_rig import WRITER, Rig, asked, rigged
 from tests.unit.toy_broker import toy_topic
 
 
@@ -141,7 +134,7 @@ def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() ->
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
         manifest, checksum = await rig.commits.decide(1, objects, rig.store)
         ((_, pieces),) = manifest.by_partition().items()
-        ask = await _asked(rig, manifest, checksum, 3)
+        ask = await asked(rig, manifest, checksum, 3)
         assert ask == 3
         assert await rig.records() == [b"0", b"1", b"2"]
         await _other_owner(rig)
@@ -158,7 +151,7 @@ def test_a_batch_that_ended_half_way_is_brought_to_its_end_without_knowing_it() 
         await rig.commits.commit(1, await rig.staged([b"before"]), rig.store)
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
         manifest, checksum = await rig.commits.decide(2, objects, rig.store, "stream")
-        await _asked(rig, manifest, checksum, 3)
+        await asked(rig, manifest, checksum, 3)
         for _ in range(2):
             assert await rig.commits.finish_last(rig.store) == manifest
             assert await rig.records() == [*(b"%d" % number for number in range(5)), b"before"]
@@ -220,7 +213,7 @@ def test_a_batch_below_the_last_one_that_was_begun_after_it_is_refused() -> None
         manifest, checksum = await rig.commits.decide(4, await rig.staged([b"four"]), rig.store)
         later = msgspec.structs.replace(manifest, created_ms=manifest.created_ms + 60_000)
         with pytest.raises(InvalidRequestError, match=f"batch 4 of writer '{WRITER}' was begun after its batch 5"):
-            await _asked(rig, later, checksum, 1)
+            await asked(rig, later, checksum, 1)
 
     run(rigged(work, partitions=1))
 
@@ -310,54 +303,6 @@ def test_staged_objects_that_differ_from_the_manifest_are_refused() -> None:
             with pytest.raises(InvalidRequestError, match=f"batch id {batch_id}"):
                 await rig.commits.commit(batch_id, [staged], rig.store)
         assert await rig.records() == []
-
-    run(rigged(work, partitions=1))
-
-
-def test_staged_objects_that_the_sweep_may_soon_delete_are_not_published() -> None:
-    async def work(rig: Rig) -> None:
-        objects = await rig.staged([b"a"])
-        clock, age_ms = rig.broker.services.runtime.clock, rig.broker.services.settings.staged_age_ms
-        wall_ms = clock.wall_ms
-        clock.wall_ms = lambda: wall_ms() + age_ms // 2 + 1_000  # type: ignore[method-assign]
-        with pytest.raises(TooOldError, match="was staged"):
-            await rig.commits.commit(0, objects, rig.store)
-        assert await rig.commits.finish_last(rig.store) is None
-        clock.wall_ms = lambda: wall_ms() + age_ms // 2 - 60_000  # type: ignore[method-assign]
-        await rig.commits.commit(0, [], rig.store)
-        assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1
-
-    run(rigged(work, partitions=1))
-
-
-@pytest.mark.parametrize("landed", [False, True])
-def test_a_log_that_is_sick_until_the_sweep_may_take_a_staged_batch_gets_no_pointer_to_it(*, landed: bool) -> None:
-    async def work(rig: Rig) -> None:
-        services = rig.broker.services
-        objects = await rig.staged([b"a"])
-        clock, publish, tries = services.runtime.clock, services.queue.publish, 0
-        wall_ms, monotonic, ahead_s = clock.wall_ms, clock.monotonic, 0.0
-        clock.wall_ms = lambda: wall_ms() + int(ahead_s * 1_000)  # type: ignore[method-assign]
-        clock.monotonic = lambda: monotonic() + ahead_s  # type: ignore[method-assign]
-
-        async def sick(publication: Publication) -> int:
-            nonlocal ahead_s, tries
-            if decode_pointer(publication.body).kind != "data" or tries:
-                return await publish(publication)
-            tries += 1
-            if landed:
-                await publish(publication)
-            ahead_s = services.settings.staged_age_ms / 2_000
-            raise QueueError("no answer")
-
-        services.queue.publish = sick  # type: ignore[method-assign]
-        if landed:
-            await rig.commits.commit(0, objects, rig.store)
-        else:
-            with pytest.raises(TooOldError, match="was staged"):
-                await rig.commits.commit(0, objects, rig.store)
-        assert len([each for each in await rig.pointers() if each.kind == "data"]) == landed
-        assert await rig.records() == [b"a"] * landed
 
     run(rigged(work, partitions=1))
 
@@ -537,33 +482,6 @@ def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
         packed.builder.add("clicks", fields, 1, 0)
     staged, _ = packed.blocks()
     assert staged.pieces[0].times == ((120_400, 3), (180_400, 5), (121_000, 6))
-
-
-async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
-    """Ask the owner for the first pieces of the only partition; return how many are there."""
-    ((staged, pieces),) = manifest.by_partition().items()
-    ask = PublishStaged(
-        topic=staged[0],
-        topic_id=staged[1],
-        partition=staged[2],
-        writer=WRITER,
-        batch_id=manifest.batch_id,
-        store=manifest.store,
-        manifest=checksum,
-        pieces_total=len(pieces),
-        first=0,
-        created_ms=manifest.created_ms,
-        pieces=[_wire(*piece) for piece in pieces[:count]],
-    )
-    runtime = Runtime()
-    pool = LinkPool(runtime, bootstrap_addresses(rig.broker.address))
-    metadata = ClusterMetadata(runtime, pool)
-    try:
-        await metadata.topic(rig.topic.name)
-        return (await OwnerRequests(runtime, pool, metadata, ANSWER_S).ask(rig.topic, staged[2], ask)).published
-    finally:
-        await metadata.close()
-        await pool.close()
 
 
 async def _other_owner(rig: Rig) -> None:

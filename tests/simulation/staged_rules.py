@@ -20,10 +20,15 @@ class StagedRules:
         self._objects: dict[str, list[bytes]] = {}
         self._offered: set[tuple[str, int]] = set()
         self._committed: dict[tuple[str, int], Manifest] = {}
+        self._given_up: set[tuple[str, int]] = set()
 
     def known(self, name: str) -> int:
-        """Return how many batches of a writer are known to be there."""
-        return sum(1 for writer, _ in self._committed if writer == name)
+        """Return how many batches of a writer are known to be there, or given up."""
+        return sum(1 for writer, _ in {*self._committed, *self._given_up} if writer == name)
+
+    def given_up(self, name: str, batch: int) -> None:
+        """A commit ended, because the owner may have forgotten the batch."""
+        self._given_up.add((name, batch))
 
     def made(self, name: str, batch: int, partition: int, filling: bytes) -> bytes:
         """Return a record that nobody made before."""

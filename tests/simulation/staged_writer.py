@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
-from memq.errors import InvalidRequestError, MemqError
+from memq.errors import InvalidRequestError, MemqError, TooOldError
 from memq.format.manifest import StagedObject
 from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
@@ -59,7 +59,10 @@ class StagedLife:
                 batch += 1
 
     async def _committed(self, commits: StagedCommits, batch: int) -> bool:
-        """Stage a batch and commit it; False when that did not come to an end."""
+        """Stage a batch and commit it; False when that did not come to an end.
+
+        A batch that may have been forgotten is not published: the writer gives it up.
+        """
         try:
             await commits.topics(["t"])
             objects = [await self._stage(commits, batch) for _ in range(self._node.random.randint(1, OBJECTS_MAX))]
@@ -68,6 +71,9 @@ class StagedLife:
                 manifest = await commits.commit(batch, objects, self._store, timeout_s=COMMIT_S)
             except InvalidRequestError:  # an earlier try, with other rows, has decided what the batch is
                 manifest = await commits.commit(batch, (), self._store, timeout_s=COMMIT_S)
+        except TooOldError:
+            self._rules.given_up(self._node.name, batch)
+            return True
         except MemqError:
             return False
         self._rules.committed(self._node.name, batch, manifest)

@@ -57,8 +57,9 @@ class _Published:
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
     """Publish the requested pieces that are not published yet; return how many the queue then holds.
 
-    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may delete.
-    CorruptDataError when an object does not match the manifest; NotFoundError when it was deleted.
+    Raises: InvalidRequestError, TooLargeError. TooOldError for a manifest whose objects the sweep may delete, or whose
+    batch may have been published and forgotten. CorruptDataError when an object does not match the manifest;
+    NotFoundError when it was deleted.
     MovedError, RetryableError: the writer repeats the request.
     """
     _check(processor, ask)
@@ -67,6 +68,7 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
         own = processor.own
         if own is None:
             raise MovedError(f"{processor.name} is not open any more")
+        _check_remembered(processor, own, ask)
         held = _held(own, ask)
         if held >= ask.first + len(ask.pieces):
             return held
@@ -99,6 +101,24 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
         check_bounds(piece)
         if not piece.key.startswith(prefix) or piece.object_bytes - piece.index_offset > INDEX_BYTES_MAX:
             raise InvalidRequestError(f"object {piece.key[:120]!a} was not staged by writer '{ask.writer}'")
+
+
+def _check_remembered(processor: TopicProcessor, own: Ownership, ask: PublishStaged) -> None:
+    """Refuse a batch of an unknown writer whose manifest is about as old as the retention of the topic.
+
+    An owner forgets a writer after a silence of that length. An earlier attempt may have published the batch, at the
+    time of its manifest or later; two clocks may differ. Raises: TooOldError.
+    """
+    retention_ms = processor.topic.settings.retention_ms
+    if not (retention_ms and ask.remember) or own.named.get(writer_id(ask.writer)) is not None:
+        return
+    age_ms = processor.services.runtime.clock.wall_ms() - ask.created_ms
+    if age_ms > retention_ms - 2 * CLOCK_ERROR_MS:
+        raise TooOldError(
+            f"batch {ask.batch_id} of writer '{ask.writer}' was first committed {age_ms} ms ago; since then topic"
+            f" '{processor.topic.name}' with retention_ms = {retention_ms} may have published and forgotten it",
+            hint="read whether the topic had the batch; if it did not, stage its rows again under a new batch id",
+        )
 
 
 def _held(own: Ownership, ask: PublishStaged) -> int:

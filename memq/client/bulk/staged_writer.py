@@ -339,7 +339,7 @@ class StagedCommits(AsyncClosing):
                     remember=remember,
                     any_manifest=bool(manifest.source),
                     created_ms=manifest.created_ms,
-                    pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
+                    pieces=[wire_piece(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
                 asked, done = done + len(ask.pieces), (await self._owners.ask(topic, partition, ask)).published
                 if done < asked:
@@ -364,7 +364,8 @@ class StagedCommits(AsyncClosing):
         return StagedRecorder(part, pieces)
 
 
-def _wire(staged: StagedObject, piece: StagedPiece) -> WirePiece:
+def wire_piece(staged: StagedObject, piece: StagedPiece) -> WirePiece:
+    """Return the piece as the owner of its partition is asked for it."""
     return WirePiece(
         key=staged.key,
         object_bytes=staged.bytes,
