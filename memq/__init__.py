@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memq.client.consumer.batch import Record as Record
     from memq.client.consumer.consumer import Consumer as Consumer
     from memq.client.consumer.consumer import read_arrow as read_arrow
+    from memq.client.consumer.consumer import read_record as read_record
     from memq.client.observers.collector import ClientCollector as ClientCollector
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
@@ -42,6 +43,7 @@ _HOMES = {
     "aio": "memq.aio",
     "errors": "memq.errors",
     "read_arrow": "memq.client.consumer.consumer",
+    "read_record": "memq.client.consumer.consumer",
 }
 
 

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
     "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
     "consume": ("memq.cli.records.consume", "consume", "print records"),
+    "get": ("memq.cli.records.get", "get", "print one record, by its position"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
     "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),
     "inspect": ("memq.cli.store.inspect", "inspect", "show the contents of an object"),

@@ -166,6 +166,14 @@ def parse_reset_target(text: str, now_ms: int) -> Point:
     return _parse_point("target", text, now_ms, _TARGET_HINT)
 
 
+def parse_position(text: str) -> Position:
+    """Return a position. Raises: InvalidSettingError."""
+    try:
+        return Position.parse(text)
+    except InvalidRequestError as error:
+        raise InvalidSettingError(str(error), hint=error.hint) from error
+
+
 def _parse_point(what: str, text: str, now_ms: int, hint: str) -> Point:
     if text in ("beginning", "end"):
         return text

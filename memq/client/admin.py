@@ -200,6 +200,30 @@ class AsyncAdmin(KafkaHints, AsyncClosing):
         )
         return _there(LogAnswers({each.partition: answer for each, answer in found.items()})).one_known()
 
+    async def count(self, topic: str, first: Position, last: Position) -> int:
+        """Return how many records are from position `first` up to position `last`, which is not counted.
+
+        Both are of one partition. It reads pointers, no records. Copies are counted, too.
+        Raises: NotFoundError; InvalidRequestError for positions of two partitions, or a `last` before `first`;
+        PositionExpiredError for a position that retention removed; PositionLostError if the log was cut before it.
+        """
+        for position in (first, last):
+            if not isinstance(position, Position):
+                raise TypeError(f"positions must be of memq.Position, not {type(position).__name__}")
+        if first.read_partition != last.read_partition or last.offset < first.offset:
+            raise InvalidRequestError(
+                f"no record is from {first} up to {last}",
+                hint="give two positions of one partition, the lower one first",
+            )
+        found = (await self.topic(topic)).topic
+        (partition,) = named_partitions(found, first)
+        before: list[int] = []
+        for position in (first, last):
+            await self._resolver.start_at(position, partition, found.settings)
+            await self._resolver.checked_mark(partition, position)
+            before.append((await self._totals_before(found, partition, position)).records)
+        return before[1] - before[0]
+
     async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.
 
@@ -488,6 +512,13 @@ class Admin(KafkaHints, BlockingClient):
         Raises: NotFoundError; the first error if all logs fail.
         """
         return self._background.run(self._core.end_totals(topic, partitions))
+
+    def count(self, topic: str, first: Position, last: Position) -> int:
+        """Return how many records are from position `first` up to position `last`, which is not counted.
+
+        Copies are counted, too. Raises: NotFoundError, InvalidRequestError, PositionExpiredError, PositionLostError.
+        """
+        return self._background.run(self._core.count(topic, first, last))
 
     def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.

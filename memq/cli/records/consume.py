@@ -278,6 +278,17 @@ def record_printer(
     )
 
 
+def line_of_record(form: str | None, *, as_json: bool) -> Callable[[Record, str], bytes]:
+    """Return a function that converts a record to bytes: JSON, a format, or its value and a line end.
+
+    Raises: InvalidRequestError for a bad format.
+    """
+    if as_json:
+        return lambda record, topic: _json_line(record, topic, record.partition)
+    show = parse_format(r"%s\n" if form is None else form, b"")
+    return lambda record, topic: show(record, topic, record.partition)
+
+
 def _each(show: Callable[[Record, str, int], bytes]) -> Printer:
     def print_batch(batch: Batch, count: int | None) -> tuple[bytes, int]:
         parts = [show(record, batch.topic, batch.partition) for record in islice(batch, count)]

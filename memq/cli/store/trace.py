@@ -14,11 +14,11 @@ from memq.audit.checks.checker import Checker
 from memq.audit.minutes import late_ms
 from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
-from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.options import broker_options, brokers_of, json_option, parse_position
 from memq.cli.output import print_json, print_message, time_text
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.progress import cut_error
-from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.errors import InvalidSettingError, MemqError, NotFoundError
 from memq.format.batch import cut_batch, is_whole
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Pointer, decode_pointer
@@ -91,10 +91,7 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
             hint="give 16 hex digits, as findings and the text of an Ack do; in Python: f'{ack.producer_id:016x}'",
         )
     number = int(producer, 16) if producer is not None else None
-    try:
-        at = Position.parse(position) if position is not None else None
-    except InvalidRequestError as error:
-        raise InvalidSettingError(str(error), hint=error.hint) from error
+    at = parse_position(position) if position is not None else None
     return TraceTarget(number, sequence, key.encode() if key is not None else None, at)
 
 

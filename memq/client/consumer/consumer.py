@@ -1,6 +1,7 @@
 """The public consumers: `Consumer` for threads, `AsyncConsumer` for an event loop.
 
-`Consumer` does its I/O on the process's one I/O thread. `read_arrow` returns a range of a topic as one Arrow table.
+`Consumer` does its I/O on the process's one I/O thread. `read_arrow` returns a range of a topic as one Arrow table,
+`read_record` one record.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, public_name, runtime_of
-from memq.client.consumer.batch import Batch, TopicPartition, topic_partition_of
+from memq.client.consumer.batch import Batch, Record, TopicPartition, topic_partition_of
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
@@ -24,7 +25,7 @@ from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, Kafk
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
 from memq.client.observers.reporter import reporting
-from memq.errors import InvalidRequestError, MemqError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError
 from memq.limits import MIB
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
@@ -461,3 +462,41 @@ def read_arrow(
     with Consumer(brokers, topic, start=start, end=end, tags=tags, where=where, read=read, runtime=runtime) as consumer:
         tables = [batch.arrow() for batch in consumer]
     return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()
+
+
+def read_record(
+    brokers: str | Sequence[str] | None,
+    topic: str,
+    position: Position,
+    *,
+    read: ReadMode = "auto",
+    s3: Mapping[str, object] | None = None,
+    runtime: Runtime | None = None,
+) -> Record:
+    """Return the record at a position, as an `Ack` or a record of a consumer has it.
+
+    It fetches the index of the record's batch and the block of the record.
+    Raises: NotFoundError if no reader gets a record there: it is a copy, or the position is after the end.
+    PositionExpiredError if retention removed it; otherwise as `memq.Consumer` and its `poll`.
+    """
+    if not isinstance(position, Position):
+        raise TypeError(f"position must be a memq.Position, not {type(position).__name__}")
+    at = (topic, position.read_partition)
+    after = Position(position.read_partition, position.pointer_offset, position.record_index + 1)
+    missing = NotFoundError(
+        f"topic '{topic}' has no record at position {position}",
+        hint="memq consume --json shows positions; memq trace shows whether the record is a copy",
+    )
+    # The other partitions end where they begin.
+    with Consumer(
+        brokers, topic, start={at: position}, end={at: after}, read=read, s3=s3, audit=False, runtime=runtime
+    ) as consumer:
+        try:
+            found = [record for batch in consumer for record in batch if record.offset == position.offset]
+        except InvalidRequestError as error:
+            if type(error) is InvalidRequestError:  # the position is after the end of its batch, or of the log
+                raise missing from error
+            raise
+    if not found:
+        raise missing
+    return found[0]
