@@ -359,6 +359,14 @@ def did_you_mean(word: str, names: Mapping[str, object] | tuple[str, ...], *, kn
     return f"known are {', '.join(names)}" if known else ""
 
 
+def _section_hint(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), SECTIONS, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '[{near[0]}]'?"
+    known = ", ".join(f"[{section}]" for section in (*SECTIONS, "profile.NAME"))
+    return f"known are {known}; the settings of brokers and clients have no section"
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -408,8 +416,7 @@ def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
     for name, part in (("", table), *profiles.items()):
         for key, (value, origin) in _flat(part, _origin(path, name)).items():
             if isinstance(value, dict) and key not in RULES:
-                known = tuple(f"[{section}]" for section in (*SECTIONS, "profile.NAME"))
-                raise UnknownSettingError(f"unknown section [{key}] in {origin}", hint=did_you_mean(f"[{key}]", known))
+                raise UnknownSettingError(f"unknown section [{key}] in {origin}", hint=_section_hint(key))
             if "." not in key:
                 parse_value(key, value, origin)
     if profile and profile not in profiles:

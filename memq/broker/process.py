@@ -83,7 +83,9 @@ async def _start_http(http: HttpPort, settings: BrokerSettings) -> str:
     try:
         return format_address(await http.start(settings.host, settings.http_port))
     except UnreachableError as error:  # a user who changed only the port for clients must see which port it is
-        raise UnreachableError(str(error), hint=f"{error.hint}; this one is the setting http_port") from error
+        raise UnreachableError(
+            str(error), hint=f"{error.hint}; this one has the settings host and http_port"
+        ) from error
 
 
 async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, companion: Companion | None) -> int:

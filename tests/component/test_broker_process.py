@@ -239,7 +239,7 @@ def test_the_http_port_is_there_before_clients_and_names_its_setting_when_it_is_
         port = parse_address(address.removeprefix("http://").partition("/")[0])[1]
         with pytest.raises(UnreachableError) as raised:
             await life.begin(http_port=port)
-        assert "this one is the setting http_port" in (raised.value.hint or "")
+        assert "this one has the settings host and http_port" in (raised.value.hint or "")
         signals.first.set()
         assert await ends == 0
 

@@ -132,6 +132,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (["consume", "clicks", "-f", "%q"], 2, ["unknown letter '%q'"]),
         (["consume", "clicks", "-b", "http://127.0.0.1:9876"], 2, ["bad address 'http://127.0.0.1:9876'"]),
         (["consume", "clicks", "-b", "127.0.0.1:port"], 2, ["bad port 'port'"]),
+        (["consume", "clicks", "-b", "here:1 there:1"], 2, ["bad address 'here:1 there:1'", "commas between them"]),
         (["consume", "clicks", "-b", "127.0.0.1:9876", "--prefetch-bytes-max", "1"], 2, ["--prefetch-bytes-max"]),
         (["dev", "--port", "99999"], 2, ["from --port is not within 0 to 65535"]),
         (["dev", "--port", "x"], 2, ["can't be read (write it as a whole number)"]),
@@ -229,6 +230,11 @@ def test_no_exit_code_is_hidden_by_a_wider_class() -> None:
             "soft 10MiB/s",
         ),
         ('[kafak]\nprefix = "p."', "unknown section [kafak] in memq.toml", "did you mean '[kafka]'?"),
+        (
+            "[broker]\nport = 1",
+            "unknown section [broker] in memq.toml",
+            "settings of brokers and clients have no section",
+        ),
         ("[tables]\nx = 1", "unknown section [tables] in memq.toml", "known are [s3], [kafka], [zookeeper]"),
     ],
 )

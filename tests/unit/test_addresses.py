@@ -24,6 +24,14 @@ def test_bad_port_is_quoted_in_the_error(port: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("text", ["here:1 there:1", "here 9876", "here\tthere:1", "here there"])
+def test_an_address_with_a_blank_is_refused(text: str) -> None:
+    with pytest.raises(UnreachableError, match="bad address") as caught:
+        parse_address(text)
+    assert "commas" in caught.value.hint
+    assert parse_address(" here:1 ") == ("here", 1), "blanks around an address do not matter"
+
+
 @given(st.text(max_size=30))
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
