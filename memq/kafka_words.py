@@ -14,6 +14,7 @@ _COMPACTION = "memq removes records by age and size: retention_ms and retention_
 _FETCH = "memq's word is prefetch_bytes_max"
 _RECORD = "memq's word is record_bytes_max, a setting of the topic"
 _BEATS = "leave it out: a consumer sends heartbeats by itself; session_timeout_ms is the silence after which it is out"
+_OPTIONS = "each setting has an option of its own; a file of settings is --config FILE"
 _TOPIC = "the topic needs no option: write its name after the command, as in memq produce TOPIC"
 
 # In lower case, with `_` for `.` and `-`.
@@ -92,6 +93,12 @@ KAFKA_WORDS: dict[str, str] = {
     "topic_configs": "memq's word is settings; of memq topic it is --set KEY=VALUE",
     "t": _TOPIC,
     "topic": _TOPIC,
+    # tools
+    "consumer_property": _OPTIONS,
+    "max_messages": "the number of records is -c of memq consume",
+    "producer_property": _OPTIONS,
+    "property": _OPTIONS,
+    "reset_offsets": "that is a command: memq group reset",
     # brokers
     "advertised_listeners": "memq's word is advertise, as HOST:PORT",
     "auto_create_topics_enable": "memq's word is auto_create_topics",

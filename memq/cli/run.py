@@ -164,9 +164,11 @@ def _describe(error: Exception) -> tuple[str, str]:
         text, known = error.format_message().rstrip("."), f"see {command} --help"
         text = text.replace("is not a valid integer range", "is not a whole number")
         if isinstance(error, click.NoSuchOption):
-            known = _other_word(error.option_name, command) or known
+            known = _other_word(error.option_name, command) or _own_word(error.option_name, error.ctx) or known
         if found := _KNOWN.search(text):
             text, known = text[: found.start()], found[1]
+        if isinstance(error, click.NoSuchOption) and "--set" in _options_of(error.ctx):
+            known = _topic_setting(error.option_name) or kafka_hint(error.option_name) or known
         return text[:1].lower() + text[1:], known[:1].lower() + known[1:]
     if isinstance(error, click.ClickException):
         return error.format_message(), ""
@@ -177,6 +179,32 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, UnicodeError):
         return f"input is not UTF-8: {error}", "values of any bytes go through --input json as value_base64"
     return f"internal error: {type(error).__name__}: {error}", "this is a fault of memq: MEMQ_DEBUG=1 shows where"
+
+
+def _topic_setting(option: str) -> str:
+    """Return the hint for a setting of a topic that was written as an option; "" for others."""
+    from memq.topic import TopicSettings
+
+    name = option.strip("-").replace("-", "_")
+    return f"write it as --set {name}=VALUE" if name in TopicSettings.__struct_fields__ else ""
+
+
+def _own_word(option: str, context: click.Context | None) -> str:
+    """Return the hint for a command written as an option, or for a letter near another; "" for others."""
+    if context is not None and isinstance(context.command, click.Group):
+        name = option.strip("-")
+        return f"that is a command: {context.command_path} {name}" if name in context.command.commands else ""
+    options = _options_of(context)
+    letter = option.strip("-")
+    if len(letter) == 1:
+        other_case = f"-{letter.swapcase()}"
+        near = [other_case] if other_case in options else [each for each in options if each.startswith(f"--{letter}")]
+        return f"did you mean {' or '.join(near)}?" if near else ""
+    return ""
+
+
+def _options_of(context: click.Context | None) -> list[str]:
+    return [] if context is None else [option for each in context.command.params for option in each.opts]
 
 
 def _other_word(option: str, command: str) -> str:
