@@ -224,6 +224,7 @@ class AsyncAdmin(KafkaHints, AsyncClosing):
             before.append((await self._totals_before(found, partition, position)).records)
         return before[1] - before[0]
 
+    @with_kafka_hints
     async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.
 
@@ -520,6 +521,7 @@ class Admin(KafkaHints, BlockingClient):
         """
         return self._background.run(self._core.count(topic, first, last))
 
+    @with_kafka_hints
     def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.
 

@@ -13,7 +13,7 @@ from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import NAME_CHARS_MAX
 from memq.runtime.runtime import Runtime
-from memq.topic import check_name
+from memq.topic import TopicSettings, check_name
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -39,14 +39,17 @@ def public_name(name: str) -> Callable[[Function], Function]:
 def with_kafka_hints(function: Function) -> Function:
     """Return the method with hints for users of Kafka.
 
-    An argument that only Kafka has raises UnknownSettingError with memq's word.
+    An argument that only Kafka has raises UnknownSettingError with memq's word. So does a setting of topics, if the
+    method takes these as `settings`.
     """
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
         for word in named:
-            if word not in known and (hint := kafka_hint(word)):
+            setting = "settings" in known and word in TopicSettings.__struct_fields__
+            hint = f"write settings={{'{word}': …}}" if setting else kafka_hint(word)
+            if hint and word not in known:
                 raise UnknownSettingError(f"{function.__qualname__}() has no argument '{word}'", hint=hint)
         if len(args) == 2 and isinstance(args[1], Mapping):  # of a client of confluent-kafka
             hints = [f"{word}: {hint}" for word in args[1] if (hint := kafka_hint(str(word)))]

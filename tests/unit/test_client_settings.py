@@ -148,6 +148,24 @@ def test_a_consumer_that_asks_for_what_is_not_there(settings: dict[str, Any], ki
 
 
 @pytest.mark.parametrize(
+    ("start", "hint"),
+    [
+        ("earliest", "memq's word is 'beginning'"),
+        ("Latest", "memq's word is 'end'"),
+        ("0:17:3", "write memq.Position.parse('0:17:3')"),
+        ("2026-01-31T08:00:00Z", "write datetime.fromisoformat('2026-01-31T08:00:00Z')"),
+        ("2026-01-31", "write datetime.fromisoformat('2026-01-31').astimezone()"),
+        ("middle", "use 'beginning', 'end', a datetime or a memq.Position"),
+    ],
+)
+def test_a_consumer_with_a_text_as_its_start_says_what_to_write(start: str, hint: str) -> None:
+    for point in ("start", "end"):
+        with pytest.raises(InvalidRequestError, match=f"{point} = '{start}' is not a position") as refused:
+            memq.Consumer("127.0.0.1:1", "clicks", **{point: start})  # type: ignore[arg-type]
+        assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"topics": ["a", "b"], "start": "end", "end": datetime(2026, 1, 1, tzinfo=UTC)},

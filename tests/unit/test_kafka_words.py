@@ -54,6 +54,17 @@ def test_dots_dashes_and_capitals_do_not_matter() -> None:
             "create_topic() has no argument 'replication_factor'",
             "no replicas",
         ),
+        (
+            lambda: ANY.Admin.create_topic(None, "t", retention_ms=5),
+            "create_topic() has no argument 'retention_ms'",
+            "write settings={'retention_ms': …}",
+        ),
+        (
+            lambda: ANY.aio.Admin.alter_topic(None, "t", batch_age_ms_max=5),
+            "alter_topic() has no argument 'batch_age_ms_max'",
+            "write settings={'batch_age_ms_max': …}",
+        ),
+        (lambda: ANY.Admin.alter_topic(None, "t", config={}), "alter_topic() has no argument 'config'", "settings"),
         (lambda: parse_settings({"cleanup.policy": "compact"}, TopicSettings()), "'cleanup.policy'", "retention_bytes"),
         (lambda: load_settings({}, {"MEMQ_BOOTSTRAP_SERVERS": HERE}), "MEMQ_BOOTSTRAP_SERVERS", "word is brokers"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
 OnExpired = Literal["fail", "skip"]
 BEGINNING, END = "beginning", "end"
+_KAFKA_POINTS = {"earliest": BEGINNING, "smallest": BEGINNING, "latest": END, "largest": END}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -92,14 +94,25 @@ def topics_of(topics: str | bytes | Sequence[str]) -> tuple[str, ...]:
     return tuple(topics)
 
 
+def _point_hint(text: str) -> str:
+    """Return what to write in place of a text that names no point."""
+    if text.lower() in _KAFKA_POINTS:
+        return f"memq's word is '{_KAFKA_POINTS[text.lower()]}'"
+    with contextlib.suppress(InvalidRequestError):
+        Position.parse(text)
+        return f"write memq.Position.parse('{text[:60]}')"
+    with contextlib.suppress(ValueError):
+        zone = "" if datetime.fromisoformat(text).tzinfo else ".astimezone()"
+        return f"write datetime.fromisoformat('{text[:60]}'){zone}"
+    return "use 'beginning', 'end', a datetime or a memq.Position"
+
+
 def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
     """Refuse an invalid start or end. Raises: InvalidRequestError, TypeError."""
     if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
         raise TypeError(f"{name} must be 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
     if isinstance(point, str) and point not in (BEGINNING, END):
-        raise InvalidRequestError(
-            f"{name} = '{point[:60]}' is not a position", hint="use 'beginning', 'end', a datetime or a memq.Position"
-        )
+        raise InvalidRequestError(f"{name} = '{point[:60]}' is not a position", hint=_point_hint(point))
     if isinstance(point, datetime) and point.tzinfo is None:
         raise InvalidRequestError(
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
