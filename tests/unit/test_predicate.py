@@ -133,6 +133,32 @@ def test_a_malformed_condition_is_refused_with_the_place_of_the_mistake(text: st
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("region == 'EU'", "a single ="),
+        ("region = 'EU", "begins and ends with a single quote"),
+        ('region = "EU', "texts are in single quotes"),
+        ("content-type = 'x'", 'in double quotes: "content-type"'),
+        ("a = 1 && b = 2", "write AND"),
+        ("a = 1 || b = 2", "write OR"),
+        ("!urgent", "write NOT"),
+        ("region like 'E%'", "patterns can't be searched"),
+        ("amount = NULL", "write IS NULL or IS NOT NULL"),
+        ("amount IN (1) OR null <> amount", "write IS NULL or IS NOT NULL"),
+    ],
+)
+def test_a_condition_with_a_usual_mistake_says_what_to_write(text: str, hint: str) -> None:
+    with pytest.raises(InvalidFilterError) as refused:
+        Condition(text)
+    assert hint in refused.value.hint
+
+
+def test_a_header_may_have_the_name_null_in_double_quotes() -> None:
+    assert holds('"NULL" = 1', NULL=b"1")
+    assert holds('"NULL" IS NOT NULL', NULL=b"1")
+
+
 def test_a_condition_has_bounds() -> None:
     assert holds("(" * 500 + "a = 1" + ")" * 500, a=b"1")
     assert holds("NOT " * (DEPTH_MAX - 1) + "a = 1", a=b"1") is (DEPTH_MAX % 2 == 1)

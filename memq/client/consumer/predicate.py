@@ -88,6 +88,17 @@ _TOKENS = {  # of the grammar, as they are named in an error; the others are wor
     "COMMA": "','",
     "$END": "the end",
 }
+# What a condition has where it can't be read, and what to write there.
+_MISTAKES = (
+    ("(?<==)=", "equality is written with a single ="),
+    ("'", "a text begins and ends with a single quote, and a quote in it is doubled"),
+    ('"', "a name in double quotes ends with one; texts are in single quotes"),
+    ("(?<=[A-Za-z0-9_.$])-", """write a name with a '-' in double quotes: "content-type\""""),
+    ("&", "write AND"),
+    (r"\|", "write OR"),
+    ("!", "write NOT, or <>"),
+    ("(?i:i?like\\b)", "patterns can't be searched: compare with =, IN or BETWEEN"),
+)
 
 
 class Condition:
@@ -144,6 +155,11 @@ class Condition:
 
     def _operand(self, tree: Any) -> Operand:
         token = str(tree.children[0])
+        if tree.data == "header" and token.upper() == "NULL":
+            raise InvalidFilterError(
+                f"where compares with NULL, which is never true: {self.text[:200]}",
+                hint='write IS NULL or IS NOT NULL; a header of this name is "NULL", in double quotes',
+            )
         if tree.data == "header":
             name = token[1:-1].replace('""', '"') if token.startswith('"') else token
             self._names[name] = None
@@ -166,7 +182,8 @@ def _malformed(text: str, at: int | None, names: Any) -> InvalidFilterError:
     expected = sorted({_TOKENS.get(name, name.lstrip("_")) for name in names})
     where = "at its end" if at is None else f"at character {at + 1}, '{text[at : at + 20]}'"
     wanted = f"; expected is {', '.join(expected)}" if expected else ""
-    return InvalidFilterError(f"where can't be read {where}{wanted}: {text[:200]}")
+    hint = "" if at is None else next((hint for start, hint in _MISTAKES if re.compile(start).match(text, at)), "")
+    return InvalidFilterError(f"where can't be read {where}{wanted}: {text[:200]}", hint=hint)
 
 
 def _number_of(text: str | bytes) -> int | float | None:
