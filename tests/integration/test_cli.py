@@ -105,6 +105,22 @@ def test_a_line_that_is_no_record_says_how_many_before_it_are_stored(memq: Memq)
     assert memq("consume", "broken", "-e").stdout == "a\nb\n"
 
 
+def test_a_filter_that_nothing_matches_says_how_many_records_were_read(memq: Memq) -> None:
+    line = '{"value": "a", "tag": "paid", "headers": [["amount", "5"]]}\n'
+    assert memq("produce", "filtered", "--input", "json", stdin=line * 3).returncode == 0
+    for wanted in (
+        ("--tags", "piad"),
+        ("--tags", "paid && open"),
+        ("--where", "amount > 5"),
+        ("--where", "Amount = 5"),
+    ):
+        done = memq("consume", "filtered", "-e", *wanted)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "memq: 3 records read, none matches the filter\n")
+    done = memq("consume", "filtered", "-e", "--tags", "paid")
+    assert (done.stdout, done.stderr) == ("a\n" * 3, "")
+    assert memq("consume", "filtered", "-e", "-o", "end", "--tags", "piad").stderr == "", "nothing was read"
+
+
 def test_kcats_letters(memq: Memq) -> None:
     summary = memq("produce", "kcat", "-K", ":", "-D", ";", "-Z", "-H", "h=1", "--json", stdin="a:1;b:;c")
     assert json.loads(summary.stdout)["acked"] == 3

@@ -47,10 +47,11 @@ class ConsumeRequest:
 
 @dataclass(slots=True)
 class PrintedCount:
-    """Counts of printed and skipped records."""
+    """Counts of printed, skipped and unwanted records."""
 
     records: int = 0
     damaged: int = 0
+    filtered: int = 0
 
 
 @click.command()
@@ -133,6 +134,8 @@ def consume(
         raise
     if tally.damaged:
         print_message(f"{count_text(tally.damaged, 'damaged block')} skipped")
+    if tally.filtered and not tally.records:  # a mistyped tag or header would look like an empty topic
+        print_message(f"memq: {count_text(tally.filtered, 'record')} read, none matches the filter")
 
 
 def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:
@@ -167,6 +170,7 @@ def _print_all(
                 if request.group is not None and printed == len(batch):
                     consumer.commit(batch)
                 return
+        tally.filtered = consumer.stats().counts.filtered_records
 
 
 def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consumer:
