@@ -105,6 +105,15 @@ def test_a_line_that_is_no_record_says_how_many_before_it_are_stored(memq: Memq)
     assert memq("consume", "broken", "-e").stdout == "a\nb\n"
 
 
+def test_lines_get_a_tag(memq: Memq) -> None:
+    assert memq("produce", "tagged", "--tag", "paid", stdin="a\nb\n").returncode == 0
+    assert memq("produce", "tagged", "--tag", "open", "-H", "h=1", stdin="c\n").returncode == 0
+    lines = '{"value": "d", "tag": "paid"}\n{"value": "e"}\n'
+    assert memq("produce", "tagged", "--tag", "open", "--input", "json", stdin=lines).returncode == 0
+    assert memq("consume", "tagged", "-e", "--tags", "paid").stdout == "a\nb\nd\n"
+    assert memq("consume", "tagged", "-e", "--tags", "open").stdout == "c\ne\n"
+
+
 def test_a_filter_that_nothing_matches_says_how_many_records_were_read(memq: Memq) -> None:
     line = '{"value": "a", "tag": "paid", "headers": [["amount", "5"]]}\n'
     assert memq("produce", "filtered", "--input", "json", stdin=line * 3).returncode == 0

@@ -39,6 +39,7 @@ INTERRUPTED_FLUSH_S = 0.3
 @click.option(
     "-H", "--header", "header", multiple=True, metavar="NAME=VALUE", help="A header of every record; repeatable."
 )
+@click.option("--tag", metavar="TAG", help="Tag of every record.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Separator of key and value in a line.")
 @click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")
@@ -52,6 +53,7 @@ def produce(
     partition: int | None,
     key: str | None,
     header: tuple[str, ...],
+    tag: str | None,
     key_separator: str | None,
     delimiter: str,
     null: bool,
@@ -69,7 +71,7 @@ def produce(
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     given = (_encode(key) or None) if null else _encode(key)
-    shape = Shape(topic, partition, given, _parse_headers(header), separator, null)
+    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null)
     clock = SystemClock()
     started = clock.monotonic()
     tally = SentCount()
@@ -186,6 +188,7 @@ class Shape:
     partition: int | None
     key: bytes | None
     headers: tuple[tuple[str, bytes], ...]
+    tag: str | None
     separator: bytes | None
     null_when_empty: bool
 
@@ -214,7 +217,7 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
         keys, values = _columns(records, shape)
         if shape.partition is None and not shape.headers:
             try:
-                producer.send_many(shape.topic, values, keys=keys)
+                producer.send_many(shape.topic, values, keys=keys, tag=shape.tag)
             except TooLargeError:
                 pass  # none was sent: one by one, the first that is too large is named, and those before it are sent
             else:
@@ -223,7 +226,9 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
                 return
         for record, value, key in zip(records, values, keys or [None] * len(values), strict=True):
             try:
-                producer.send(shape.topic, value, key=key, headers=shape.headers, partition=shape.partition)
+                producer.send(
+                    shape.topic, value, key=key, headers=shape.headers, tag=shape.tag, partition=shape.partition
+                )
             except TooLargeError as error:
                 text = f"record {tally.records + 1} of the input: {error}"
                 raise TooLargeError(text, hint=error.hint) from error
@@ -261,7 +266,7 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
                     key=shape.key if record.key is None else record.key,
                     headers=record.headers + shape.headers,
                     timestamp_ms=record.timestamp_ms,
-                    tag=record.tag,
+                    tag=shape.tag if record.tag is None else record.tag,
                     partition=shape.partition,
                 )
             except NotFoundError:  # of the topic or the partition
