@@ -22,6 +22,7 @@ from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.producer import Producer
 from memq.errors import (
     ClosedError,
+    GenerationFencedError,
     InvalidNameError,
     InvalidRequestError,
     InvalidSettingError,
@@ -214,6 +215,26 @@ def test_the_text_of_an_ack_names_its_producer_as_trace_takes_it(capsys: pytest.
         asked = ["--producer", producer_id, "--seq", str(ack.first_sequence), "-b", cluster.address]
         assert main(["trace", "t", *asked]) == 0
         assert f"producer {producer_id.removeprefix('0x')} sequence 0" in capsys.readouterr().out
+
+
+def test_a_position_in_a_partition_that_is_not_there_is_named_by_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with Cluster() as cluster, memq.Producer(cluster.address) as producer:
+        producer.send("t", b"v").result(timeout=10)
+        assert main(["trace", "t", "9:1:0", "-b", cluster.address]) == 3
+    assert "topic 't' has no partition 9 (it has 1, from 0 on)" in capsys.readouterr().err
+
+
+def test_a_batch_of_another_consumer_is_not_committed_and_the_error_says_so() -> None:
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address) as producer:
+            producer.send("t", b"v").result(timeout=10)
+        with memq.Consumer(cluster.address, "t", group="first") as first:
+            batch = first.poll(10)
+        assert batch is not None
+        with memq.Consumer(cluster.address, "t", group="second", start="end") as second:
+            assert second.poll(0.2) is None
+            with pytest.raises(GenerationFencedError, match="or by another consumer"):
+                second.commit(batch)
 
 
 def test_a_record_for_a_topic_of_memq_itself_is_refused() -> None:

@@ -98,6 +98,11 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
 async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups, int]:
     """Return sightings, positions of groups in their partitions, and how late queue times may be (ms)."""
     async with opened_topic(brokers, topic) as opened:
+        known = len(read_partitions(opened.topic))
+        if wanted.position is not None and wanted.position.read_partition >= known:
+            raise NotFoundError(
+                f"topic '{topic}' has no partition {wanted.position.read_partition}", hint=f"it has {known}, from 0 on"
+            )
         found: list[Sighting] = []
         seen: dict[tuple[int, int], None] = {}
         async for sighting in _sightings(opened, wanted):

@@ -584,4 +584,5 @@ class ConsumerCore:
 
 
 def _given_back(batch: Batch) -> GenerationFencedError:
-    return GenerationFencedError(f"{batch!r} was delivered before its partition was released or lost, or before a seek")
+    what = "was delivered before its partition was released or lost, before a seek, or by another consumer"
+    return GenerationFencedError(f"{batch!r} {what}")
