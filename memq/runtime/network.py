@@ -176,12 +176,15 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
     """Parse `host`, `host:port` or `[v6]:port`.
 
     Raises: UnreachableError when the port is not a number from 0 to 65535, or the text has a scheme, a path or a blank.
+    So it does for a port alone.
     """
     if "/" in text:
         raise UnreachableError(f"bad address '{text[:120]}'", hint="write HOST:PORT, without a scheme or a path")
     host, separator, port = text.strip().rpartition(":")
     if len((host if separator else port).split()) > 1:
         raise UnreachableError(f"bad address '{text[:120]}'", hint="write HOST:PORT, several with commas between them")
+    if not separator and port.isdigit():  # the system takes 9876 for the address 0.0.38.148
+        raise UnreachableError(f"address '{text[:120]}' has no host", hint="write HOST:PORT, as 127.0.0.1:9876")
     if not separator or (host.count(":") and not host.endswith("]")):
         return text.strip().strip("[]"), default_port
     if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:

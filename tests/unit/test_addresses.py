@@ -32,6 +32,14 @@ def test_an_address_with_a_blank_is_refused(text: str) -> None:
     assert parse_address(" here:1 ") == ("here", 1), "blanks around an address do not matter"
 
 
+@pytest.mark.parametrize("text", ["9876", " 80 ", "0"])
+def test_a_port_alone_is_no_address(text: str) -> None:
+    with pytest.raises(UnreachableError, match="has no host") as caught:
+        parse_address(text)
+    assert "127.0.0.1:9876" in caught.value.hint
+    assert parse_address(":9876") == ("127.0.0.1", 9876)
+
+
 @given(st.text(max_size=30))
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
