@@ -44,6 +44,12 @@ POINTER_BYTES_MAX = 64 * KIB
 POINTER_RANGES_MAX = 512
 NAMED_PRODUCERS_MAX = 128  # that a write partition remembers: all go into one pointer
 
+# State log.
+STATE_NAME_BYTES_MAX = 1_024  # of a machine, or of the broker in `opened`
+STATE_KEY_BYTES_MAX = 1_024  # first part of the keys of a snapshot
+STATE_PART_BYTES_MAX = 8 * MIB  # of a snapshot, before compression
+STATE_PARTS_MAX = 1_024
+
 # Staged commits.
 BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
 MANIFEST_BYTES_MAX = 64 * MIB

@@ -6,6 +6,7 @@
     <cluster>/staged/<writer>/commits/<batch id>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
+    <cluster>/state/<topic>/<topic id, 8 hex>/<read partition>/<epoch>-<offset>/<part>
     <cluster>/store-mark
     <cluster>/sweep/{pending,kept}/<digest of a prefix, 16 hex>/<since>-<digest of the content, 16 hex>
 
@@ -46,6 +47,7 @@ _WITHOUT_BATCHES = {
         ("list of a sweep", r"sweep/(pending|kept)/[0-9a-f]{16}/\d{16}-[0-9a-f]{16}"),
         ("manifest of a staged batch", r"commits/\d{19}"),
         ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
+        ("snapshot of a state log", r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/\d{10}-\d{16}/\d{4}"),
         ("part of a manifest", r"cold/parts/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
     )
 }
@@ -179,6 +181,24 @@ def compaction_manifest_number(key: str) -> tuple[int, int]:
     """Return read partition and number of a manifest by its key; (0, 0) for another key."""
     last = _COMPACTION_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
+
+
+def state_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
+    """Return the prefix of the snapshots of a state log, which is one read partition of a topic."""
+    return f"{cluster}/state/{topic}/{topic_id[:8]}/{partition:05d}/"
+
+
+def state_snapshot_key(cluster: str, topic: str, topic_id: str, partition: int, epoch: int, offset: int) -> str:
+    """Return the first part of the keys of a snapshot.
+
+    It has the state below `offset`, and the owner of `epoch` stored it.
+    """
+    return f"{state_prefix(cluster, topic, topic_id, partition)}{_number(epoch, 10)}-{_number(offset, 16)}"
+
+
+def state_part_key(snapshot_key: str, part: int) -> str:
+    """Return the key of one part of a snapshot, counted from 0."""
+    return f"{snapshot_key}/{_number(part, 4)}"
 
 
 def store_mark_key(cluster: str) -> str:

@@ -1,6 +1,7 @@
-"""Packed files in the store, a 16-byte head and packed JSON, and one kind of them: lists of a sweep.
+"""Packed files in the store, a 16-byte head and packed bytes, and one kind of them: lists of a sweep.
 
-Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) are the other kinds. The codec bounds
+Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) and parts of snapshots of a state log
+(`memq.format.state_snapshot`) are the other kinds. All but the last are JSON. The codec bounds
 the unpacked size. Magic and checksum protect every byte: a file is either whole or damaged.
 """
 
@@ -22,7 +23,7 @@ from memq.limits import COMPACTION_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSION
 MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
 HEAD = struct.Struct("<4sI BBB1x I")
-KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST = 1, 2, 3
+KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, KIND_STATE_PART = 1, 2, 3, 4
 KIND_AT = 9  # offset of the kind in the head
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
 LISTED_MAX = 10_000  # objects of one list: with the longest keys their JSON is 11 MB
@@ -30,7 +31,7 @@ Key = Annotated[str, Meta(max_length=1_024)]
 
 
 def pack_file(kind: int, raw: bytes, name: str, hint: str) -> bytes:
-    """Return a file with JSON of this kind; `name` is for its error. Raises: TooLargeError."""
+    """Return a file with content of this kind; `name` is for its error. Raises: TooLargeError."""
     if len(raw) > COMPACTION_RAW_BYTES_MAX:
         raise TooLargeError(f"{name} has {len(raw)} bytes, {COMPACTION_RAW_BYTES_MAX} are allowed", hint=hint)
     codec, payload = compress(raw, CODEC_ZSTD)
@@ -40,7 +41,7 @@ def pack_file(kind: int, raw: bytes, name: str, hint: str) -> bytes:
 
 
 def unpack_file(kind: int, data: Buffer, name: str) -> Buffer:
-    """Return the JSON of a file of this kind; `name` is for errors.
+    """Return the content of a file of this kind; `name` is for errors.
 
     Raises: CorruptDataError, UnsupportedFormatError.
     """

@@ -35,6 +35,15 @@ from memq.format.pointer import (
 )
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan, encode_report
 from memq.format.spool import encode_entry, encode_head
+from memq.format.state_entry import (
+    OpenedState,
+    StateDecision,
+    StateDecisions,
+    StateEntry,
+    StateSnapshot,
+    encode_state_entry,
+)
+from memq.format.state_snapshot import SavedState, encode_snapshot
 from memq.topic import Totals
 
 FOLDER = Path(__file__).parent
@@ -216,6 +225,24 @@ def make_compaction_manifest() -> CompactionManifest:
     )
 
 
+def make_state_entries() -> dict[str, StateEntry]:
+    """One entry of a state log of each kind, by file name."""
+    decisions = (StateDecision("groups", b"\x00join"), StateDecision("délais", b""))
+    named = StateSnapshot(
+        17, 4, 2, 60, 0x01020304, 2, "memq/state/_memq_state/00112233/00001/0000000003-0000000000000017"
+    )
+    return {
+        "state-opened.bin": StateEntry(3, 0, OpenedState(0x0102030405060708, "broker-1")),
+        "state-decisions.bin": StateEntry(3, 0, StateDecisions(decisions)),
+        "state-snapshot.bin": StateEntry(3, 1 << 40, named),
+    }
+
+
+def make_saved_state() -> SavedState:
+    """The state of two machines."""
+    return SavedState(17, 2, 4, {"groups": b"\x01\x02\x03", "délais": b""})
+
+
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
     files = {
@@ -226,6 +253,8 @@ def make() -> dict[str, bytes]:
     files["segment.spool"] = make_segment()
     files["manifest-part.bin"] = encode_manifest_part(make_manifest_part())
     files["compaction-manifest.bin"] = encode_compaction_manifest(make_compaction_manifest())
+    files |= {name: encode_state_entry(entry) for name, entry in make_state_entries().items()}
+    (files["state-snapshot-part.bin"],) = encode_snapshot(make_saved_state(), "key")[1]
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files

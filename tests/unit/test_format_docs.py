@@ -14,7 +14,7 @@ from hypothesis import given
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format import object as objects
-from memq.format import packed_file, pointer, report, spool
+from memq.format import packed_file, pointer, report, spool, state_entry, state_snapshot
 from memq.format.blocks import header as block
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import HEADER, BlockHeader
@@ -51,6 +51,11 @@ LAYOUTS: dict[str, tuple[struct.Struct, tuple[str, ...]]] = {
         ("magic", "checksum", "topic_id", "partition", "length", "queue_offset", "appended_ms"),
     ),
     "Head of a packed file": (packed_file.HEAD, ("magic", "checksum", "version", "kind", "codec", "raw_length")),
+    "Head of a state entry": (
+        state_entry.HEAD,
+        ("magic", "checksum", "version", "kind", "flags", "epoch", "number"),
+    ),
+    "Head of a snapshot": (state_snapshot.HEAD, ("magic", "version", "machines", "epoch", "offset", "number")),
     "Frame prefix": (frames.PREFIX, ("length", "api", "flags", "stream", "argument")),
 }
 
@@ -86,6 +91,8 @@ def test_bounds_codecs_flags_and_apis_are_those_of_the_code() -> None:
     flags = {row["flag"]: int(row["bit"]) for row in read_table(PAGE, "Block header", "flag")}
     assert all(getattr(block, name) == bit for name, bit in flags.items())
     assert sum(flags.values()) == block.FLAGS_KNOWN
+    kinds = {row["kind"]: int(row["number"]) for row in read_table(PAGE, "Head of a state entry", "number")}
+    assert kinds == state_entry.KINDS
     apis = {row["api"]: int(row["number"]) for row in read_table(PAGE, "Frame prefix", "number")}
     assert apis == {api.name: int(api) for api in frames.Api}
 
@@ -96,6 +103,7 @@ def test_magics_are_those_of_the_code() -> None:
         for heading in (
             *("Block header", "Index head", "Trailer"),
             *("Segment head", "Segment entry", "Head of a packed file"),
+            *("Head of a state entry", "Head of a snapshot"),
         )
         for row in read_table(PAGE, heading, "at")
         if row["field"] == "magic"
@@ -107,6 +115,8 @@ def test_magics_are_those_of_the_code() -> None:
         "Segment head": spool.MAGIC,
         "Segment entry": spool.ENTRY_MAGIC,
         "Head of a packed file": packed_file.MAGIC,
+        "Head of a state entry": state_entry.MAGIC,
+        "Head of a snapshot": state_snapshot.MAGIC,
     }
 
 

@@ -10,6 +10,8 @@ from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
 from memq.format.spool import decode_segment
+from memq.format.state_entry import decode_state_entry
+from memq.format.state_snapshot import decode_part, decode_snapshot, encode_snapshot
 from tests.golden.make import (
     FOLDER,
     full_builder,
@@ -18,6 +20,8 @@ from tests.golden.make import (
     make_manifest_part,
     make_pointers,
     make_reports,
+    make_saved_state,
+    make_state_entries,
     seal,
 )
 
@@ -62,6 +66,17 @@ def test_the_segment_holds_its_blocks() -> None:
 def test_the_files_of_a_compacted_part_read_as_they_were_meant() -> None:
     assert decode_manifest_part((FOLDER / "manifest-part.bin").read_bytes()) == make_manifest_part()
     assert decode_compaction_manifest((FOLDER / "compaction-manifest.bin").read_bytes()) == make_compaction_manifest()
+
+
+@pytest.mark.parametrize("name", make_state_entries())
+def test_entries_of_a_state_log_read_as_they_were_meant(name: str) -> None:
+    assert decode_state_entry((FOLDER / name).read_bytes()) == make_state_entries()[name]
+
+
+def test_the_snapshot_of_a_state_log_reads_as_it_was_meant() -> None:
+    named, _ = encode_snapshot(make_saved_state(), "key")
+    piece = decode_part((FOLDER / "state-snapshot-part.bin").read_bytes())
+    assert decode_snapshot(named, [piece]) == make_saved_state()
 
 
 @pytest.mark.parametrize("name", make_pointers())
