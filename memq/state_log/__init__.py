@@ -1,0 +1,41 @@
+"""The state log: the replicated log of a service partition. Promise: each answer is in the log.
+
+A service partition is one read partition of an internal topic. Its owner hosts *machines*: deterministic state that
+changes by decisions only. Each decision is in the log before its answer goes out, and every later owner has exactly
+the same state. The log alone decides, without clocks. docs/state-log.md has the rules S1 to S9.
+
+`fold.py` (S1), `opening.py` (S2) and `owner.py` (S3 to S8) decide; `state_log.py` and `snapshot_store.py` act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+Answer = object
+
+
+class StateMachine(Protocol):
+    """State that is a function of the decisions in the log.
+
+    Promises: `apply` is total and deterministic. It reads no clock and draws no numbers: times, random numbers and ids
+    are in the decision (S3). Its answer says what the decision did in the state that all earlier decisions made, also
+    that it did nothing.
+    Raises: UnsupportedFormatError for a decision or a state of a newer version; CorruptDataError for an invalid one.
+    After an error the machine is not used any more.
+    """
+
+    def apply(self, body: bytes) -> Answer:
+        """Change the state by one decision, and return its answer."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """Return the whole state. `restore` with these bytes gives a machine that behaves the same."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Replace the state, which is empty, by one that `snapshot` returned."""
+        ...
+
+
+Machines = Callable[[], Mapping[str, StateMachine]]  # makes all machines of a log, with empty states

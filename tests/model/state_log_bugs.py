@@ -1,0 +1,180 @@
+"""The rules S1 to S7 of the state log, each left out in the product's code: some schedule of the model fails.
+
+`python -m tests.model.state_log_bugs [NAME-PART] [SCHEDULES]` searches; without a bug of that name, all rules hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.model.state_log import run
+from tests.simulation.bug import Change, Planted, body, first, instead, swap
+from tests.simulation.planted_bugs import plant
+
+FOLD, OPENING, OWNER = "memq.state_log.fold", "memq.state_log.opening", "memq.state_log.owner"
+
+
+def bug(module: str, target: str, change: Change) -> tuple[Planted, ...]:
+    """Return a bug of one change."""
+    return (Planted(target, module, target, change),)
+
+
+_ANY_ENTRY = bug(OWNER, "StateOwner._is_expected", body("return True"))
+BUGS: dict[str, tuple[Planted, ...]] = {
+    "S1: late entries of a former owner are applied": bug(
+        FOLD,
+        "StateFold.meet",
+        first(
+            "if entry.epoch < self.epoch and isinstance(entry.content, StateDecisions):\n"
+            "    for name, part in entry.content.decisions:\n"
+            "        self.machines[name].apply(part)\n"
+        ),
+    ),
+    "S1: a copy is applied again": bug(
+        FOLD, "StateFold._judge", swap("(entry.epoch, entry.number) == expected", "entry.epoch == self.epoch")
+    ),
+    "S1: an `opened` of the same epoch counts": bug(
+        FOLD, "StateFold._judge", swap("entry.epoch > self.epoch", "entry.epoch >= self.epoch")
+    ),
+    "S2: the own `opened` is not checked": bug(OPENING, "check_opened", body("pass")),
+    "S2: two openers of one epoch own it": (
+        *bug(OPENING, "check_opened", swap("(fold.epoch, fold.nonce) != (epoch, nonce)", "fold.epoch != epoch")),
+        *_ANY_ENTRY,
+    ),
+    "S2: the entries just before the own `opened` are not read": bug(
+        OPENING,
+        "LogScan.fold",
+        instead(
+            "fold.meet",
+            "for offset, entry, _ in self._entries:\n"
+            "    if offset >= fold.offset:\n"
+            "        if self.end - 4 < offset and not isinstance(entry.content, OpenedState):\n"
+            "            fold.offset += 1\n"
+            "        else:\n"
+            "            fold.meet(offset, entry)\n",
+        ),
+    ),
+    "S4: an answer goes out at any offset": bug(
+        OWNER, "StateOwner.published", first("self.fold.offset = max(self.fold.offset, offset)")
+    ),
+    "S4: an answer goes out before its entry counts": bug(
+        OWNER,
+        "StateOwner.failed",
+        first(
+            "for ticket, _ in self._sealed.tickets if self._sealed else ():\n"
+            "    self._settled.append(Settled(ticket, ProposalFate.COUNTS, True))\n"
+        ),
+    ),
+    "S5: a timeout is answered as failed": bug(
+        OWNER,
+        "StateOwner.failed",
+        first(
+            "for ticket, _ in self._sealed.tickets if self._sealed else ():\n"
+            "    self._settled.append(Settled(ticket, ProposalFate.VOID))\n"
+        ),
+    ),
+    "S5: an owner that is refused is fenced without a read": bug(
+        OWNER, "StateOwner.failed", body("self._fence(EpochFencedError('refused'))")
+    ),
+    "S5: an owner that has lost track says that nothing was done": bug(
+        OWNER, "StateOwner.end", swap("ProposalFate.UNKNOWN", "ProposalFate.VOID")
+    ),
+    "S5: other bytes under the same number": (
+        *bug(
+            OWNER,
+            "StateOwner.next_step",
+            first(
+                "old = self._sealed\n"
+                "if old and self._waiting and not self._unread and isinstance(old.entry.content, StateDecisions):\n"
+                "    parts = iter(old.entry.content.decisions)\n"
+                "    again = [(ticket, next(parts) if decides else None) for ticket, decides in old.tickets]\n"
+                "    self._waiting.extendleft(reversed(again))\n"
+                "    self._sealed = None\n"
+            ),
+        ),
+        *_ANY_ENTRY,
+    ),
+    "S6: a read is answered at once": bug(
+        OWNER,
+        "StateOwner.propose",
+        first(
+            "if decision is None:\n"
+            "    self._tickets += 1\n"
+            "    self._settled.append(Settled(self._tickets, ProposalFate.COUNTS))\n"
+            "    return self._tickets\n"
+        ),
+    ),
+    "S6: the proof was handed over before the read came in": bug(
+        OWNER,
+        "StateOwner.propose",
+        first(
+            "if decision is None and self._sealed is not None:\n"
+            "    self._tickets += 1\n"
+            "    self._sealed.tickets += ((self._tickets, False),)\n"
+            "    return self._tickets\n"
+        ),
+    ),
+    "S7: the log is trimmed before the snapshot's entry counts": bug(
+        OWNER, "StateOwner.name", first("self._trims.append(TrimStep(snapshot.offset, None))")
+    ),
+    "S7: the log is trimmed up to its end": bug(
+        OWNER, "StateOwner._counts", swap("sealed.entry.content.offset", "self.fold.offset")
+    ),
+    "S7: the last snapshot is deleted before the next one counts": bug(
+        OWNER, "StateOwner.name", first("self._trims.append(TrimStep(0, self.fold.snapshot))")
+    ),
+    "S7: a snapshot has what is on its way": bug(
+        OWNER,
+        "StateOwner.save",
+        first(
+            "content = self._sealed.entry.content if self._sealed else None\n"
+            "if isinstance(content, StateDecisions):\n"
+            "    saved, machine = self.fold.save(), type(self.fold.machines['slots'])()\n"
+            "    machine.restore(saved.machines['slots'])\n"
+            "    for _, part in content.decisions:\n"
+            "        machine.apply(part)\n"
+            "    return SavedState(saved.offset, saved.epoch, saved.number, {'slots': machine.snapshot()})\n"
+        ),
+    ),
+    "S7: a snapshot without epoch and number": bug(
+        FOLD,
+        "StateFold.save",
+        swap("SavedState(self.offset, self.epoch, self.number, states)", "SavedState(self.offset, 1, 0, states)"),
+    ),
+    "S7: a snapshot is believed by a void entry": bug(
+        OPENING,
+        "LogScan.add",
+        swap("(decoded.epoch, number) <= (self.highest_epoch, self._number)", "decoded.epoch < 0"),
+    ),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Leave out one rule while the block runs."""
+    with ExitStack() as stack:
+        for part in BUGS[name]:
+            stack.enter_context(plant(part))
+        yield
+
+
+def first_found(seeds: range) -> tuple[int, str] | None:
+    """Return the first seed of a range that breaks a promise, and which one; None if none does."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except Exception as error:  # noqa: BLE001 - under a bug the owner may fail in any way
+            return seed, str(error) or type(error).__name__
+    return None
+
+
+if __name__ == "__main__":
+    part, schedules = [*sys.argv[1:], "", ""][:2]
+    chosen = [name for name in BUGS if part in name]
+    for name in chosen:
+        with planted(name):
+            print(f"{name}: {first_found(range(int(schedules or 1_000)))}", flush=True)
+    if not chosen:
+        print(f"all rules: {first_found(range(int(schedules or 1_000)))}")
