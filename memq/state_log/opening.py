@@ -7,12 +7,13 @@ log is trimmed only below the offset of a snapshot whose entry counts. This entr
 
 **A hole** of offsets in a log is a trim, or a loss. Entries before it say nothing about the state after it: the last
 entries of an epoch may be in the hole, and nothing shows that they are missing. So the log begins after the last hole.
+A damaged entry is a hole, too.
 """
 
 from __future__ import annotations
 
 from memq.errors import EpochFencedError, LogLostError
-from memq.format.state_entry import OpenedState, StateEntry, StateSnapshot, decode_state_entry
+from memq.format.state_entry import OpenedState, StateEntry, StateSnapshot
 from memq.format.state_snapshot import SavedState
 from memq.notification import Entry
 from memq.state_log import Machines
@@ -30,13 +31,12 @@ class LogScan:
         self._number = -1  # the highest one of the highest epoch; -1: only its `opened`, or nothing
         self._entries: list[tuple[int, StateEntry, int]] = []  # offset, entry, bytes
 
-    def add(self, entry: Entry) -> None:
-        """Take the next entry. Raises: CorruptDataError, UnsupportedFormatError (S8)."""
+    def add(self, entry: Entry, decoded: StateEntry) -> None:
+        """Take the next entry of the log, and its content."""
         if entry.offset < self.end:
             return
-        decoded = decode_state_entry(entry.body)
         if entry.offset > self.end:
-            self.begin, self._entries = entry.offset, []
+            self.pass_over(entry.offset)
         self.end = entry.offset + 1
         self._entries.append((entry.offset, decoded, len(entry.body)))
         number = -1 if isinstance(decoded.content, OpenedState) else decoded.number
@@ -46,6 +46,11 @@ class LogScan:
         if isinstance(decoded.content, StateSnapshot):
             self.snapshot = decoded.content
             self._entries = [each for each in self._entries if each[0] >= self.snapshot.offset]
+
+    def pass_over(self, next_: int) -> None:
+        """Begin the log at `next_`: entries before it are missing, or damaged."""
+        self.begin = self.end = next_
+        self._entries = []
 
     def fold(self, machines: Machines, saved: SavedState | None) -> StateFold:
         """Return the fold of what counts; `saved` is the content of `snapshot`, if there is one.

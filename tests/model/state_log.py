@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 
 from memq.errors import EpochFencedError, LogLostError
@@ -224,7 +224,7 @@ class StateLogModel:
         self.highest_published = max(self.highest_published, entry.epoch)
         self.log.append(flight.body)
         self.reference.land(entry)
-        self.check_failed()
+        self._check_failed()
         self.note("lands twice" if chance == 1 else "lands", f"@{len(self.log) - 1} {entry}")
         if waits and chance == 2:
             self.note("refused but landed")
@@ -265,10 +265,9 @@ class StateLogModel:
         """Forget all that a process knows."""
         for client in broker.claims.values():
             self.clients[client].waits = False
-        self.brokers[broker.index] = Broker(broker.index, broker.connection + 1)
-        for name in Broker.__slots__:
-            setattr(broker, name, getattr(self.brokers[broker.index], name))
-        self.brokers[broker.index] = broker
+        fresh = Broker(broker.index, broker.connection + 1)
+        for each in fields(Broker):
+            setattr(broker, each.name, getattr(fresh, each.name))
 
     def load(self, broker: Broker) -> None:
         """Read some entries of the log, up to its end; then fold it. A queue that lags ends it at the own `opened`."""
@@ -276,7 +275,7 @@ class StateLogModel:
             broker.scan = LogScan(self.begin)
             broker.load_end = self.draw.choice((broker.opened_at + 1, len(self.log)))
         for entry in self.entries(broker.scan.end, broker.load_end)[: self.draw.randint(1, 6)]:
-            broker.scan.add(entry)
+            broker.scan.add(entry, decode_state_entry(entry.body))
         if max(self.begin, broker.scan.end) >= broker.load_end:
             self.fold(broker, broker.scan)
 
@@ -305,7 +304,7 @@ class StateLogModel:
             broker.mode = Mode.OWNS
             broker.owner = StateOwner(fold, SnapshotPace(1e9, scan.uncovered_bytes(), self.now_s))
             broker.scan = None
-            self.check(broker)
+            self._check(broker)
 
     # ---- the owner ---------------------------------------------------------------------------
 
@@ -378,7 +377,7 @@ class StateLogModel:
             return
         for ticket, fate, answer in owner.take_settled():
             if ticket in broker.claims:
-                self.tell(broker.claims.pop(ticket), fate, answer)
+                self._tell(broker.claims.pop(ticket), fate, answer)
             elif ticket in broker.reads:
                 known = broker.reads.pop(ticket)
                 slots = owner.fold.machines[MACHINE]
@@ -393,9 +392,9 @@ class StateLogModel:
             self.note("ends", f"b{broker.index}: {owner.end_cause}")
             self.restart(broker)
         else:
-            self.check(broker)
+            self._check(broker)
 
-    def check(self, broker: Broker) -> None:
+    def _check(self, broker: Broker) -> None:
         """Compare an owner's state with the fold of the log."""
         assert broker.owner is not None, "no owner"
         fold = broker.owner.fold
@@ -415,7 +414,7 @@ class StateLogModel:
         self.note("claims", f"client {number} slot {client.slot} at b{broker.index}")
         broker.claims[owner.propose(StateDecision(MACHINE, bytes((client.slot, number))))] = number
 
-    def tell(self, number: int, fate: ProposalFate, answer: object) -> None:
+    def _tell(self, number: int, fate: ProposalFate, answer: object) -> None:
         """A client gets the outcome of its claim."""
         client = self.clients[number]
         client.waits = False
@@ -424,7 +423,7 @@ class StateLogModel:
             return
         if fate is ProposalFate.VOID:
             client.failed = client.sent == 1
-            self.check_failed()
+            self._check_failed()
             return
         client.answer = bool(answer)
         self.won.add(client.slot)
@@ -447,15 +446,15 @@ class StateLogModel:
             (action, broker)
             for action, weight in self.weights.items()
             for broker in (self.brokers if action not in QUEUE_ACTIONS else self.brokers[:1])
-            if (BROKERS if action in QUEUE_ACTIONS else broker.index) not in paused and self.can(action, broker)
+            if (BROKERS if action in QUEUE_ACTIONS else broker.index) not in paused and self._can(action, broker)
         ]
         if not choices:
             return
         action, broker = self.draw.choices(choices, [self.weights[action] for action, _ in choices])[0]
-        self.do(action, broker)
+        self._do(action, broker)
         self.settle(broker)
 
-    def can(self, action: str, broker: Broker) -> bool:
+    def _can(self, action: str, broker: Broker) -> bool:
         """Whether an action is possible."""
         owner = broker.owner
         if action == "network":
@@ -480,7 +479,7 @@ class StateLogModel:
             return not broker.in_flight and broker.reading is None
         return action != "snapshot" or not owner.naming
 
-    def do(self, action: str, broker: Broker) -> None:
+    def _do(self, action: str, broker: Broker) -> None:
         """Do an action."""
         owner = broker.owner
         if action == "network":
@@ -509,7 +508,7 @@ class StateLogModel:
             }
             owners[action](broker, owner)
 
-    def check_failed(self) -> None:
+    def _check_failed(self) -> None:
         """What was told as not done must never count, unless it was sent again."""
         for number, client in enumerate(self.clients):
             if client.failed and client.sent == 1 and number in self.reference.counted:
@@ -519,7 +518,7 @@ class StateLogModel:
         """At the end the next opener finds the state of the log."""
         scan = LogScan(self.begin)
         for entry in self.entries(self.begin, len(self.log)):
-            scan.add(entry)
+            scan.add(entry, decode_state_entry(entry.body))
         if scan.snapshot is not None and scan.snapshot.key not in self.store:
             raise BrokenPromiseError(f"the last snapshot, '{scan.snapshot.key}', is gone")
         try:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.model.state_log import run
+from tests.model import state_log as model
+from tests.simulation import state_log_cluster
 from tests.simulation.bug import Change, Planted, body, first, instead, swap
 from tests.simulation.planted_bugs import plant
 
@@ -150,18 +151,58 @@ BUGS: dict[str, tuple[Planted, ...]] = {
     ),
 }
 
+SHELL = "memq.state_log.state_log"
+SHELL_BUGS: dict[str, tuple[Planted, ...]] = {  # of the shell, which the model does not run
+    "S2: the log is read before `opened` is published": bug(
+        SHELL,
+        "StateLog._load",
+        body(
+            "scan = await self._scan(0)\n"
+            "fold = scan.fold(self._machines, await self._snapshots.get(scan.snapshot) if scan.snapshot else None)\n"
+            "fold.offset = await self._publish_opened(opened) + 1\n"
+            "fold.epoch, fold.nonce, fold.number = opened.epoch, nonce, 0\n"
+            "return StateOwner(fold, SnapshotPace(1.0, 0, self._now()))\n"
+        ),
+    ),
+    "S5: a log that is closed says that nothing was done": bug(
+        SHELL, "StateLog.close", swap("owner.end", "owner._fence")
+    ),
+    "S6: a read of the queue is a proof": bug(
+        SHELL,
+        "StateLog.fresh",
+        body(
+            "owner = self._live_owner()\n"
+            "scan = await self._scan(0)\n"
+            "if scan.highest_epoch > owner.epoch:\n"
+            "    raise MovedError('another owner')\n"
+            "return owner.epoch\n"
+        ),
+    ),
+    "S7: a snapshot is named that is not stored": bug(
+        "memq.state_log.snapshot_store",
+        "SnapshotStore.put",
+        body(
+            "snapshot, parts = encode_snapshot(saved, key)\n"
+            "try:\n"
+            "    await self._store.put(state_part_key(key, 0), parts, crc32c(parts[0]))\n"
+            "finally:\n"
+            "    return snapshot\n"
+        ),
+    ),
+}
+
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Leave out one rule while the block runs."""
     with ExitStack() as stack:
-        for part in BUGS[name]:
+        for part in (BUGS | SHELL_BUGS)[name]:
             stack.enter_context(plant(part))
         yield
 
 
-def first_found(seeds: range) -> tuple[int, str] | None:
-    """Return the first seed of a range that breaks a promise, and which one; None if none does."""
+def first_found(seeds: range, run: Callable[[int], object] = model.run) -> tuple[int, str] | None:
+    """Return the first seed of a range that fails, and how; None if none does."""
     for seed in seeds:
         try:
             run(seed)
@@ -172,9 +213,10 @@ def first_found(seeds: range) -> tuple[int, str] | None:
 
 if __name__ == "__main__":
     part, schedules = [*sys.argv[1:], "", ""][:2]
-    chosen = [name for name in BUGS if part in name]
-    for name in chosen:
+    count = int(schedules or 1_000)
+    for name in [name for name in BUGS | SHELL_BUGS if part in name]:
+        runner = model.run if name in BUGS else state_log_cluster.run
         with planted(name):
-            print(f"{name}: {first_found(range(int(schedules or 1_000)))}", flush=True)
-    if not chosen:
-        print(f"all rules: {first_found(range(int(schedules or 1_000)))}")
+            print(f"{name}: {first_found(range(count), runner)}", flush=True)
+    if not any(part in name for name in BUGS | SHELL_BUGS):
+        print(f"all rules: {first_found(range(count))}, {first_found(range(count), state_log_cluster.run)}")

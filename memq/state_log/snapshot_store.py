@@ -1,0 +1,48 @@
+"""Stores, reads and deletes the snapshots of state logs, in parts (S7)."""
+
+from __future__ import annotations
+
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError
+from memq.format.key import state_part_key
+from memq.format.state_entry import StateSnapshot
+from memq.format.state_snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot
+from memq.runtime.logs import EventLog
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+
+
+class SnapshotStore:
+    """The snapshots in one store. Raises: as `ObjectWriter`, and `ConfirmedReads.read`."""
+
+    def __init__(self, store: StorageHandler, events: EventLog) -> None:
+        self._store = store
+        self._events = events
+
+    async def put(self, saved: SavedState, key: str) -> StateSnapshot:
+        """Store a snapshot, read it back, and return the content of the entry that may name it.
+
+        The log is trimmed because of this snapshot: a store that lost it, or changed it, would lose the state.
+        Raises: CorruptDataError if the stored bytes have another content.
+        """
+        snapshot, parts = encode_snapshot(saved, key)
+        for number, part in enumerate(parts):
+            await self._store.put(state_part_key(key, number), [part], crc32c(part))
+        if await self.get(snapshot) != saved:
+            raise CorruptDataError(f"snapshot '{key}' was stored with another content")
+        return snapshot
+
+    async def get(self, snapshot: StateSnapshot) -> SavedState:
+        """Return the content of a snapshot. Raises: NotFoundError when several reads do not find it."""
+
+        async def once() -> SavedState:
+            keys = [state_part_key(snapshot.key, number) for number in range(snapshot.parts)]
+            return decode_snapshot(snapshot, [decode_part(await self._store.get(key)) for key in keys])
+
+        return await ConfirmedReads(self._events).read([Way(f"snapshot '{snapshot.key}'", once)])
+
+    async def delete(self, snapshot: StateSnapshot) -> None:
+        """Delete a snapshot, part by part."""
+        for number in range(snapshot.parts):
+            await self._store.delete(state_part_key(snapshot.key, number))
