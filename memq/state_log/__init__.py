@@ -20,8 +20,8 @@ class StateMachine(Protocol):
 
     Promises: `apply` is total and deterministic. It reads no clock and draws no numbers: times, random numbers and ids
     are in the decision (S3). Its answer says what the decision did in the state that all earlier decisions made, also
-    that it did nothing.
-    Raises: UnsupportedFormatError for a decision or a state of a newer version; CorruptDataError for an invalid one.
+    that it did nothing. An invalid decision does nothing: it stays in the log, so an error would stop each later owner.
+    Raises: UnsupportedFormatError for a decision or a state of a newer version; `restore` raises CorruptDataError.
     After an error the machine is not used any more.
     """
 

@@ -71,7 +71,8 @@ class StateLogSettings:
 
     `answer_s`: time-out of one call of the queue. `snapshot_s`: greatest age of a decision that no snapshot has.
     `key_s`: how long after its first put a snapshot may be named, half the safety age of the sweep.
-    `waiting_bytes_max`: bytes of decisions that wait for an entry. `drain_s`: how long `close` waits for answers.
+    `waiting_bytes_max`: bytes of decisions that wait for an entry. `callers_max`: calls that wait.
+    `drain_s`: how long `close` waits for answers.
     """
 
     cluster: str
@@ -80,6 +81,7 @@ class StateLogSettings:
     snapshot_s: float = 60.0
     key_s: float = 1_800.0
     waiting_bytes_max: int = 16 * MIB
+    callers_max: int = 10_000
     drain_s: float = 10.0
 
 
@@ -232,13 +234,12 @@ class StateLog:
         A caller that is cancelled does not know whether the decision counts.
         Raises: MovedError: the decision is not in the log and never will be, so the new owner may be asked.
         OutcomeUnknownError: it may be in the log. NotReadyError before the opening, and after the end.
-        ThrottledError when too many decisions wait; TooLargeError.
+        ThrottledError when too many decisions or callers wait; TooLargeError.
         """
         owner = self._live_owner()
         if machine not in owner.fold.machines:
             raise NotFoundError(f"{self._name()} has no machine '{machine[:60]}'")
-        if owner.waiting_bytes + len(body) > self._settings.waiting_bytes_max:
-            raise ThrottledError(f"{self._name()}: decisions of {owner.waiting_bytes} bytes wait for the queue")
+        self._check_room(owner, len(body))
         return await self._wait(owner.propose(StateDecision(machine, body)))
 
     async def fresh(self) -> int:
@@ -247,8 +248,16 @@ class StateLog:
         Read the machines at once, before the next await. Raises: as `propose`.
         """
         owner = self._live_owner()
+        self._check_room(owner, 0)
         await self._wait(owner.propose(None))
         return owner.epoch
+
+    def _check_room(self, owner: StateOwner, size: int) -> None:
+        waiting = f"{len(self._callers)} callers wait with {owner.waiting_bytes} bytes"
+        if len(self._callers) >= self._settings.callers_max:
+            raise ThrottledError(f"{self._name()}: {waiting}, {self._settings.callers_max} callers are allowed")
+        if owner.waiting_bytes + size > self._settings.waiting_bytes_max:
+            raise ThrottledError(f"{self._name()}: {waiting}, {self._settings.waiting_bytes_max} bytes are allowed")
 
     async def _wait(self, ticket: int) -> Answer:
         caller: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -300,6 +309,7 @@ class StateLog:
                     continue
                 owner.failed()
                 tries += 1
+                self._answer(owner.take_settled())
                 await self._rest_after(error, tries)
             except MemqError as error:
                 owner.end(error)

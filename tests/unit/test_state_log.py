@@ -182,7 +182,11 @@ def test_a_log_refuses_proposals_before_its_opening_and_after_its_end() -> None:
             await log.propose("other", b"")
         with pytest.raises(ThrottledError):
             await log.propose(MACHINE, b"x" * 101)
-        large = await rig.opened(2)
+        few = await rig.opened(2, callers_max=0)
+        with pytest.raises(ThrottledError):
+            await few.fresh()
+        await few.close()
+        large = await rig.opened(3)
         with pytest.raises(TooLargeError):
             await large.propose(MACHINE, b"x" * POINTER_BYTES_MAX)
         await log.close()
