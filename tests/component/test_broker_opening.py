@@ -213,20 +213,26 @@ def test_an_opening_reads_the_whole_dedup_window_though_the_clocks_of_brokers_di
     run_skipping(work())
 
 
+async def opened_long_ago(silent_s: float) -> Opening:
+    """Return a log with a name in its `opened`, and a `closed` 1,000 s later, `silent_s` ago."""
+    opening = Opening()
+    await opening.assign(epoch=4)
+    named = NamedProducer(producer=7, epoch=2, last_sequence=30)
+    for kind, said in (("opened", {"named": (named,)}), ("closed", {"named_ms": opening.clock.wall_ms()})):
+        pointer = Pointer(kind=kind, cluster="c", topic="clicks", topic_id=opening.topic.id, partition=0, epoch=4)
+        body = encode_pointer(msgspec.structs.replace(pointer, **said))
+        publication = replace(control(opening.topic, kind, 4), time_ms=opening.clock.wall_ms(), body=body)
+        await opening.queue.publish(publication)
+        await skip((1_000.0, silent_s)[kind == "closed"])
+    return opening
+
+
 @pytest.mark.parametrize("false", [1, 2])
 def test_an_opening_reads_the_dedup_window_though_the_queue_says_once_that_there_is_none(false: int) -> None:
     """One answer "nothing is so young" is the end: what lies before would be forgotten, and taken again."""
 
     async def work() -> None:
-        opening = Opening()
-        await opening.assign(epoch=4)
-        named = NamedProducer(producer=7, epoch=2, last_sequence=30)
-        for kind, said in (("opened", {"named": (named,)}), ("closed", {"named_ms": opening.clock.wall_ms()})):
-            pointer = Pointer(kind=kind, cluster="c", topic="clicks", topic_id=opening.topic.id, partition=0, epoch=4)
-            body = encode_pointer(msgspec.structs.replace(pointer, **said))
-            publication = replace(control(opening.topic, kind, 4), time_ms=opening.clock.wall_ms(), body=body)
-            await opening.queue.publish(publication)
-            await skip((1_000.0, 250.0)[kind == "closed"])
+        opening = await opened_long_ago(250.0)
         asked, seek = 0, opening.queue.seek_time
 
         async def late(partition: ReadPartition, time_ms: int) -> int:
@@ -238,6 +244,39 @@ def test_an_opening_reads_the_dedup_window_though_the_queue_says_once_that_there
         own = await opening.open()
         assert (own.producer(7).epoch, own.producer(7).next) == (2, 30)
         assert asked > false
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("begin", [1, 2])
+@pytest.mark.parametrize("silent_s", [250.0, 2_500.0])
+def test_an_opening_knows_its_names_though_the_queue_says_once_that_its_log_begins_later(
+    silent_s: float, begin: int
+) -> None:
+    """The next `opened` would state no name: an instance would use the sequences of its name again."""
+
+    async def work() -> None:
+        opening = await opened_long_ago(silent_s)
+        said, span = [begin], opening.queue.span
+
+        async def late(partition: ReadPartition) -> Span:
+            found = await span(partition)
+            return Span(said.pop(), found.end) if said else found
+
+        opening.queue.span = late  # type: ignore[method-assign]
+        own = await opening.open()
+        assert (own.producer(7).epoch, own.producer(7).next) == (2, 30)
+
+    run_skipping(work())
+
+
+def test_an_opening_asks_for_the_begin_of_its_log_twice_where_it_decides_alone() -> None:
+    async def work() -> None:
+        opening = await opened_long_ago(2_500.0)
+        await opening.queue.trim(opening.read, 1)
+        calls = opening.noted(opening.queue, "span")
+        await opening.open()
+        assert len(calls) == 2
 
     run_skipping(work())
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.format.spool import encode_entry, encode_head
-from memq.topic import PartitionSlots, Topic
+from memq.notification import Span
+from memq.topic import PartitionSlots, ReadPartition, Topic
 from tests.brokers import block_of
 from tests.partition_owners import READ, Owner, foreign
 
@@ -44,7 +47,10 @@ class Taker:
         self.taken.append(held)
 
 
-def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_read_it() -> None:
+@pytest.mark.parametrize("said", [[], [Span(5, 6)]], ids=["right", "begin-too-high-once"])
+def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_read_it(said: list[Span]) -> None:
+    """Older blocks than the begin of the queue are set aside: one wrong answer would keep acked blocks from it."""
+
     async def work() -> None:
         owner, taker = Owner(), Taker()
         await owner.queue.create([READ], 30_000)
@@ -52,6 +58,12 @@ def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_r
             await owner.queue.publish(foreign(owner))
         slots = PartitionSlots(partition=0, slot_first=0, slot_last=0, read_partition=0)
         topic = Topic(name=READ.topic, id=READ.topic_id, created_ms=0, partitions=(slots,))
+        answers, span = list(said), owner.queue.span
+
+        async def late(partition: ReadPartition) -> Span:
+            return answers.pop() if answers else await span(partition)
+
+        owner.queue.span = late  # type: ignore[method-assign]
         replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
         owner.clock.advance(600_000)
         now_ms = owner.clock.wall_ms()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -12,6 +12,9 @@ from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCu
 from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError
 from memq.format.blocks.header import Buffer
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
+from memq.format.ranges import Range
 from memq.notification import Entries, Span
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
@@ -199,6 +202,22 @@ def test_a_begin_that_runs_ahead_for_a_moment_expires_no_position() -> None:
     assert ask(ahead, lambda places: places.start_at(position(5), PARTITION, SETTINGS)) == position(5)
     with pytest.raises(PositionExpiredError):
         ask([], lambda places: places.start_at(position(5), PARTITION, SETTINGS), begin=8)
+
+
+@pytest.mark.parametrize("begin", [10, BATCHES])
+def test_a_begin_that_runs_ahead_for_a_moment_leaves_no_block_before_the_start_unseen(begin: int) -> None:
+    """A copy of a block before the start would be delivered once more."""
+
+    async def no_index(pointer: Pointer) -> Sequence[BlockEntry]:
+        raise AssertionError("the pointers name all blocks")
+
+    async def work() -> list[Range]:
+        queue, cursor = queue_of(), PartitionCursor(PARTITION, position(10), window_ms=WINDOW_MS)
+        queue.said = [Span(begin, BATCHES)]
+        await OffsetResolver(queue).look_back(cursor, SETTINGS, [0], no_index)
+        return cursor.dedup_window.seen(0, 1, 0, 30)
+
+    assert run_skipping(work()) == [(0, 30)]
 
 
 def test_the_wider_of_two_answers_is_where_a_read_begins_and_ends() -> None:

@@ -180,10 +180,12 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
     """Read the queue from W ago to its end, and earlier parts until the partition's totals are known.
 
     The last pointer of the partition may be older than W. The totals also need the pointers shortly before the last
-    one. The state of named producers needs all pointers since the last `opened`.
+    one. The state of named producers needs all pointers since the last `opened`. The reading ends at the beginning of
+    the log only if two answers agree on it. An owner that believed one wrong answer would forget the names for ever.
     """
     queue, read = services.queue, publisher.partition
     span = await valid_span(queue, read)
+    begin = span.begin
     since = own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS
     found = await queue.seek_time(read, since)
     start, step = min(found, max(span.end - 1, span.begin)), 1
@@ -191,7 +193,9 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
         own.restart(start)
         await publisher.read_to_end(span.end)
         _check_time(own, since, found)
-        if start <= span.begin:
+        if 0 < start <= begin:
+            begin = min(begin, (await valid_span(queue, read)).begin)
+        if start <= begin:
             return
         if own.highest_epoch:
             known_ms = min(own.tail.last_ms, own.tail.named_ms or own.tail.last_ms)
@@ -203,7 +207,7 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
             start = found
         else:
             step *= 16
-            start = max(start - step, span.begin)
+            start = max(start - step, begin)
 
 
 def _check_time(own: Ownership, since: int, found: int) -> None:

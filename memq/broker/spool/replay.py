@@ -285,7 +285,9 @@ class Replay:
         since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
         queue = self._services.queue
         try:
-            span = await self._ask(segment, topic, lambda: queue.span(read))
+            begin = (await self._ask(segment, topic, lambda: queue.span(read))).begin
+            if oldest.queue_offset < begin:  # one answer does not prove that retention removed the offset
+                begin = min(begin, (await self._ask(segment, topic, lambda: queue.span(read))).begin)
             from_time = await self._ask(segment, topic, lambda: queue.seek_time(read, since_ms))
         except NotFoundError as error:
             self._drop_deleted(segment, topic.id, blocks, error)
@@ -293,17 +295,15 @@ class Replay:
         except QueueError as error:
             self._keep_undecided(segment, topic.id, blocks, str(error))
             return
-        known = [entry for entry in blocks if entry.queue_offset >= span.begin]
+        known = [entry for entry in blocks if entry.queue_offset >= begin]
         if len(known) < len(blocks):
-            lost = [entry for entry in blocks if entry.queue_offset < span.begin]
-            self._undecided(
-                segment, lost, f"the queue begins at {span.begin}, they were taken at {oldest.queue_offset}"
-            )
+            lost = [entry for entry in blocks if entry.queue_offset < begin]
+            self._undecided(segment, lost, f"the queue begins at {begin}, they were taken at {oldest.queue_offset}")
         if not known:
             return
         read_to = min(from_time, *(entry.queue_offset for entry in known))
         release = self._services.pool.release
-        held = UnpublishedBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
+        held = UnpublishedBlocks(topic, partition, max(read_to, begin), self._started_s, release)
         for entry in known:
             held.add(UnpublishedBlock(entry.header, slab, entry.start - start, entry.end - start))
         held.tickets.append(self._ticket(segment, tuple(entry.span for entry in known)))
