@@ -94,6 +94,30 @@ def test_failures_to_compare_are_counted_in_a_row(pauses: list[int]) -> None:
     reading(work())
 
 
+def test_a_block_is_compared_though_the_queue_says_once_that_nothing_is_so_young() -> None:
+    """Then nothing was compared, and a block with other records under known sequences was dropped as a copy."""
+
+    class LateSeeks(AskedWorld):
+        async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+            await super().seek_time(partition, time_ms)
+            return 1 if len(self.seeks) == 1 else 0
+
+    async def work() -> None:
+        log = Log()
+        start_ms = 10 * window_ms(TOPIC.settings)
+        log.batch(Block(1, 0), time_ms=start_ms)
+        log.batch(Block(1, 0, more=b"!"), time_ms=start_ms + 5)
+        world = LateSeeks(log)
+        reader = Reader(world)
+        assigned = reader.add(0)
+        await reader.until(6)
+        assert reader.got == expected(0, 1) * 2
+        assert (len(world.seeks), assigned.cursor.counts.conflicting_blocks) == (2, 1)
+        await reader.tasks.stop()
+
+    reading(work())
+
+
 def test_failures_to_fetch_are_counted_in_a_row_also_when_the_partition_stalls(pauses: list[int]) -> None:
     async def work() -> None:
         world = World(log_of(3))

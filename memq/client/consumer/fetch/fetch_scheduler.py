@@ -24,6 +24,7 @@ from memq.format.batch import NumberedEntry, missing_batch
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer
 from memq.limits import MIB, POLL_BLOCKS_BYTES_MAX
+from memq.notification.log_reader import valid_seek
 from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
@@ -334,7 +335,8 @@ class FetchScheduler:
         )
         while slot.claims:
             try:
-                begin = await self._queue.seek_time(cursor.partition, slot.time_ms - window_ms(assigned.settings))
+                since_ms = slot.time_ms - window_ms(assigned.settings)
+                begin = await valid_seek(self._queue, cursor.partition, since_ms)
                 slot.compare(await search.find(slot.claims, begin, slot.offset, slot.is_compared))
             except MemqError as error:
                 failures += 1
