@@ -356,7 +356,9 @@ def test_a_copy_is_found_however_long_its_block_is_held() -> None:
             epoch=4,
             log_was_cut=False,
             last_mark=0,
-            queue_time_ms=clock.wall_ms,
+            opened_wall_ms=clock.wall_ms(),
+            opened_s=0.0,
+            proof_s=0.0,
         )
         bench.held = UnpublishedBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)
         known = RangeSet()

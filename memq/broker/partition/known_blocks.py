@@ -14,7 +14,7 @@ from typing import Protocol
 
 from memq.broker.partition.append import ProducerState
 from memq.broker.partition.batch import SealedBatch
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import Ownership, known_ms
 from memq.broker.partition.pointer_resolver import search_of
 from memq.broker.partition.ring import BatchSlot, Ring
 from memq.broker.services import Services
@@ -137,7 +137,8 @@ class KnownBlocks:
             return
         processor = self._processor
         queue, read = processor.services.queue, processor.read_partition
-        begin = await valid_seek(queue, read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
+        since_ms = known_ms(own, processor.ring) - own.dedup_window_ms - CLOCK_ERROR_MS
+        begin = await valid_seek(queue, read, since_ms)
         search = search_of(processor.services, read, processor.partition, processor.name)
         # The search must reach all own pointers: the owner counts them even before it has read the pointers between.
         found = await search.find(wanted, begin, own.known_end())

@@ -17,6 +17,7 @@ from enum import Enum, auto
 import msgspec
 
 from memq.broker.partition.append import ProducerState
+from memq.broker.partition.ring import BatchSlot
 from memq.errors import LogCutError, NotReadyError, OutOfSequenceError, ProducerFencedError, TooLargeError
 from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges, named_since_ms, pointer_mark
 from memq.format.totals import TotalsFold, adopted_of
@@ -353,6 +354,16 @@ class Ownership:
             and not (producer.streams or number in busy or self.named.get(number) is not None)
         ]:
             del self.producers[producer_id]
+
+
+def known_ms(own: Ownership, slots: Iterable[BatchSlot]) -> int:
+    """Return the queue time before which the dedup window has all copies of the blocks in `slots`.
+
+    Without slots, the result is the time of the last proof. A copy of a block may land as soon as the block is taken.
+    A ring may hold the block for longer than the dedup window.
+    """
+    known_s = min([own.proof_s, *(slot.opened_s for slot in slots)])
+    return own.opened_wall_ms + int((known_s - own.opened_s) * 1000)
 
 
 def changed_entry(offset: int) -> LogCutError:

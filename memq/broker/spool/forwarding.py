@@ -38,7 +38,7 @@ from memq.errors import (
 from memq.format.blocks.header import check_block, parse_header, scope_of
 from memq.format.ranges import Range, RangeSet
 from memq.limits import FORWARD_S_MAX, MIB
-from memq.notification.log_reader import valid_span
+from memq.notification.log_reader import valid_seek, valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
 from memq.protocol.frames import AckLevel
 from memq.protocol.link import Link, connect_link
@@ -273,7 +273,7 @@ class Forwarder:
         now_ms = self._services.runtime.clock.wall_ms()
         known_ms = now_ms if held.known_ms is None else min(now_ms, held.known_ms)
         since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
-        return min(held.known_from, await self._services.queue.seek_time(read, since_ms))
+        return min(held.known_from, await valid_seek(self._services.queue, read, since_ms))
 
     async def _bring(
         self,

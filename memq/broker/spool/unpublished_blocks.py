@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import Ownership, known_ms
 from memq.broker.partition.ring import BatchSlot
 from memq.broker.spool.segments import Ticket
 from memq.format.blocks.header import BlockHeader, parse_header
@@ -52,7 +52,7 @@ class UnpublishedBlocks:
         self.last_mark = 0  # of the entry before `read_to`; 0: unknown
         self.log_was_cut = False  # the log has other entries below `read_to` than the lost epoch has read
         # Copies of the blocks lie at `known_from` or later, or the lost epoch knew them. It knew the dedup window
-        # before queue time `known_ms`; None: before now, for blocks of the spool.
+        # before queue time `known_ms` (see `known_ms`); None: before now, for blocks of the spool.
         self.known_from = read_to
         self.known_ms: int | None = None
         self.settled_s = settled_s
@@ -65,11 +65,11 @@ class UnpublishedBlocks:
 
     @classmethod
     def of_epoch(
-        cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[BatchSlot], release: Callable[[Slab], None]
+        cls, topic: Topic, partition: int, own: Ownership, slots: Sequence[BatchSlot], release: Callable[[Slab], None]
     ) -> UnpublishedBlocks:
         """Return the blocks acked with ack=1 from the ring of a lost epoch."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
-        held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
+        held.epoch, held.known_ms = own.epoch, known_ms(own, slots)
         held.log_was_cut, held.last_mark = own.log_was_cut, own.last_mark
         for slot in slots:
             held._keep(slot, own)
