@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
 
-from memq.client.consumer.batch import Batch, TopicPartition
+from memq.client.consumer.batch import Batch, Slice, TopicPartition
 from memq.client.consumer.fetch.cursor_outcomes import Counts, LeftOut, ReadyRange
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.record_filter import TAGS_MAX, RecordFilter, filter_of, runs_of, wanted_part
-from memq.errors import InvalidFilterError
-from memq.format.blocks.header import tag_bit
+from memq.errors import InvalidFilterError, UnsupportedFormatError
+from memq.format.batch import BlockPiece
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.header import EXTENSIONS, parse_header, tag_bit
 from memq.format.object import BlockEntry
 from memq.format.pointer import decode_pointer
-from memq.topic import Position
+from memq.topic import Committed, Position
 from tests.unit.cursor_reads import position_at, records, shown
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
@@ -207,6 +211,21 @@ def test_a_block_that_cannot_be_unpacked_stays_for_its_reader() -> None:
     assert kept is not None
     assert [part.records for part in kept.slices] == [2]
     assert not left
+
+
+def test_a_block_of_a_newer_memq_stays_for_its_reader() -> None:
+    """An error here lost the block, and the batch before it, which the user had not got yet."""
+    builder = BlockBuilder()
+    builder.append(struct.pack("<IHI", 6, 0x8000, 0), tag="b")  # read as an extension that must be understood
+    data = builder.seal(producer_id=1, first_sequence=0, scope=1, now_ms=1, codec="none").data
+    header = parse_header(data)
+    header = header._replace(flags=header.flags | EXTENSIONS)
+    piece = BlockPiece(0, 0, 1, header, memoryview(bytes(data)))
+    with pytest.raises(UnsupportedFormatError):
+        BlockReader(piece.data, header).values()
+    here = Committed(position_at(0))
+    delivery = ReadyRange(here.position, here, slices=(Slice(piece, 0, 1),))
+    assert wanted_part(delivery, RecordFilter("b"), Counts(), []) == delivery
 
 
 def test_runs_of_a_mask() -> None:

@@ -14,7 +14,7 @@ from itertools import groupby
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.cursor_outcomes import Counts, LeftOut, ReadyRange
 from memq.client.consumer.predicate import Condition
-from memq.errors import CorruptDataError, InvalidFilterError
+from memq.errors import CorruptDataError, InvalidFilterError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import HEADERS, TAG, BlockHeader, tag_bit
 from memq.format.ranges import Range
@@ -66,7 +66,8 @@ def wanted_part(
 ) -> ReadyRange | None:
     """Return a delivery with its wanted records; None if none is wanted and nothing else is in it.
 
-    Blocks without a wanted record are added to `left_out`. A block that can't be unpacked stays: its reader reports it.
+    Blocks without a wanted record are added to `left_out`. A block that can't be unpacked stays, also one of a newer
+    memq: its reader reports it. An error here would lose the block, because the cursor has passed it.
     """
     writer = delivery.pointer.partition if delivery.pointer is not None else 0
     slices: list[Slice] = []
@@ -75,7 +76,7 @@ def wanted_part(
         assert header is not None, "what is given out is sound"
         try:
             mask = wanted.mask(BlockReader(part.piece.data, header))
-        except CorruptDataError:
+        except (CorruptDataError, UnsupportedFormatError):
             mask = None
         found = part._replace(mask=mask)
         unwanted = part.records - found.records
