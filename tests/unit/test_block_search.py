@@ -229,6 +229,25 @@ def test_a_search_says_whether_the_queue_showed_more(end: int, beyond: bool) -> 
     asyncio.run(work())
 
 
+def test_a_search_that_goes_far_back_remembers_that_the_queue_showed_more() -> None:
+    """The owner would not read the entries after its end, perhaps a higher epoch, before it publishes."""
+
+    class Paged(Log):
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            return await super().read(partition, offset, bytes_max if offset else 1)
+
+    async def work() -> None:
+        log = await Paged().start()
+        for first in range(STEP_OFFSETS + 2):
+            await log.batch((7, first, 1))
+        search = BlockSearch(log, READ, 0, log.index_of, EventLog(log.clock), "clicks/0")
+        assert (7, 0, 1) in await search.find([(7, 0, 1)], 0, STEP_OFFSETS + 1)
+        assert log.reads == [1, 0]
+        assert search.shown_beyond
+
+    asyncio.run(work())
+
+
 def test_entries_without_a_batch_of_the_partition_are_skipped() -> None:
     async def work() -> None:
         log = await Log().start()

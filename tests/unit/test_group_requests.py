@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from memq.broker.api import Ask, Call, group_requests
+from memq.broker.api import Ask, Call, WithBlocks, group_requests
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
@@ -23,6 +24,7 @@ from memq.errors import (
     QueueError,
     TooLargeError,
 )
+from memq.format.pointer import Location
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
 from memq.notification.remote import partition_of, ref_of, wire_of
@@ -171,11 +173,11 @@ class Handlers:
         self.queue = queue or Queue()
         self.pointers = Pointers(self.queue)
         self.recent = RecentPointerCache()
-        services = SimpleNamespace(
+        self.services = SimpleNamespace(
             queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, hot=None, counters=Counters()
         )
         self.topics = Topics()
-        self.requests = GroupRequests(cast(Any, services), cast(Any, self.topics))
+        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics))
 
     async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""
@@ -303,6 +305,23 @@ def test_pointers_of_an_answer_stay_within_its_bytes() -> None:
         handlers = Handlers()
         await handlers.entries(bytes_max=10**12)
         assert handlers.queue.named("read")[0] == (0, 0, POLL_BYTES_MAX)
+
+    handling(work())
+
+
+@pytest.mark.parametrize(("spare_bytes", "count"), [(9, 0), (10, 1), (29, 2), (30, 3)])
+def test_blocks_of_an_answer_stay_within_the_memory_that_is_free_for_them(spare_bytes: int, count: int) -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        handlers.services.hot = SimpleNamespace(read=lambda key, offset, length: bytes(length))
+        for offset in range(3):
+            location = Location(store="main", key="k", offset=0, length=10)
+            handlers.recent.add(partition_of(ref(1)), RecentPointer(Entry(offset, offset, BODY), location))
+        ask = PollEntries(partitions=[from_(1)], wait_ms=50)
+        spans = await handlers.requests.prepare_poll(ask)
+        answer = await handlers.requests.poll_entries(replace(call(ask, spans), spare_bytes=spare_bytes))
+        blocks = answer.blocks if isinstance(answer, WithBlocks) else []
+        assert list(blocks) == [bytes(10)] * count
 
     handling(work())
 

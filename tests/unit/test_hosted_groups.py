@@ -333,6 +333,25 @@ def test_a_commit_that_librdkafka_never_answers_is_tried_again(monkeypatch: pyte
     asyncio.run(work())
 
 
+def test_commits_of_the_same_offsets_are_answered_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        consumer = RevokingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", consumer.of)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        commits = [asyncio.create_task(member.commit(offset(7))) for _ in range(2)]
+        await until(lambda: len(consumer.commits) == 2)
+        lost = KafkaError(KafkaError._WAIT_COORD)
+        for answer in ((lost, offset(7)), (None, offset(7))):
+            consumer.answers.put(answer)
+        first, second = await asyncio.gather(*commits)
+        await member.close()
+        await serving
+        assert (first, isinstance(second, KafkaError)) == (lost, False)
+
+    asyncio.run(work())
+
+
 def test_a_commit_on_its_way_is_stored_before_a_revocation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """No poll hands out its answer before the release, and the consumer releases only after its commit."""
 

@@ -393,6 +393,39 @@ def test_a_request_that_is_given_up_ends_a_connection_whose_frame_does_not_arriv
     talking(work())
 
 
+def test_a_short_frame_that_does_not_arrive_ends_the_connection_too() -> None:
+    """It fits into the buffer that all frames share."""
+
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        task = forward(link)
+        wire.say_bytes(encode_frame(Api.FORWARD, 0, 1, bytes(500))[:50])
+        await skip(6)
+        task.cancel()
+        await asyncio.wait([task])
+        assert wire.aborts == 1
+
+    talking(work())
+
+
+def test_a_frame_that_began_after_a_whole_one_has_as_much_time() -> None:
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        task, other = forward(link), forward(link)
+        await skip(5)
+        wire.say(Api.FORWARD, 2, Done())
+        wire.say_bytes(encode_frame(Api.FORWARD, 0, 1, bytes(500))[:50])
+        await skip(1)
+        task.cancel()
+        await asyncio.wait([task, other])
+        assert (wire.aborts, other.exception()) == (0, None)
+        link.abort(CLOSED)
+
+    talking(work())
+
+
 @pytest.mark.parametrize("number", [2, 9])
 @pytest.mark.parametrize("way", ["taken", "refused"])
 def test_an_answer_to_what_was_never_sent_ends_the_connection(way: str, number: int) -> None:
