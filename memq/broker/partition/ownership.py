@@ -24,7 +24,7 @@ from memq.format.totals import TotalsFold, adopted_of
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.topic import CLOCK_ERROR_MS, Totals
 
-ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
+ADOPTED_MAX = 256  # late pointers that one pointer can count: a former owner's ring has no more; others wait
 RETRY_MS_MAX = 5_000
 INSTANCES_PER_EPOCH = 1 << 10  # instances of one name in one epoch of the owner; more take numbers of the next epoch
 NUMBERED_EPOCHS = 1 << 21  # so that numbers of instances fit in 32 bits, with room for 2^31 after the last epoch
