@@ -19,15 +19,17 @@ from memq.format.blocks.header import EXTENSIONS, parse_header, tag_bit
 from memq.format.object import BlockEntry
 from memq.format.pointer import decode_pointer
 from memq.topic import Committed, Position
-from tests.unit.cursor_reads import position_at, records, shown
+from tests.unit.cursor_reads import BEGINNING, position_at, records, shown
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
 
 class FilteredRead:
     """A reader with a filter: the fetched batches, what was delivered, and what was left out."""
 
-    def __init__(self, log: Log, wanted: RecordFilter, end: Position | None = None) -> None:
-        self.cursor = PartitionCursor(PARTITION, position_at(0), window_ms=WINDOW_MS, wanted=wanted, end=end)
+    def __init__(
+        self, log: Log, wanted: RecordFilter, end: Position | None = None, start: Position = BEGINNING
+    ) -> None:
+        self.cursor = PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, wanted=wanted, end=end)
         self.cursor.begin()
         self.cursor.take_entries(shown(log))
         self.fetched: list[int] = []
@@ -130,6 +132,50 @@ def test_a_reader_stops_at_its_end_within_an_unwanted_batch() -> None:
     read = FilteredRead(log, RecordFilter("b"), end=position_at(0, 2))
     assert read.read() == []
     assert read.cursor.position == position_at(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("tags", "fetched"), [(("a", "a"), []), (("a", "b"), [0])], ids=["unwanted batch", "unwanted blocks"]
+)
+@pytest.mark.parametrize(
+    ("start", "end", "left_out"),
+    [
+        (0, 2, [(0, 2)]),
+        (0, 5, [(0, 3), (3, 5)]),
+        (2, 4, [(2, 3), (3, 4)]),
+        (4, 6, [(4, 6)]),
+        (5, None, [(5, 6)]),
+        (3, 9, [(3, 6)]),
+    ],
+)
+def test_a_reader_leaves_out_only_records_between_its_start_and_its_end(
+    tags: tuple[str, str], fetched: list[int], start: int, end: int | None, left_out: list[tuple[int, int]]
+) -> None:
+    log = Log()
+    log.batch(tagged(1, 0, "a", "a", "a"), tagged(1, 3, "a", "a", "a"), tagged(2, 0, tags[1], sealed_ms=1))
+    read = FilteredRead(
+        log, RecordFilter("b"), None if end is None else position_at(0, min(end, 6)), position_at(0, start)
+    )
+    assert read.read() == ([] if end is not None or tags[1] == "a" else [b"2:0"])
+    assert read.fetched == fetched
+    wanted = [LeftOut(0, 1, first, next_, 1) for first, next_ in left_out]
+    wanted += [LeftOut(0, 2, 0, 1, 1)] if end is None and tags[1] == "a" else []
+    assert read.left_out == wanted
+    assert read.cursor.counts.filtered_records == sum(each.next - each.first for each in wanted)
+    assert read.cursor.counts.gap_sequences == 0
+
+
+def test_a_batch_that_is_not_identified_is_counted_by_its_pointer() -> None:
+    log = Log()
+    log.batch(tagged(1, 0, "a", "a"), tagged(1, 2, "a"), named=False)
+    read = FilteredRead(log, RecordFilter("b"))
+    slot = read.cursor.next_fetch()
+    assert slot is not None
+    assert not slot.needs_index
+    read.cursor.start_fetch(slot)
+    read.cursor.identify(slot, ())
+    assert read.read() == []
+    assert (read.left_out, read.cursor.counts.filtered_records) == ([], 3)
 
 
 def test_a_batch_that_retention_takes_before_its_index_was_read_is_a_gap() -> None:

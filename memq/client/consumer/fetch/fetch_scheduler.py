@@ -426,9 +426,9 @@ class FetchScheduler:
         assigned.cursor.fetched(slot, pieces, before)
 
     async def _identify(self, assigned: Assigned, slot: PointerSlot, pointer: Pointer) -> None:
-        """Read from the index which blocks an unwanted batch has: the audit counts its records."""
+        """Read from the index which blocks an unwanted batch has, if the audit or the cursor counts by it."""
         entries: Sequence[BlockEntry] | None = ()
-        if assigned.observer is not None:
+        if assigned.observer is not None or slot.needs_index:
             try:
                 entries = await self._fetcher.index_of(pointer)
             except CorruptDataError:

@@ -20,16 +20,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from memq.client.consumer.batch import Slice
-from memq.client.consumer.fetch.cursor_outcomes import Conflict, Counts, LeftOut, ReadyRange, Seen
+from memq.client.consumer.fetch.cursor_outcomes import Conflict, Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
-from memq.client.consumer.fetch.pointer_slot import PointerSlot, slot_of
+from memq.client.consumer.fetch.pointer_slot import PointerSlot, left_out_part, slot_of
 from memq.client.consumer.progress import Gap, LogContinuity, ReadProgress, expired_error
 from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.batch import BlockPiece, NumberedEntry, is_whole
+from memq.format.batch import BlockPiece, NumberedEntry, is_whole, numbered_entries
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, read_pointer
+from memq.format.ranges import Range
 from memq.limits import KIB
 from memq.notification import Entries, Entry, Span
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
@@ -247,12 +248,18 @@ class PartitionCursor:
             slot.unwanted = False
             self._unfetched.appendleft(slot)
             return
-        writer, skip = slot.pointer.partition, frozenset(slot.pointer.skip)
-        slot.left_out = [
-            LeftOut(writer, each.producer_id, each.first_sequence, each.next_sequence, each.least_ms)
-            for number, each in enumerate(entries)
-            if number not in skip
-        ]
+        low, high = self._wanted_range(slot.offset, slot.pointer)
+        skip, slot.left_out = frozenset(slot.pointer.skip), []
+        for number, first, entry in numbered_entries(entries):
+            if number in skip or first >= high:
+                continue
+            if first + entry.count <= low:
+                self.note_index(slot.pointer, [entry])
+                continue
+            part = max(0, low - first), min(entry.count, high - first)
+            slot.left_out.append(
+                left_out_part(slot.pointer, entry.producer_id, entry.first_sequence, part, entry.least_ms)
+            )
 
     def expire(self, slot: PointerSlot, first: int) -> None:
         """Note that retention took a batch during its fetch; `first` is the first offset that is left."""
@@ -313,17 +320,28 @@ class PartitionCursor:
     # ---- inside --------------------------------------------------------------------------------
 
     def _append(self, slot: PointerSlot) -> None:
+        if self._is_cut(slot):
+            slot.cut, slot.left_out = True, None  # its pointer does not say which blocks lie between start and end
         self._slots.append(slot)
         if not slot.ready:
             self._unfetched.append(slot)
 
     def _part_of(self, slot: PointerSlot) -> tuple[int, int] | None:
         """Return the wanted records of a large batch in which start or end lies; None for all of it."""
-        if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
+        if slot.bytes < PART_BYTES_MIN or slot.pointer is None or not self._is_cut(slot):
             return None
-        low = self.position.record_index if self.position.pointer_offset == slot.offset else 0
-        end = self._end_index(slot.offset)
-        return (low, slot.pointer.records if end is None else end) if low or end is not None else None
+        return self._wanted_range(slot.offset, slot.pointer)
+
+    def _is_cut(self, slot: PointerSlot) -> bool:
+        """Whether start or end lies within a batch."""
+        inside = self.position.pointer_offset == slot.offset and self.position.record_index > 0
+        return inside or self._end_index(slot.offset) is not None
+
+    def _wanted_range(self, offset: int, pointer: Pointer) -> Range:
+        """Return the record indexes of a batch from the position up to the end."""
+        low = self.position.record_index if self.position.pointer_offset == offset else 0
+        end = self._end_index(offset)
+        return low, pointer.records if end is None else end
 
     def _is_past_end(self, offset: int) -> bool:
         return self.end is not None and Position(self.partition.partition, offset) >= self.end
@@ -375,7 +393,8 @@ class PartitionCursor:
         for each in left_out:
             self.dedup_window.note(each.writer, each.producer, each.first, each.next)
         self._seen.left_out.extend(left_out)
-        self.counts.filtered_records += sum(each.next - each.first for each in left_out)
+        named = sum(each.next - each.first for each in left_out)
+        self.counts.filtered_records += named if slot.needs_index else pointer.records
         end = self._end_index(slot.offset)
         if end is None:
             self._pass(slot)
@@ -476,23 +495,23 @@ class PartitionCursor:
                 if before:
                     self._note(pointer, piece.header)
                 elif self.wanted is not None and self.wanted.excludes_block(piece.header):
-                    self._leave_out_block(pointer, piece.header)
+                    self._leave_out_block(pointer, piece.header, _part_between(piece, start, end))
                 elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
                     self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
                     break
                 elif new:
-                    high = piece.records if end is None else min(piece.records, end - piece.first)
-                    found.slices.append(Slice(piece, max(0, start - piece.first), high))
+                    found.slices.append(Slice(piece, *_part_between(piece, start, end)))
                     size += piece.header.raw_length
             slot.judged += 1
         self.counts.gap_sequences += self.dedup_window.gaps - gaps
         return found
 
-    def _leave_out_block(self, pointer: Pointer, header: BlockHeader) -> None:
+    def _leave_out_block(self, pointer: Pointer, header: BlockHeader, part: Range) -> None:
+        """Leave out a part of a block: the records from the first index up to the second."""
         self._note(pointer, header)
-        self.counts.filtered_records += header.count
+        self.counts.filtered_records += part[1] - part[0]
         self._seen.left_out.append(
-            LeftOut(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence, header.base_ms)
+            left_out_part(pointer, header.producer_id, header.first_sequence, part, header.base_ms)
         )
 
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
@@ -556,3 +575,9 @@ class PartitionCursor:
 
     def _totals(self) -> Totals:
         return self._progress.totals.plus(self.position.record_index, 0)
+
+
+def _part_between(piece: BlockPiece, start: int, end: int | None) -> Range:
+    """Return the part of a block that lies between two record indexes of its batch."""
+    high = piece.records if end is None else min(piece.records, end - piece.first)
+    return max(0, start - piece.first), high

@@ -11,6 +11,7 @@ from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer, pointer_mark, read_pointer
+from memq.format.ranges import Range
 from memq.format.report import MINUTE_MS
 from memq.notification import Entry
 from memq.notification.stored_blocks import Claim, Copies, claim_of
@@ -33,6 +34,7 @@ class PointerSlot:
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
     unwanted: bool = False  # the filter wants no record of it: its blocks are not fetched
+    cut: bool = False  # start or end of the reader lies within it
     left_out: Sequence[LeftOut] | None = None  # the blocks of an unwanted batch, when they are known
     missing_since_s: float | None = None  # when all routes first answered that its object does not exist
     judged: int = 0  # pieces before this one were delivered or passed over
@@ -50,6 +52,11 @@ class PointerSlot:
         if self.pointer is None or not self.pointer.locations or self.unwanted:
             return 0
         return self.pointer.locations[0].length
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether only the index says how many records of an unwanted batch are left out."""
+        return self.cut or (self.pointer is not None and bool(self.pointer.skip))
 
     def move(self, entry: Entry) -> bool:
         """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
@@ -103,3 +110,8 @@ def left_out_of(pointer: Pointer) -> list[LeftOut] | None:
         for each in pointer.producers
         for first, next_ in each.ranges
     ]
+
+
+def left_out_part(pointer: Pointer, producer: int, first_sequence: int, part: Range, base_ms: int) -> LeftOut:
+    """Return the sequences of a part of a block: the records from the first index up to the second."""
+    return LeftOut(pointer.partition, producer, first_sequence + part[0], first_sequence + part[1], base_ms)
