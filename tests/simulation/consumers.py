@@ -25,19 +25,31 @@ from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.log_truth import watch_lag
+from tests.simulation.wishes import Wish, facets_of
 
 WANDER_RATE = 0.05
 WANDERS_MAX = 40  # of one life: a reader that always seeks back reaches the end of a long log only by chance
 PAUSE_S_MAX = 2.0
 
 
-async def run_consumer(node: SimNode, runtime: Runtime, cluster: CheckedCluster, group: str, *, wanders: bool) -> None:
-    """Consume until the process dies. With `wanders`, the consumer pauses and seeks back now and then."""
+async def run_consumer(
+    node: SimNode,
+    runtime: Runtime,
+    cluster: CheckedCluster,
+    group: str,
+    *,
+    wanders: bool,
+    wish: Wish | None = None,
+) -> None:
+    """Consume until the process dies. With `wanders`, the consumer pauses and seeks back now and then.
+
+    `wish` is the filter of the group.
+    """
     life = 0
     while True:
         life += 1
         name = f"{node.name}#{node.index}.{life}"
-        reader = Reader(name, group, node, cluster, [(cluster.topic, cluster.checker)], wanders=wanders)
+        reader = Reader(name, group, node, cluster, [(cluster.topic, cluster.checker)], wanders=wanders, wish=wish)
         try:
             await reader.run(runtime)
         except MemqError as error:
@@ -66,8 +78,10 @@ class Reader:
         topics: Sequence[tuple[Topic, Checker]],
         *,
         wanders: bool,
+        wish: Wish | None = None,
     ) -> None:
         self.name = name
+        self._wish = wish
         self._wanders_left = WANDERS_MAX if wanders else 0
         self._group = group
         self._draw = node.random
@@ -102,6 +116,8 @@ class Reader:
             session_timeout_ms=draw.choice([1_000, 3_000]),
             prefetch_bytes_max=min(self._cluster.shape.prefetch_bytes_max, draw.choice([8 << 10, 64 << 10, 1 << 20])),
             on_assigned=self._assigned,
+            tags=None if self._wish is None else self._wish.tags,
+            where=None if self._wish is None else self._wish.where,
             runtime=runtime,
         )
         async with consumer, self._asked_for_lag(consumer):
@@ -126,6 +142,8 @@ class Reader:
                         partition = self._partition(batch.topic, batch.partition)
                         self._checker(partition).commits.returned(self._group, partition, batch.next)
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
+                elif self._wish is not None and not auto_commit:
+                    await consumer.commit()  # what the filter left out since the last wanted record
                 if wanders:
                     self._resume(consumer, loop.time())
                     await self._wander(consumer, loop.time())
@@ -236,4 +254,6 @@ class Reader:
                 await asyncio.sleep(self._draw.uniform(0, 0.05))  # what is not iterated yet must not be stored
             at = record.position
             value = record.value or b""
+            if self._wish is not None and (record.tag, tuple(record.headers)) != facets_of(value):
+                self._cluster.world.fail(f"record {value[:60]!r} has tag {record.tag} and headers {record.headers}")
             groups.consume(self.name, self._group, partition, (at.pointer_offset, at.record_index), value)

@@ -4,6 +4,9 @@ A group skips only records that retention took, and is notified of them. It stor
 as a contiguous prefix. A member that takes a partition over continues at a position that it read from the queue after
 the assignment: so it reads again at most the records after the stored position. A paused partition delivers nothing.
 After a seek, a partition continues at the new position.
+
+A group with a filter gets each wanted record by the same rules, and no other one. It moves its position over the
+others.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Mapping
 from memq.topic import Position, ReadPartition
 from tests.simulation.read_log import ReadLog, RecordPosition
 from tests.simulation.reader import Source
+from tests.simulation.wishes import WantedPlaces, Wish
 
 Group = tuple[str, ReadPartition]
 Reader = tuple[str, ReadPartition]  # consumer, one life of it
@@ -33,6 +37,9 @@ class GroupRules:
         self.consumed = 0
         self.commits = 0
         self.expired_seeks = 0
+        self.wishes: Mapping[str, Wish] = {}  # the filters of groups
+        self._wanted: dict[Group, WantedPlaces] = {}
+        self._stored: dict[Group, int] = {}  # the place that was stored last
         self._logs = logs
         self._fail = fail
         self._now = now
@@ -82,9 +89,10 @@ class GroupRules:
         """The queue has cut a log, whose end was `lost_end`: no group has read the new records there."""
         end = len(self._log(partition).stream)
         self._lost_ends[partition] = max(lost_end, self._lost_ends.get(partition, 0))
-        for key, reached in self._reached.items():
-            if key[1] == partition:
-                self._reached[key] = min(reached, end)
+        for places in (self._reached, self._stored):
+            places.update({key: min(at, end) for key, at in places.items() if key[1] == partition})
+        for wanted in [wanted for key, wanted in self._wanted.items() if key[1] == partition]:
+            wanted.cut(end)
         for key, delivered in self._delivered.items():
             if key[1] == partition:
                 delivered.intersection_update(range(end))
@@ -123,6 +131,8 @@ class GroupRules:
         self.consumed += 1
         log, reader = self._log(partition), (consumer, partition)
         at = log.index_of(*place)
+        if group in self.wishes and not self.wishes[group].wants_value(value):
+            self._fail(f"{consumer} delivers record {at} of {partition}, which group {group} does not want")
         if reader in self._paused:
             self._fail(f"{consumer} delivers record {at} of {partition}, which it has paused")
         there = at < len(log.stream) and log.stream[at].value == value and _place(log, at) == place
@@ -132,14 +142,14 @@ class GroupRules:
         if reader in self._lost:
             self._fail(f"{consumer} delivers record {at} of {partition}, whose log was cut before its position")
         if not there:
-            if not self._is_late_copy(log, place, value):
+            if not self.is_late_copy(log, place, value):
                 words = f"{value[:40]!r} at {place} of {partition}"
                 self._fail(f"{consumer} delivers {words}, which is not what lies there")
             return
-        self._check_next(log, reader, at)
+        self._check_next(log, reader, group, at)
         self._count_news((group, partition), at, after_seek=self._sought.pop(reader, None) is not None)
         reached = self._reached.get((group, partition), 0)
-        if at > max(reached, log.gone_index):
+        if at > self._next_wanted(group, partition, max(reached, log.gone_index)):
             self._fail(f"group {group} skips records {reached} to {at} of {partition}")
         self._reached[group, partition] = max(reached, at + 1)
         self._cursors[reader] = at + 1
@@ -158,17 +168,28 @@ class GroupRules:
         self._sought.pop(reader, None)
         self._starts.pop(reader, None)
 
-    def _check_next(self, log: ReadLog, reader: Reader, at: int) -> None:
+    def _check_next(self, log: ReadLog, reader: Reader, group: str, at: int) -> None:
         """Check that a reader continues where it was, or where its group was."""
         consumer, partition = reader
         cursor = self._cursors.get(reader)
+        cursor = None if cursor is None else self._next_wanted(group, partition, cursor)
         if cursor is not None and at != cursor:
             self._fail(f"{consumer} delivers record {at} of {partition}, the next one is {cursor}")
         starts = self._starts.pop(reader, None)
-        if cursor is None and starts is not None and not any(_may_start(log, start, at) for start in starts):
+        if (
+            cursor is None
+            and starts is not None
+            and not any(self._may_start(log, group, partition, start, at) for start in starts)
+        ):
             self._fail(f"{consumer} begins with record {at} of {partition}, stored were {sorted(set(starts))}")
 
-    def _is_late_copy(self, log: ReadLog, place: RecordPosition, value: bytes) -> bool:
+    def _may_start(self, log: ReadLog, group: str, partition: ReadPartition, start: int, at: int) -> bool:
+        """Whether a start at a stored position may begin with record `at`; `NOTHING`: at any that retention left."""
+        if start == NOTHING and at <= self._next_wanted(group, partition, log.gone_index):
+            return True
+        return at == self._next_wanted(group, partition, max(start, 0))
+
+    def is_late_copy(self, log: ReadLog, place: RecordPosition, value: bytes) -> bool:
         """Whether it is a copy of a record that retention took: a reader that looks back can't see the first one."""
         source = log.source_of(*place, value)
         first = None if source is None else self._first_place(source, value)
@@ -181,7 +202,9 @@ class GroupRules:
         self.commits += 1
         log = self._log(partition)
         at = log.index_of(position.pointer_offset, position.record_index)
+        self._stored[group, partition] = min(at, len(log.stream))
         reached = max(self._reached.get((group, partition), 0), log.gone_index)
+        reached = self._next_wanted(group, partition, reached)
         if at > reached and position.pointer_offset > self._lost_ends.get(partition, -1):
             self._fail(f"group {group} stores {position} of {partition}: record {at}, it has iterated {reached}")
 
@@ -202,11 +225,26 @@ class GroupRules:
 
     def reached(self, group: str, partition: ReadPartition) -> int:
         """Return the place up to which a group has everything that is left."""
-        return max(self._reached.get((group, partition), 0), self._log(partition).begin_index)
+        reached = max(self._reached.get((group, partition), 0), self._log(partition).begin_index)
+        return self._next_wanted(group, partition, reached)
 
     def is_drained(self, group: str) -> bool:
-        """Say whether a group has delivered all there is."""
-        return all(self.reached(group, partition) == len(log.stream) for partition, log in self._logs.items())
+        """Say whether a group has delivered all there is; with a filter it has also stored that it passed the rest."""
+        return all(
+            self.reached(group, partition) == len(log.stream) and self._is_stored(group, partition, log)
+            for partition, log in self._logs.items()
+        )
+
+    def _is_stored(self, group: str, partition: ReadPartition, log: ReadLog) -> bool:
+        stored = max(self._stored.get((group, partition), 0), log.begin_index)
+        return group not in self.wishes or stored >= len(log.stream)
+
+    def _next_wanted(self, group: str, partition: ReadPartition, at: int) -> int:
+        """Return the place of the first record from `at` on that a group wants; without one the end of the log."""
+        if group not in self.wishes:
+            return at
+        wanted = self._wanted.setdefault((group, partition), WantedPlaces(self.wishes[group]))
+        return wanted.next(self._log(partition).stream, at)
 
     def _log(self, partition: ReadPartition) -> ReadLog:
         return self._logs.get(partition) or ReadLog()
@@ -214,8 +252,3 @@ class GroupRules:
 
 def _place(log: ReadLog, at: int) -> RecordPosition:
     return log.stream[at].offset, log.stream[at].record_index
-
-
-def _may_start(log: ReadLog, start: int, at: int) -> bool:
-    """Whether a start at a stored position may begin with record `at`; `NOTHING`: at any that retention left."""
-    return at == max(start, 0) or (start == NOTHING and at <= log.gone_index)

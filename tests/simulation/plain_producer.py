@@ -21,6 +21,7 @@ from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, decode
 from memq.runtime.network import Address, parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Topic
+from tests.simulation.wishes import facets_of
 
 STREAM = 1
 BLOCKS_MAX = 8
@@ -124,7 +125,9 @@ class PlainProducer:
         while len(self.blocks) >= BLOCKS_MAX:
             await self._wait_change()
         builder = BlockBuilder()
-        builder.append_many(list(values))
+        for value in values:
+            facets = facets_of(value)
+            builder.append(value, headers=facets.headers, tag=facets.tag)
         sealed = builder.seal(
             producer_id=self.producer_id,
             first_sequence=self._next,

@@ -25,6 +25,7 @@ from memq.simulation.ports.wrong_answers import (
 )
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.reduced_constants import CLOCK_ERROR, Constants, draw_constants
+from tests.simulation.wishes import WISHES, Wish
 
 ASPECTS = (
     "house",
@@ -50,6 +51,7 @@ ASPECTS = (
     "flips",
     "truncate",  # logs are cut
     "refuse",
+    "filter",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -85,6 +87,7 @@ class Plan:
     audits: bool = False  # a process audits the topic again and again, as the command `memq audit` does,
     audits_later_ms: int = 0  # as if it were so much later
     audited: bool = False  # an auditor runs
+    wishes: dict[str, Wish] | None = None  # the filters of groups; if there are, records have tags and headers
     retry_ms: int = 0  # for how long after its first try a task of a direct writer may run again
     constants: Constants = field(default_factory=dict)  # of the product, on another scale
 
@@ -495,6 +498,14 @@ def _with_refusals(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 
 
+def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Send records with tags and headers, to groups of which one or more have a filter."""
+    groups = list(dict.fromkeys(plan.consumers))
+    draw.shuffle(groups)
+    filtered = groups[: draw.randint(1, len(groups))]
+    return replace(plan, wishes={group: draw.choice(WISHES) for group in filtered})
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -519,4 +530,5 @@ _CHANGES = {
     "flips": _with_changed_bits,
     "truncate": _with_cut_logs,
     "refuse": _with_refusals,
+    "filter": _with_filters,
 }

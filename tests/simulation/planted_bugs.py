@@ -19,6 +19,7 @@ from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
 from tests.simulation.compaction_bugs import COMPACTION_BUGS
 from tests.simulation.durability_bugs import KEEPING_BUGS
+from tests.simulation.filter_bugs import FILTER_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
@@ -244,6 +245,7 @@ BUGS = (
     *LIVENESS_BUGS,
     *TOPIC_BUGS,
     *AUDITOR_BUGS,
+    *FILTER_BUGS,
 )
 
 

@@ -10,12 +10,14 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from memq.client.observers.audit_recorder import RUNS_MAX
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Report, ReportPart, decode_report
 from memq.topic import Position, ReadPartition
 from tests.simulation.live_replay import History
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import LogEntry, Source
+from tests.simulation.reader import LogBlock, LogEntry, Source
+from tests.simulation.wishes import Wish
 
 Client = tuple[int, int]  # its id, and the partition of the audit topic
 AuditResult = dict[str, dict[Source, RangeSet]]  # by stage
@@ -28,6 +30,8 @@ class ReportRules:
         self.logs: dict[ReadPartition, ReadLog] = {}
         self.history: History = []  # in the order in which it landed; reports with homes
         self.reports: dict[Client, list[Report]] = {}
+        self.wishes: Mapping[str, Wish] = {}  # the filters of groups
+        self._blocks: dict[tuple[Source, int], LogBlock] = {}  # by sequence, where groups have filters
         self.transient: dict[str, None] = {}  # ids of topics that others check
         self.last: dict[int, Position] = {}  # by home, of the last report on a topic that lasts
         self._fail = fail
@@ -42,6 +46,8 @@ class ReportRules:
                 index = block.record_index + sequence - block.first
                 position = Position(partition.partition, entry.offset, index)
                 self._places.setdefault((block.source, sequence), position)
+                if self.wishes:
+                    self._blocks.setdefault((block.source, sequence), block)
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """A group has stored a position."""
@@ -74,12 +80,33 @@ class ReportRules:
             for sequence in (number for first, next_ in span.ranges for number in range(first, next_)):
                 place = self._places.get(((part.partition, span.producer), sequence))
                 who = f"{span.stage} of sequence {sequence} of producer {span.producer:016x}"
-                if place is None and (span.stage in ("fetched", "processed") or self._is_sure(span.stage, span.level)):
+                if place is None and (
+                    span.stage in ("fetched", "passed", "processed") or self._is_sure(span.stage, span.level)
+                ):
                     self._fail(f"{who} is reported, and it is not in the log")
                 if place is not None and span.stage == "processed":
                     stored = self._stored.get((report.name, place.read_partition))
                     if stored is None or stored <= place:
                         self._fail(f"{who} at {place} is reported by '{report.name}', which has stored {stored}")
+
+                if place is not None and not self.fits_wish(
+                    report.name, span.stage, (part.partition, span.producer), sequence
+                ):
+                    self._fail(f"{who} at {place} is reported by '{report.name}', whose filter says otherwise")
+
+    def fits_wish(self, group: str, stage: str, source: Source, sequence: int) -> bool:
+        """Whether a record may have passed a stage by the filter of a group.
+
+        A block in which wanted and other records alternate too often is reported as a whole.
+        """
+        wish, block = self.wishes.get(group), self._blocks.get((source, sequence))
+        if wish is None or block is None:
+            return stage != "passed"
+        wanted = [wish.wants_value(value) for value in block.values]
+        if stage == "passed":
+            return not wanted[sequence - block.first]
+        runs = 1 + sum(one != other for one, other in pairwise(wanted))
+        return stage not in ("fetched", "processed") or wanted[sequence - block.first] or runs > RUNS_MAX
 
     def _is_sure(self, stage: str, level: int) -> bool:
         return stage == "acked" and level == 2

@@ -27,6 +27,7 @@ from tests.producer_cores import RecordingCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.auditor import LIVE_AUDITOR
 from tests.simulation.auditor_life import AuditorLife
+from tests.simulation.bounded_reads import BOUNDED_READER, BoundedReads
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
@@ -47,6 +48,7 @@ from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.topic_churn import TopicChurn
+from tests.simulation.wishes import draw_marks, facets_of
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
@@ -98,6 +100,8 @@ class Scenario:
         holes = self.checker.lost_numbers if self.checker.cut_live else no_holes
         self.names = NamedRules(self.checker.logs, world.fail, lambda: self.checker.cuts, holes)
         self.batches = StagedRules(self.checker, world.fail)
+        self.checker.groups.wishes = self.checker.reports.wishes = plan.wishes or {}
+        self.bounded = BoundedReads(self.cluster)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._live_faults: dict[str, int] = {}
@@ -133,8 +137,9 @@ class Scenario:
         world.run(self.plan.end_s, done=self._all_done, poll_s=POLL_S)
         self._check_life()
         self._wait_for_reports()
-        if self.plan.audits:
-            self.world.nodes[AUDIT_COMMAND].kill()
+        for name in (AUDIT_COMMAND, BOUNDED_READER):
+            if name in self.world.nodes:
+                self.world.nodes[name].kill()
         self.checker.finish(world.random("finish").randrange)
         self.cluster.transient.finish(world.random("finish transient").randrange)
         self.names.finish()
@@ -233,6 +238,8 @@ class Scenario:
             self._start_compactor()
         if self.plan.audits:
             self._start_audit_command()
+        if self.plan.wishes:
+            self._start_bounded_reader()
         if self.auditor is not None:
             self.auditor.start()
 
@@ -275,7 +282,8 @@ class Scenario:
                 "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
             }
-            | self.audits.counts,
+            | self.audits.counts
+            | ({"bounded": self.bounded.done, "left out": self.bounded.left_out} if self.plan.wishes else {}),
             met=self.cluster.cloud.met() | self.chaos.met,
             live_faults=self._live_faults,
         )
@@ -294,6 +302,8 @@ class Scenario:
             self._start_compactor()
         elif name == AUDIT_COMMAND:
             self._start_audit_command()
+        elif name == BOUNDED_READER:
+            self._start_bounded_reader()
         elif name == LIVE_AUDITOR and self.auditor is not None:
             self.auditor.start()
         elif not self.done[name]:
@@ -304,7 +314,8 @@ class Scenario:
         self._lives[name] = self._lives.get(name, 0) + 1
 
         async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-            await run_consumer(node, runtime, self.cluster, group, wanders=self.plan.wanders)
+            wish = (self.plan.wishes or {}).get(group)
+            await run_consumer(node, runtime, self.cluster, group, wanders=self.plan.wanders, wish=wish)
 
         self.cluster.spawn(name, main)
 
@@ -320,6 +331,12 @@ class Scenario:
             await self.audits.run(node, runtime, brokers, self.cluster.topic.name)
 
         self.cluster.spawn(AUDIT_COMMAND, main)
+
+    def _start_bounded_reader(self) -> None:
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+            await self.bounded.run(node, runtime)
+
+        self.cluster.spawn(BOUNDED_READER, main)
 
     def _start_watcher(self) -> None:
         cluster, failing = self.cluster, self.cluster.cloud.failing_partition
@@ -350,9 +367,11 @@ class Scenario:
         """Make the records of one block, of a partition or of a key; a new life of a producer is a new stream."""
         stream = f"{node.name}.{self._lives[node.name]}"
         values: list[bytes] = []
-        for _ in range(node.random.randint(1, self.plan.block_records_max)):
+        count = node.random.randint(1, self.plan.block_records_max)
+        for mark in draw_marks(node.random, count) if self.plan.wishes else [b""] * count:
             number = self._sent[stream] = self._sent.get(stream, 0) + 1
-            value = f"{stream} {partition} {number} ".encode() + node.random.randbytes(node.random.choice(SIZES))
+            words = f"{stream} {partition} {number} ".encode() + mark
+            value = words + node.random.randbytes(node.random.choice(SIZES))
             self.checker.sent(stream, partition, number, value, keyed=keyed)
             values.append(value)
         return values
@@ -439,11 +458,13 @@ class Scenario:
             if keyed and node.random.random() < LEARN_RATE:
                 watchers.append(asyncio.create_task(core.refresh("t")))
             for value in self._values(node, number, keyed=keyed):
+                tag, headers = facets_of(value)
                 try:
                     if keyed:
-                        delivery = await producer.send("t", value, key=b"key-%d" % number)
+                        key = b"key-%d" % number
+                        delivery = await producer.send("t", value, key=key, headers=headers or None, tag=tag)
                     else:
-                        delivery = await producer.send("t", value, partition=number)
+                        delivery = await producer.send("t", value, partition=number, headers=headers or None, tag=tag)
                 except MemqError:
                     self.checker.give_up(value)
                     continue

@@ -42,6 +42,7 @@ LONG = frozenset(
         "late batches never counted",
         "an index that does not answer is passed over",
         "position of a batch whose copy readers take",
+        "a position stays before what a filter leaves out",
         "a broker that is behind answers for an older topic",
     }
 )
