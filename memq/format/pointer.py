@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from awscrt.checksums import crc32c
@@ -22,7 +22,6 @@ from memq.errors import (
     TooLargeError,
     UnsupportedFormatError,
 )
-from memq.format.blocks.header import BlockHeader
 from memq.format.blocks.latency import Bucket
 from memq.format.ranges import Range
 from memq.limits import (
@@ -445,6 +444,25 @@ def bounded_ranges(
     return tuple(kept), True
 
 
+class SequencedBlock(Protocol):
+    """The identity of a block: its header, or its entry in an index."""
+
+    @property
+    def producer_id(self) -> int:
+        """Its producer."""
+        ...
+
+    @property
+    def first_sequence(self) -> int:
+        """The sequence of its first record."""
+        ...
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after its last record."""
+        ...
+
+
 def named_ranges(pointer: Pointer) -> Mapping[int, Sequence[Range]] | None:
     """Return the sequences that the pointer names, by producer; None when it has no room for all of them."""
     return {each.producer: each.ranges for each in pointer.producers} if pointer.producers_complete else None
@@ -458,7 +476,7 @@ def unskipped(pointer: Pointer, blocks: Iterable[Block]) -> list[Block]:
     return [block for number, block in enumerate(blocks) if number not in pointer.skip]
 
 
-def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: BlockHeader) -> bool:
+def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: SequencedBlock) -> bool:
     """Whether the sequences of a block are in `ranges` of a pointer; true when `ranges` is None.
 
     Blocks that the pointer skips are not in its ranges.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, before, omit, swap
+from tests.simulation.bug import Planted, before, body, omit, swap
 
 FILTER_BUGS = (
     Planted(
@@ -95,6 +95,22 @@ FILTER_BUGS = (
         swap("bytes(map(self._tags.__contains__, reader.tags()))", "bytes((1,)) * reader.count"),
         level="calm",
         aspects=("filter",),
+    ),
+    Planted(
+        "a range ends before the last wanted block",
+        "memq.client.consumer.fetch.fetcher",
+        "joined_runs",
+        swap("list(items[low:high])", "list(items[low : max(low + 1, high - 1)])"),
+        level="calm",
+        aspects=("filter", "thin"),
+    ),
+    Planted(
+        "blocks that are not fetched are not left out",
+        "memq.client.consumer.fetch.partition_cursor",
+        "PartitionCursor._leave_out_blocks",
+        body("slot.take_passed(index)"),
+        level="calm",
+        aspects=("filter", "thin"),
     ),
     Planted(
         "records after the end count as left out",

@@ -57,6 +57,8 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.consumer.fetch.partition_cursor:PART_BYTES_MIN": (1, 500),
     "memq.client.consumer.fetch.partition_cursor:SLOTS_MAX": (2, 5),
     "memq.client.consumer.fetch.fetcher:INDEXES_MAX": (1,),
+    "memq.client.consumer.fetch.fetcher:GAP_BYTES_MIN": (1, 500),
+    "memq.client.consumer.fetch.pointer_slot:WHOLE_BATCHES": (0, 1),
     "memq.client.consumer.offset_resolver:TAIL_OFFSETS": (1, 3),
     FETCHES: (1, 2),
     LOOK_BACKS: (1,),

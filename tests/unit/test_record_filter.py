@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from memq.client.consumer.batch import Batch, Slice, TopicPartition
+from memq.client.consumer.fetch import partition_cursor as cursor_module
 from memq.client.consumer.fetch.cursor_outcomes import Counts, LeftOut, ReadyRange
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.fetch.pointer_slot import WHOLE_BATCHES, PartChoice
 from memq.client.consumer.record_filter import TAGS_MAX, RecordFilter, filter_of, runs_of, wanted_part
 from memq.errors import InvalidFilterError, UnsupportedFormatError
-from memq.format.batch import BlockPiece
+from memq.format.batch import BlockPiece, numbered_entries
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import EXTENSIONS, parse_header, tag_bit
@@ -34,6 +36,7 @@ class FilteredRead:
         self.cursor.take_entries(shown(log))
         self.fetched: list[int] = []
         self.indexed: list[int] = []
+        self.by_index: list[int] = []  # those of which only wanted blocks were fetched
         self.left_out: list[LeftOut] = []
         self.found: list[ReadyRange] = []
         self._log, self._wanted = log, wanted
@@ -47,6 +50,14 @@ class FilteredRead:
                 self.indexed.append(slot.offset)
                 entries = [BlockEntry.from_header(piece.header, 0) for piece in pieces if piece.header is not None]
                 self.cursor.identify(slot, None if damaged_index else entries)
+            elif slot.part is not None:
+                entries = [BlockEntry.from_header(piece.header, 0) for piece in pieces if piece.header is not None]
+                inside = [item for item in numbered_entries(entries) if item.first < slot.part[1]]
+                before = [item for item in inside if item.first + item.entry.count <= slot.part[0]]
+                passed = [each for each in inside[len(before) :] if self._wanted.excludes(each.entry.tag_bits)]
+                numbers = {each.number for each in inside} - {each.number for each in (*before, *passed)}
+                self.by_index.append(slot.offset)
+                self.cursor.fetched(slot, [piece for piece in pieces if piece.number in numbers], before, passed)
             else:
                 self.fetched.append(slot.offset)
                 self.cursor.fetched(slot, pieces)
@@ -163,6 +174,56 @@ def test_a_reader_leaves_out_only_records_between_its_start_and_its_end(
     assert read.left_out == wanted
     assert read.cursor.counts.filtered_records == sum(each.next - each.first for each in wanted)
     assert read.cursor.counts.gap_sequences == 0
+
+
+def mixed_log() -> Log:
+    """Return two batches with wanted and other blocks, a skipped one, an unwanted copy, and a gap of sequences."""
+    log = Log()
+    log.batch(tagged(1, 0, "a", "a"), tagged(1, 2, "b", "a"), tagged(2, 0, "a"), tagged(2, 1, "b"), tagged(1, 4, "a"))
+    log.batch(tagged(1, 4, "a"), tagged(1, 7, "b"), tagged(2, 0, "a"), tagged(3, 0, "b"), tagged(2, 2, None), skip=(2,))
+    return log
+
+
+@pytest.mark.parametrize("delivery_bytes", [1, 1_000_000])
+@pytest.mark.parametrize("start", [(0, 0), (0, 1), (0, 3), (0, 5), (1, 0), (1, 2), (1, 4)])
+@pytest.mark.parametrize("end", [(0, 1), (0, 4), (0, 6), (1, 1), (1, 4), (2, 0)])
+def test_a_reader_that_fetches_only_wanted_blocks_gives_out_and_counts_the_same(
+    monkeypatch: pytest.MonkeyPatch, start: tuple[int, int], end: tuple[int, int], delivery_bytes: int
+) -> None:
+    monkeypatch.setattr(cursor_module, "DELIVERY_BYTES", delivery_bytes)
+    found = []
+    for least in (1_000_000, 0):
+        monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", least)
+        read = FilteredRead(mixed_log(), RecordFilter("b"), position_at(*end), position_at(*start))
+        values = read.read()
+        assert not (read.by_index if least else read.fetched)
+        copies = read.cursor.counts.duplicate_records
+        totals = read.cursor.behind.totals
+        found.append(
+            (values, read.left_out, read.cursor.counts, read.cursor.position, read.cursor.state, copies, totals)
+        )
+        assert read.cursor.held_bytes == 0
+    assert found[0] == found[1]
+
+
+def test_a_batch_without_a_wanted_block_before_its_end_is_passed_up_to_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", 0)
+    read = FilteredRead(mixed_log(), RecordFilter("b"), position_at(0, 2))
+    assert read.read() == []
+    assert read.by_index == [0]
+    assert (read.left_out, read.cursor.position) == ([LeftOut(0, 1, 0, 2, 1)], position_at(0, 2))
+
+
+def test_an_index_that_saves_little_is_not_read_for_the_next_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", 0)
+    log = Log()
+    for number in range(WHOLE_BATCHES + 3):
+        log.batch(tagged(1, 5 * number, "b", "b", "b", "b"), tagged(1, 5 * number + 4, "b" if number else "a"))
+    read = FilteredRead(log, RecordFilter("b"))
+    assert len(read.read()) == 5 * (WHOLE_BATCHES + 3) - 1
+    assert read.by_index == [0, 1, WHOLE_BATCHES + 2]
+    assert not PartChoice(RecordFilter(where="n = 1")).take()
+    assert not PartChoice(None).take()
 
 
 def test_a_batch_that_is_not_identified_is_counted_by_its_pointer() -> None:

@@ -400,6 +400,7 @@ class FetchScheduler:
         pointer = slot.pointer
         assert pointer is not None
         before: Sequence[NumberedEntry] = ()
+        passed: Sequence[NumberedEntry] | None = None
         sent, slot.sent = slot.sent, None
         try:
             if slot.unwanted:
@@ -408,8 +409,10 @@ class FetchScheduler:
             if slot.part is None:
                 pieces = await self._fetcher.fetch(pointer, sent)
             else:
-                part = await self._fetcher.fetch_records(pointer, *slot.part)
-                pieces, before = part.pieces, part.before
+                wanted = assigned.cursor.wanted
+                excludes = wanted.excludes if wanted is not None and wanted.tag_bits else None
+                part = await self._fetcher.fetch_records(pointer, *slot.part, excludes)
+                pieces, before, passed = part.pieces, part.before, part.passed
         except NotFoundError as error:
             ahead = await self._queue.read(assigned.cursor.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
@@ -423,7 +426,7 @@ class FetchScheduler:
                 return
             self._check_missing(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
-        assigned.cursor.fetched(slot, pieces, before)
+        assigned.cursor.fetched(slot, pieces, before, passed)
 
     async def _identify(self, assigned: Assigned, slot: PointerSlot, pointer: Pointer) -> None:
         """Read from the index which blocks an unwanted batch has, if the audit or the cursor counts by it."""

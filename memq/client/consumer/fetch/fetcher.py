@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from heapq import nlargest
+from itertools import groupby, pairwise
 from typing import Literal, Protocol, TypeVar
 
 from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, StoreError
@@ -28,13 +29,15 @@ from memq.format.batch import (
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_large_object
 from memq.format.object import BlockEntry, ObjectIndex
-from memq.format.pointer import Location, Pointer
+from memq.format.pointer import Location, Pointer, is_named, named_ranges
 from memq.limits import READ_BYTES_MAX
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, index_at, reaches, readable_bytes
 
 T = TypeVar("T")
 
 INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
+GAP_BYTES_MIN = 32 << 10  # of unwanted blocks between wanted ones: fewer are read with these, by one request
+REQUESTS_MAX = 16  # requests for one batch
 ReadMode = Literal["auto", "direct", "broker"]
 
 
@@ -169,10 +172,14 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """Some blocks of a batch, and the entries of those that lie before them and were not fetched."""
+    """Some blocks of a batch, and the entries of those that were not fetched.
+
+    These lie `before` the wanted records, or between them and are `passed` by the filter.
+    """
 
     pieces: Sequence[BlockPiece]
     before: Sequence[NumberedEntry]
+    passed: Sequence[NumberedEntry]
 
 
 class BatchFetcher:
@@ -236,28 +243,40 @@ class BatchFetcher:
         except CorruptDataError:
             return await self.fetch(pointer)  # damage is reported by the reader of the whole batch
 
-    async def fetch_records(self, pointer: Pointer, low: int, high: int) -> FetchedPart:
+    async def fetch_records(
+        self, pointer: Pointer, low: int, high: int, excludes: Callable[[int], bool] | None = None
+    ) -> FetchedPart:
         """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.
 
-        Without an index to go by, all come. Raises: as `fetch`.
+        Not those whose tag bits the filter `excludes`. Without an index to go by, all come. Raises: as `fetch`.
         """
 
         async def fetch_part(reader: RangeReader, location: Location) -> FetchedPart:
             entries = numbered_entries(await self._read_index(pointer, reader, location))
+            if excludes is not None:
+                _check_tag_bits(pointer, entries)
             before = [item for item in entries if item.first + item.entry.count <= low]
-            pieces = await _fetch_runs(
-                reader, location, pointer, entries[len(before) :], lambda item: item.first < high
-            )
-            return FetchedPart(pieces, before)
+            needed, passed = list[NumberedEntry](), list[NumberedEntry]()
+            for item in entries[len(before) :]:
+                if item.first < high:
+                    (passed if excludes is not None and excludes(item.entry.tag_bits) else needed).append(item)
+            pieces: list[BlockPiece] = []
+            for run in joined_runs(needed):
+                at, last = run[0].entry.offset, run[-1].entry
+                data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
+                pieces += cut_run(pointer, data, run)
+            return FetchedPart(pieces, before, passed)
 
         try:
             return await self._confirmed.read(
                 self._ways(pointer, fetch_part),
                 lambda part: is_whole(part.pieces),
-                lambda one, other: _same_pieces(one.pieces, other.pieces) and one.before == other.before,
+                lambda one, other: (
+                    _same_pieces(one.pieces, other.pieces) and (one.before, one.passed) == (other.before, other.passed)
+                ),
             )
         except (CorruptDataError, NotFoundError):
-            return FetchedPart(await self.fetch(pointer), [])
+            return FetchedPart(await self.fetch(pointer), [], [])
 
     def _ways(
         self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]], stored: bool = False
@@ -381,6 +400,36 @@ async def _fetch_runs(
         data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
         pieces += cut_run(pointer, data, items)
     return pieces
+
+
+def joined_runs(items: Sequence[NumberedEntry]) -> list[list[NumberedEntry]]:
+    """Put blocks of a batch together that one request reads with the few bytes between them."""
+    gaps = [
+        (after.entry.offset - before.entry.offset - before.entry.length, number)
+        for number, (before, after) in enumerate(pairwise(items), 1)
+    ]
+    widest = nlargest(REQUESTS_MAX - 1, (gap for gap in gaps if gap[0] >= GAP_BYTES_MIN))
+    cuts = [0, *sorted(number for _, number in widest), len(items)]
+    return [list(items[low:high]) for low, high in pairwise(cuts) if low < high]
+
+
+def _check_tag_bits(pointer: Pointer, entries: Sequence[NumberedEntry]) -> None:
+    """Check that an index is that of the batch.
+
+    By the index of another object, wanted blocks would not be fetched.
+
+    Raises: CorruptDataError.
+    """
+    names, skip, tag_bits = named_ranges(pointer), frozenset(pointer.skip), 0
+    for item in entries:
+        tag_bits |= item.entry.tag_bits
+        if item.number not in skip and not is_named(names, item.entry):
+            raise CorruptDataError(
+                f"the index of batch {pointer.batch_sequence} has blocks that its pointer does not name"
+            )
+    if tag_bits != pointer.tag_bits:
+        words = f"{tag_bits:#x}, not {pointer.tag_bits:#x}"
+        raise CorruptDataError(f"the index of batch {pointer.batch_sequence} has the tag bits {words}")
 
 
 async def _readable_start(reader: RangeReader, location: Location) -> Buffer:

@@ -22,14 +22,14 @@ from enum import Enum, auto
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.cursor_outcomes import Conflict, Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
-from memq.client.consumer.fetch.pointer_slot import PointerSlot, left_out_part, slot_of
+from memq.client.consumer.fetch.pointer_slot import PartChoice, PointerSlot, left_out_part, part_between, slot_of
 from memq.client.consumer.progress import Gap, LogContinuity, ReadProgress, expired_error
 from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole, numbered_entries
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, read_pointer
+from memq.format.pointer import Pointer, SequencedBlock, read_pointer
 from memq.format.ranges import Range
 from memq.limits import KIB
 from memq.notification import Entries, Entry, Span
@@ -39,7 +39,7 @@ from memq.topic import Committed, Position, ReadPartition, Totals
 # One delivery's unpacked bytes, about. Values that stay in the processor's caches, in memory that the allocator keeps,
 # are read at half the price of a whole batch's (65 against 150 ns at 100 B); below this the handing over costs more.
 DELIVERY_BYTES = 512 * KIB
-PART_BYTES_MIN = 512 * KIB  # of a batch of which less is fetched where a start or an end lies in it: two requests more
+PART_BYTES_MIN = 512 * KIB  # of a batch of which less is fetched, by its index: two requests more
 SLOTS_MAX = 256  # pointers that are known but not delivered; a pointer has at most 64 KiB
 
 
@@ -115,6 +115,7 @@ class PartitionCursor:
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
         self.wanted = wanted
+        self._choice = PartChoice(wanted)
         self._seen = Seen([], [], [])
         self.comparing: PointerSlot | None = (
             None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
@@ -228,16 +229,26 @@ class PartitionCursor:
         slot.fetching, slot.part = True, self._part_of(slot)
         self.held_bytes += slot.bytes
 
-    def fetched(self, slot: PointerSlot, pieces: Sequence[BlockPiece], before: Sequence[NumberedEntry] = ()) -> None:
+    def fetched(
+        self,
+        slot: PointerSlot,
+        pieces: Sequence[BlockPiece],
+        before: Sequence[NumberedEntry] = (),
+        passed: Sequence[NumberedEntry] | None = None,
+    ) -> None:
         """Take the pieces of a fetched batch, unless the batch was dropped meanwhile.
 
-        `before` are the blocks before the start that were not fetched: their sequences count as seen.
+        `before` are the blocks before the start that were not fetched: their sequences count as seen. `passed` are
+        those that were not fetched because of the filter; None if it did not choose blocks.
         """
-        if slot.fetching:
+        if slot.fetching and slot.pointer is not None:
             slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
-            if before and slot.pointer is not None:
-                skip = frozenset(slot.pointer.skip)
-                self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
+            skip = frozenset(slot.pointer.skip)
+            self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
+            slot.passed = passed or ()
+            if passed is not None and not slot.cut:
+                self._choice.learn(slot)
+            slot.passed = [item for item in slot.passed if item.number not in skip]
 
     def identify(self, slot: PointerSlot, entries: Sequence[BlockEntry] | None) -> None:
         """Take the index entries of an unwanted batch; if None, which are unreadable, its blocks are fetched."""
@@ -270,7 +281,7 @@ class PartitionCursor:
     def drop_fetched(self) -> None:
         """Drop all fetched batches, and those that are being fetched; the cursor fetches them again later."""
         for slot in self._slots:  # what was judged of a batch stays judged
-            slot.fetching, slot.pieces, slot.claims = False, None, ()
+            slot.fetching, slot.pieces, slot.claims, slot.passed = False, None, (), ()
         self._unfetched = deque(slot for slot in self._slots if not slot.ready)
         self.held_bytes = 0
 
@@ -327,10 +338,11 @@ class PartitionCursor:
             self._unfetched.append(slot)
 
     def _part_of(self, slot: PointerSlot) -> tuple[int, int] | None:
-        """Return the wanted records of a large batch in which start or end lies; None for all of it."""
-        if slot.bytes < PART_BYTES_MIN or slot.pointer is None or not self._is_cut(slot):
+        """Return the records to fetch of a large batch by its index; None if it is fetched whole."""
+        if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
             return None
-        return self._wanted_range(slot.offset, slot.pointer)
+        by_index = self._is_cut(slot) or self._choice.take()
+        return self._wanted_range(slot.offset, slot.pointer) if by_index else None
 
     def _is_cut(self, slot: PointerSlot) -> bool:
         """Whether start or end lies within a batch."""
@@ -363,7 +375,7 @@ class PartitionCursor:
         if slot.unwanted:
             self._leave_out(slot, pointer)
             return None
-        if not slot.pieces:
+        if not slot.pieces and not slot.passed:
             self._pass(slot)
             return None
         first = self.behind.marked_position
@@ -372,6 +384,8 @@ class PartitionCursor:
         end = self._end_index(slot.offset)
         totals = self._progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)
+        if found.stop is None:
+            self._leave_out_blocks(slot, pointer, pointer.records, (first.record_index, end))
         if found.failed is not None and not found.slices and not found.damaged:
             self._stop_in(slot, max(found.failed.first, first.record_index))
             return self._failure(pointer, found.failed)
@@ -480,6 +494,7 @@ class PartitionCursor:
         for piece in pieces[slot.judged :]:
             if end is not None and piece.first >= end:
                 break
+            self._leave_out_blocks(slot, pointer, piece.first, (start, end))
             if size >= DELIVERY_BYTES:
                 found.stop = piece.first
                 break
@@ -495,26 +510,32 @@ class PartitionCursor:
                 if before:
                     self._note(pointer, piece.header)
                 elif self.wanted is not None and self.wanted.excludes_block(piece.header):
-                    self._leave_out_block(pointer, piece.header, _part_between(piece, start, end))
+                    part = part_between(piece.first, piece.records, start, end)
+                    self._leave_out_block(pointer, piece.header, piece.header.base_ms, part)
                 elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
                     self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
                     break
                 elif new:
-                    found.slices.append(Slice(piece, *_part_between(piece, start, end)))
+                    found.slices.append(Slice(piece, *part_between(piece.first, piece.records, start, end)))
                     size += piece.header.raw_length
             slot.judged += 1
         self.counts.gap_sequences += self.dedup_window.gaps - gaps
         return found
 
-    def _leave_out_block(self, pointer: Pointer, header: BlockHeader, part: Range) -> None:
-        """Leave out a part of a block: the records from the first index up to the second."""
-        self._note(pointer, header)
-        self.counts.filtered_records += part[1] - part[0]
-        self._seen.left_out.append(
-            left_out_part(pointer, header.producer_id, header.first_sequence, part, header.base_ms)
-        )
+    def _leave_out_blocks(
+        self, slot: PointerSlot, pointer: Pointer, index: int, between: tuple[int, int | None]
+    ) -> None:
+        """Leave out the blocks before a record index that were not fetched, in the order of the batch."""
+        for _, first, entry in slot.take_passed(index):
+            self._leave_out_block(pointer, entry, entry.least_ms, part_between(first, entry.count, *between))
 
-    def _note(self, pointer: Pointer, header: BlockHeader) -> None:
+    def _leave_out_block(self, pointer: Pointer, block: SequencedBlock, base_ms: int, part: Range) -> None:
+        """Leave out a part of a block: the records from the first index up to the second."""
+        self._note(pointer, block)
+        self.counts.filtered_records += part[1] - part[0]
+        self._seen.left_out.append(left_out_part(pointer, block.producer_id, block.first_sequence, part, base_ms))
+
+    def _note(self, pointer: Pointer, header: SequencedBlock) -> None:
         self.dedup_window.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
 
     def _claims(self, slot: PointerSlot, pointer: Pointer) -> list[Claim]:
@@ -575,9 +596,3 @@ class PartitionCursor:
 
     def _totals(self) -> Totals:
         return self._progress.totals.plus(self.position.record_index, 0)
-
-
-def _part_between(piece: BlockPiece, start: int, end: int | None) -> Range:
-    """Return the part of a block that lies between two record indexes of its batch."""
-    high = piece.records if end is None else min(piece.records, end - piece.first)
-    return max(0, start - piece.first), high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,12 +10,15 @@ from memq.client.consumer.fetch.cursor_outcomes import LeftOut
 from memq.client.consumer.progress import Gap
 from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import MemqError
-from memq.format.batch import BlockPiece
+from memq.format.batch import BlockPiece, NumberedEntry
 from memq.format.pointer import Pointer, pointer_mark, read_pointer
 from memq.format.ranges import Range
 from memq.format.report import MINUTE_MS
 from memq.notification import Entry
 from memq.notification.stored_blocks import Claim, Copies, claim_of
+
+SAVED_SHARE = 4  # of the bytes of a large batch one in so many, at least, is to be saved by its index
+WHOLE_BATCHES = 15  # that are fetched whole after one of which the index saved less
 
 
 @dataclass(slots=True)
@@ -37,9 +41,16 @@ class PointerSlot:
     cut: bool = False  # start or end of the reader lies within it
     left_out: Sequence[LeftOut] | None = None  # the blocks of an unwanted batch, when they are known
     missing_since_s: float | None = None  # when all routes first answered that its object does not exist
+    passed: Sequence[NumberedEntry] = ()  # blocks without a wanted record that were not fetched, and are left out
     judged: int = 0  # pieces before this one were delivered or passed over
     claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
     stored: Mapping[Claim, Copies] | None = None  # the blocks before it that have the sequences of `claims`
+
+    def take_passed(self, index: int) -> Sequence[NumberedEntry]:
+        """Return and remove the blocks that were not fetched and begin before a record index."""
+        count = bisect_left(self.passed, index, key=lambda item: item.first)
+        taken, self.passed = self.passed[:count], self.passed[count:]
+        return taken
 
     @property
     def mark(self) -> int:
@@ -88,6 +99,28 @@ class PointerSlot:
         return self.bytes == 0 or self.pieces is not None or self.gap is not None
 
 
+class PartChoice:
+    """Whether a reader with a filter fetches a large batch by its index.
+
+    It does so only while that saves enough bytes.
+    """
+
+    def __init__(self, wanted: RecordFilter | None) -> None:
+        self._has_tags = wanted is not None and wanted.tag_bits != 0
+        self._whole = 0  # how many batches are fetched whole until the index is tried again
+
+    def take(self) -> bool:
+        """Choose for the next batch."""
+        tries = self._has_tags and not self._whole
+        self._whole = max(0, self._whole - 1)
+        return tries
+
+    def learn(self, slot: PointerSlot) -> None:
+        """Take a batch that was fetched by its index."""
+        if sum(item.entry.length for item in slot.passed) < slot.bytes // SAVED_SHARE:
+            self._whole = WHOLE_BATCHES
+
+
 def slot_of(entry: Entry, wanted: RecordFilter | None = None) -> PointerSlot:
     """Return the slot of an entry of the queue."""
     pointer = read_pointer(entry.body, newer="return")
@@ -110,6 +143,11 @@ def left_out_of(pointer: Pointer) -> list[LeftOut] | None:
         for each in pointer.producers
         for first, next_ in each.ranges
     ]
+
+
+def part_between(first: int, records: int, start: int, end: int | None) -> Range:
+    """Return the part of a block that lies between two record indexes of its batch."""
+    return max(0, start - first), records if end is None else min(records, end - first)
 
 
 def left_out_part(pointer: Pointer, producer: int, first_sequence: int, part: Range, base_ms: int) -> LeftOut:
