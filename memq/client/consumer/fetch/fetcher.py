@@ -36,7 +36,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, index_at,
 T = TypeVar("T")
 
 INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
-GAP_BYTES_MIN = 32 << 10  # of unwanted blocks between wanted ones: fewer are read with these, by one request
+GAP_BYTES_MIN = 16 << 10  # of unwanted blocks between wanted ones: fewer are read with these, by one request
 REQUESTS_MAX = 16  # requests for one batch
 ReadMode = Literal["auto", "direct", "broker"]
 
