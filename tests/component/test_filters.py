@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,18 +14,22 @@ import pytest
 import memq
 from memq.audit.live.service import live_audit
 from memq.broker.broker import Broker
+from memq.client.bulk.staged_writer import StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer, read_arrow
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidFilterError
+from memq.limits import KIB
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers.memory import MemoryHandler
 from memq.testing import Cluster
 from memq.topic import Position
 from tests.brokers import batch_pointers, run, running_broker
 from tests.component.live_reports import KEEP_MS, until, with_database
+from tests.component.staged_rig import WRITER, Rig
 
 WAIT_S = 20.0
 BATCHES, RECORDS = 100, 20
+OTHER_TAG = "x"  # `other` has the bit of `T`
 
 
 class CountingStore(MemoryHandler):
@@ -60,24 +65,67 @@ async def values(broker: Broker, **settings: Any) -> list[bytes | None]:
         return [record.value async for batch in consumer for record in batch]
 
 
+def with_counting_store(broker: Broker) -> CountingStore:
+    """Give a broker an empty store that counts, and no memory of batches: all are read from the store."""
+    store = CountingStore(broker.services.runtime.clock)
+    broker.services.stores["main"] = store
+    broker.services.hot.bytes_max = 0
+    return store
+
+
+async def read_with_bytes(broker: Broker, store: CountingStore, tags: str) -> tuple[list[bytes | None], int]:
+    """Return all values with these tags, and how many bytes were read from the store for them."""
+    before = store.read_bytes
+    found = await values(broker, tags=tags, read="broker")
+    return found, store.read_bytes - before
+
+
 def numbered(numbers: Sequence[int]) -> list[bytes]:
     return [b"%d" % number * 10 for number in numbers]
 
 
 def test_a_tag_in_5_of_100_batches_is_read_with_few_bytes_from_the_store() -> None:
     async def main() -> None:
-        store: CountingStore
         async with running_broker() as broker:
-            store = CountingStore(broker.services.runtime.clock)
-            broker.services.stores["main"] = store
-            await fill(broker, lambda batch: "T" if batch % 20 == 3 else "other")
+            store = with_counting_store(broker)
+            await fill(broker, lambda batch: "T" if batch % 20 == 3 else OTHER_TAG)
             topic = next(each for each in await broker.services.coordinator.topics() if each.name == "clicks")
             pointers = await batch_pointers(broker.services.queue, topic)
             assert len(pointers) == BATCHES
-            found = await values(broker, tags="T", read="broker")
+            found, fetched = await read_with_bytes(broker, store, "T")
+            _, fetched_of_all = await read_with_bytes(broker, store, "*")
         wanted = [number for number in range(BATCHES * RECORDS) if number // RECORDS % 20 == 3]
         assert found == numbered(wanted)
-        assert store.read_bytes <= 0.15 * sum(pointer.stored_bytes for pointer in pointers)
+        stored = sum(pointer.stored_bytes for pointer in pointers)
+        assert fetched <= 0.15 * stored
+        assert fetched_of_all >= stored
+
+    run(main())
+
+
+def test_a_tag_in_5_of_100_blocks_of_each_large_batch_is_read_with_few_bytes_from_the_store() -> None:
+    async def main() -> None:
+        async with running_broker() as broker:
+            store = with_counting_store(broker)
+            rig = await Rig.made(broker, 1)
+            draw = random.Random(1)
+            wanted: list[bytes] = []
+            for batch in range(3):
+                writer = StagedWriter(rig.commits.cluster, {"clicks": rig.topic}, store, WRITER, block_bytes=8 * KIB)
+                tagged = draw.sample(range(100), 5)
+                for number in range(100):
+                    value = draw.randbytes(8_000)
+                    wanted += [value] if number in tagged else []
+                    await writer.add("clicks", value, tag="T" if number in tagged else OTHER_TAG)
+                await rig.commits.commit(batch, await writer.finish(), store)
+            stored = sum(pointer.stored_bytes for pointer in await rig.pointers())
+            assert stored >= 3 * 800_000
+            found, fetched = await read_with_bytes(broker, store, "T")
+            _, fetched_of_all = await read_with_bytes(broker, store, "*")
+            await rig.commits.close()
+        assert found == wanted
+        assert fetched <= 0.15 * stored
+        assert fetched_of_all >= stored
 
     run(main())
 
