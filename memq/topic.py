@@ -21,6 +21,7 @@ Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 PartitionKey = tuple[str, int]  # topic id, write partition
 CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
+STATE_TOPIC = "_memq_state"  # its partitions are service partitions: their logs are state logs, without pointers
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
@@ -56,6 +57,11 @@ def check_group(name: str) -> str:
     """
     check_name(name, "group", internal=True)  # the next line needs a str
     return check_name(name, "group", internal=name == AUDIT_GROUP or name.startswith(f"{AUDIT_GROUP}-"))
+
+
+def is_state_topic(name: str) -> bool:
+    """Whether the logs of a topic are state logs: they have no pointers, and the topic has no records."""
+    return name == STATE_TOPIC
 
 
 def is_internal(name: str) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
+from memq.broker.group_hosts import GroupHosts
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
@@ -28,6 +29,7 @@ from memq.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
+    InvalidSettingError,
     MemqError,
     NotFoundError,
     ProtocolError,
@@ -43,7 +45,7 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner, bunches
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
-from memq.topic import ReadPartition, read_partitions
+from memq.topic import ReadPartition, is_state_topic, read_partitions
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
@@ -126,7 +128,10 @@ class Broker:
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
-        self.requests = Requests(self.services, self.partitions, self.hand_over, held)
+        self.hosts: GroupHosts | None = None
+        if settings.groups == "state-log":
+            self.hosts = GroupHosts(self.services, self.partitions, self._task_failed)
+        self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
@@ -160,6 +165,7 @@ class Broker:
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self._step("read assignments", self.partitions.refresh)
+        self._check_groups()
         await self._create_logs()
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
@@ -281,6 +287,8 @@ class Broker:
             await self.replay.wait()
             await self.partitions.drain()
         await self.services.spool.settle()
+        if self.hosts is not None:
+            await self.hosts.drain()
 
     async def close(self) -> None:
         """Stop at once: close connections; pending blocks stay unacked."""
@@ -292,6 +300,8 @@ class Broker:
                 reader.close()
         await self.requests.stop()
         await self._tasks.stop()  # first, because these tasks refresh the partitions
+        if self.hosts is not None:
+            await self.hosts.stop()
         await self.partitions.stop()
         await self._sharing.stop()
         await self.services.planner.close()
@@ -367,6 +377,14 @@ class Broker:
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()
+
+    def _check_groups(self) -> None:
+        """Refuse to look for groups in the queue if another broker has put them on state logs."""
+        if self.hosts is None and any(is_state_topic(topic.name) for topic in self.partitions.topics()):
+            raise InvalidSettingError(
+                f"groups = queue, but the groups of cluster '{self.services.settings.cluster}' are on state logs",
+                hint="set groups = state-log in all brokers",
+            )
 
     def _check_id(self) -> None:
         """Raise FencedError when another broker took this one's id."""

@@ -20,6 +20,7 @@ from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.topic import is_state_topic
 
 
 async def serve(
@@ -96,6 +97,8 @@ async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: Sql
         if not entry.key.startswith(sweep_prefix(folder.cluster)):
             return
     for partition in await queue.partitions():
+        if is_state_topic(partition.topic):
+            continue
         try:
             _, known = await whole_log(queue, partition, lambda text: None)
         except CorruptDataError:

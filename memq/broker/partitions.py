@@ -91,6 +91,8 @@ class Partitions:
         self.heirs: list[str] = []  # the other brokers that take partitions
         self.namesake: BrokerEntry | None = None  # the live broker that took this one's id
         self.registered = True  # whether this broker's id was in the membership at the last refresh
+        self.hosted: Callable[[], Sequence[PartitionKey]] = list  # service partitions whose logs are open here
+        self.refreshed: Callable[[], None] = lambda: None  # called after each refresh
         self._reads = self._reads_applied = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # released, but still at work
@@ -127,6 +129,7 @@ class Partitions:
         for processor in self._left:
             if (processor.topic.id, processor.partition) not in self._assignments:
                 processor.fail(_deleted(processor.topic))  # its drain would wait for ever
+        self.refreshed()
         await self._release_strays()
         self.changed.set()
 
@@ -171,6 +174,7 @@ class Partitions:
         if not strays:
             return
         at_work = {(processor.topic.id, processor.partition): None for processor in self.at_work()}
+        at_work |= dict.fromkeys(self.hosted())
         for entry in strays:
             key = (entry.topic_id, entry.partition)
             if key not in at_work:

@@ -23,7 +23,7 @@ from memq.errors import (
 from memq.format.report import AUDIT_TOPIC
 from memq.governor import TAKEOVER_INTERVAL_MS, Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
-from memq.topic import PartitionKey, Topic, check_name
+from memq.topic import STATE_TOPIC, PartitionKey, Topic, check_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -322,7 +322,7 @@ def check_topic(topic: Topic) -> Topic:
 
     Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
     """
-    check_name(topic.name, internal=topic.name == AUDIT_TOPIC)
+    check_name(topic.name, internal=topic.name in (AUDIT_TOPIC, STATE_TOPIC))
     topic.settings.check()
     if not _TOPIC_ID.match(topic.id):
         raise InvalidRequestError(f"topic id {topic.id[:60]!a} is not 32 hex digits in lower case")

@@ -169,6 +169,14 @@ class Group(msgspec.Struct):
             self._change()
         return self.membership(name)
 
+    def current(self, name: str, generation: int) -> Membership:
+        """Return the current holds of a member, without a change.
+
+        Raises: GenerationFencedError when the member has expired, left, or joined again after `generation`.
+        """
+        self._current(name, generation)
+        return self.membership(name)
+
     def leave(self, name: str, now_ms: int) -> None:
         """Remove a member with all its holds."""
         self.expire(now_ms)

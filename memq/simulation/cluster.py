@@ -24,6 +24,7 @@ from memq.settings import BrokerSettings
 from memq.simulation.ports.cloud import Cloud, Doors
 from memq.simulation.ports.disk import HostDisk, SimDisk
 from memq.simulation.ports.faults import WorldFaults
+from memq.simulation.ports.groups import ObservedGroups
 from memq.simulation.ports.wrong_answers import lie_from_memory
 from memq.simulation.world.network import SimNetwork, Switch
 from memq.simulation.world.node import EPOCH_MS, SimNode
@@ -70,6 +71,7 @@ class ClusterShape:
     slab_bytes: int = 32 * KIB
     memory_bytes_max: int = 2 * MIB  # of a broker
     prefetch_bytes_max: int = MIB  # of a consumer, at most
+    groups: str = "queue"  # where the groups are, as in BrokerSettings
 
 
 class SimCluster:
@@ -183,6 +185,7 @@ class SimCluster:
             audit=self.shape.audit_interval_ms > 0,
             audit_interval_ms=self.shape.audit_interval_ms,
             audit_partitions=2,
+            groups=self.shape.groups,
         )
         stop = self._stops[node.name]
         broker = await self._started(settings, runtime, doors)
@@ -228,6 +231,8 @@ class SimCluster:
             wrong = self.cloud.wrong_answers["memory"]
             lie_from_memory(broker.services.hot, wrong, settings.broker_id, lambda: self.world.now)
             self.counters.append(broker.services.counters)
+            if broker.hosts is not None:
+                broker.hosts.make_coordinator = self._observed_groups
             try:
                 await broker.start()
             except MemqError:
@@ -236,6 +241,11 @@ class SimCluster:
             else:
                 self.live[settings.broker_id] = broker
                 return broker
+
+    def _observed_groups(self, *parts: Any) -> ObservedGroups:
+        made = ObservedGroups(*parts)
+        made.logs, made.observer = self.cloud.state_logs, lambda: self.cloud.observer
+        return made
 
     def stop_broker(self, name: str) -> None:
         """Let a broker drain, close and exit, as SIGTERM does."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.partition.opening import _claim
+from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.spool import forwarding
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
@@ -86,11 +86,11 @@ def test_a_partition_is_claimed_only_once_its_last_owner_that_lives_has_drained_
             entry = msgspec.structs.replace(cluster.owner(topic), broker=name, session=one.services.session)
             cluster.shared.apply(cluster.shared.registry.set_assignment(entry))
             with pytest.raises(NotReadyError, match="is drained by 'one'"):
-                await _claim(two.services, topic, 0, 0)
+                await claim_epoch(two.services, topic, 0, 0)
             released = msgspec.structs.replace(cluster.owner(topic), session="")
             cluster.shared.apply(cluster.shared.registry.set_assignment(released))
-            assert await _claim(two.services, topic, 0, 0) == released.epoch + 1
-            assert await _claim(two.services, topic, 0, 700) == 701, "above what the queue shows, at the first try"
+            assert await claim_epoch(two.services, topic, 0, 0) == released.epoch + 1
+            assert await claim_epoch(two.services, topic, 0, 700) == 701, "above what the queue shows, at the first try"
 
     asyncio.run(work())
 

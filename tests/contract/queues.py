@@ -18,6 +18,7 @@ from memq.notification.sqlite.queue import SqliteQueue
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.loopback_queue import LoopbackQueue
 from tests.contract.manual_clock import ManualClock
+from tests.contract.state_log_queue import StateLogQueue
 
 STALE_MS = 30_000
 HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
@@ -35,6 +36,7 @@ QUEUES: dict[str, Kind] = {
     "memory": Kind(lambda folder, clock: MemoryQueue(clock), "epoch"),
     "memory-age": Kind(lambda folder, clock: MemoryQueue(clock, refuse="age"), "age"),
     "sqlite": Kind(lambda folder, clock: SqliteQueue(folder / "queue.sqlite", clock, poll_interval_ms=2), "epoch"),
+    "state-log": Kind(lambda folder, clock: StateLogQueue(clock), "epoch"),
     "remote": Kind(lambda folder, clock: LoopbackQueue(MemoryQueue(clock), clock), "epoch"),
 }
 

@@ -464,6 +464,7 @@ class Checker:
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
         left = [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
+        left = [key for key in left if "/state/" not in key]  # owners of state logs delete old snapshots themselves
         return [key for key in left if not self.copies.is_only_copy(key)]
 
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:

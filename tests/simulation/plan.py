@@ -52,6 +52,7 @@ ASPECTS = (
     "truncate",  # logs are cut
     "refuse",
     "filter",
+    "state-log",  # the groups are on state logs
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -506,6 +507,11 @@ def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, wishes={group: draw.choice(WISHES) for group in filtered})
 
 
+def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let the groups be on state logs of the brokers, in place of the queue's."""
+    return replace(plan, shape=replace(plan.shape, groups="state-log"))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -531,4 +537,5 @@ _CHANGES = {
     "truncate": _with_cut_logs,
     "refuse": _with_refusals,
     "filter": _with_filters,
+    "state-log": _with_state_logs,
 }

@@ -20,6 +20,7 @@ from tests.simulation.bug import Planted, before, body, first, instead, omit, sw
 from tests.simulation.compaction_bugs import COMPACTION_BUGS
 from tests.simulation.durability_bugs import KEEPING_BUGS
 from tests.simulation.filter_bugs import FILTER_BUGS
+from tests.simulation.group_bugs import GROUP_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
@@ -174,7 +175,7 @@ BUGS = (
     Planted(
         "epoch used again",
         "memq.broker.partition.opening",
-        "_claim",
+        "claim_epoch",
         swap("max(current.epoch, seen) + 1", "max(current.epoch, seen, 1)"),
         seed=1002,
     ),
@@ -246,6 +247,7 @@ BUGS = (
     *TOPIC_BUGS,
     *AUDITOR_BUGS,
     *FILTER_BUGS,
+    *GROUP_BUGS,
 )
 
 

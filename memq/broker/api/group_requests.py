@@ -6,19 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.group_hosts import PROGRAM, GroupHosts
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.groups.coordinator import GroupCoordinator
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, Membership, Span
+from memq.notification import Entries, Entry, Groups, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
+from memq.protocol.frames import Api
+from memq.protocol.link import Link
 from memq.protocol.messages import (
     AdminAnswer,
+    AdminRequest,
     CommitAnswer,
     CommitRequest,
     DeleteGroup,
@@ -52,8 +57,10 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 class GroupRequests:
     """Answers the requests of consumers to the queue."""
 
-    def __init__(self, services: Services, partitions: Partitions) -> None:
+    def __init__(self, services: Services, partitions: Partitions, hosts: GroupHosts | None = None) -> None:
+        """`hosts`: the groups are on state logs; None: in the queue."""
         self._services = services
+        self._hosts = hosts
         self._queue = services.queue
         self._pointers = services.pointers
         self._recent = services.recent_pointers
@@ -261,43 +268,68 @@ class GroupRequests:
     async def join(self, call: Call[JoinRequest]) -> Answer:
         """Enter or leave a group."""
         ask = call.ask
-        check_group(ask.group)
+        home = await self._home(call, ask.group)
+        if isinstance(home, Link):
+            return await home.request(Api.JOIN, ask, MembershipAnswer)
         if ask.leave:
-            await self._queue.leave(ask.group, ask.member)
+            await home.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
         partitions = [await self._known(ref) for ref in ask.partitions]
-        return _answer(await self._queue.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
+        return _answer(await home.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
         """Note that a member is alive."""
         ask = call.ask
+        home = await self._home(call, ask.group)
+        if isinstance(home, Link):
+            return await home.request(Api.HEARTBEAT, ask, MembershipAnswer)
         released = [partition_of(ref) for ref in ask.released]
-        return _answer(await self._queue.heartbeat(ask.group, ask.member, ask.generation, released))
+        return _answer(await home.heartbeat(ask.group, ask.member, ask.generation, released))
 
     async def commit(self, call: Call[CommitRequest]) -> Answer:
         """Store positions of a group, or read them."""
         ask = call.ask
-        check_group(ask.group)
+        home = await self._home(call, ask.group)
+        if isinstance(home, Link):
+            return await home.request(Api.COMMIT, ask, CommitAnswer)
         if ask.positions:
             positions = committed_of(ask.positions)
-            await self._queue.commit(ask.group, ask.member, ask.generation, positions, ask.number)
+            if self._hosts is not None:
+                for partition in positions:
+                    await self._known(ref_of(partition))
+            await home.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
-        found = await self._queue.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
+        found = await home.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
         return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
-        """Return the names of all groups."""
-        return AdminAnswer(groups=list(await self._queue.groups()))
+        """Return the names of all groups; for another broker, of those whose coordinators are here."""
+        if self._hosts is None:
+            return AdminAnswer(groups=list(await self._queue.groups()))
+        names: list[str] = []
+        for home in await self._hosts.homes():
+            if isinstance(home, GroupCoordinator):
+                names += await home.groups()
+            elif call.connection.program != PROGRAM:
+                link = await self._hosts.link(home)
+                names += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).groups
+        return AdminAnswer(groups=sorted(names))
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
         """Delete a group."""
-        await self._queue.delete_group(call.ask.group)
+        home = await self._home(call, call.ask.group)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
+        await home.delete_group(call.ask.group)
         return AdminAnswer()
 
     async def describe(self, call: Call[DescribeGroup]) -> Answer:
         """Return members and positions of a group."""
-        state = await self._queue.describe(call.ask.group)
+        home = await self._home(call, call.ask.group)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
+        state = await home.describe(call.ask.group)
         members = [
             WireMember(member=member, assigned=[ref_of(partition) for partition in held])
             for member, held in state.members.items()
@@ -306,6 +338,23 @@ class GroupRequests:
         return AdminAnswer(
             group=WireGroup(group=call.ask.group, generation=state.generation, members=members, positions=positions)
         )
+
+    async def _home(self, call: Call[Any], group: str) -> Groups | Link:
+        """Return the part that has a group, or a link to the broker that has it.
+
+        Raises: InvalidNameError; MovedError for the request of a broker that takes this one for the owner.
+        """
+        check_group(group)
+        if self._hosts is None:
+            return self._queue
+        home = await self._hosts.home(group)
+        if isinstance(home, GroupCoordinator):
+            return home
+        if call.connection.program == PROGRAM:
+            moved = MovedError(f"the coordinator of group '{group}' is not at this broker")
+            moved.address = home
+            raise moved
+        return await self._hosts.link(home)
 
 
 def _check_count(partitions: Sequence[object]) -> None:

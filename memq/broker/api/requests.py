@@ -13,6 +13,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import Operation, operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.group_hosts import GroupHosts
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
@@ -57,12 +58,13 @@ class Requests:
         partitions: Partitions,
         hand_over: Callable[[], Awaitable[None]],
         held: HeldRecords,
+        hosts: GroupHosts | None = None,
     ) -> None:
         self._services = services
         self._operations = operations_of(
             StreamRequests(services, partitions),
             TopicRequests(services, partitions),
-            GroupRequests(services, partitions),
+            GroupRequests(services, partitions, hosts),
             ClusterRequests(services, partitions, hand_over, held),
         )
         self._tasks = TaskOwner(self._failed, services.events)
@@ -234,6 +236,7 @@ class Requests:
     def _hello(self, connection: Connection, frame: Frame) -> bytes:
         hello = decode_message(frame.body, Hello)
         connection.checksums = is_sealed(frame.body)
+        connection.program = hello.client.partition("/")[0]
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host

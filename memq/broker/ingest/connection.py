@@ -87,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ready_s = 0.0
         self.peer = ""
         self.turned_away = False  # over the broker's bound on connections
+        self.program = ""  # its software, by its HELLO, without the version
         self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
         self.checksums = False  # whether the client sends one with each message

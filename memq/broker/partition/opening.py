@@ -55,7 +55,7 @@ async def open_partition(
     while True:
         try:
             async with services.openings.turn():
-                last, epoch = epoch, await _claim(services, topic, partition, seen)
+                last, epoch = epoch, await claim_epoch(services, topic, partition, seen)
                 claimed = claimed or epoch != last + 1  # by others; epochs that only failed here stored nothing
                 own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
         except (LogLostError, LogCutError) as error:
@@ -88,7 +88,7 @@ async def open_partition(
         await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.02, most_s=BACKOFF_S_MAX))
 
 
-async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
+async def claim_epoch(services: Services, topic: Topic, partition: int, seen: int) -> int:
     """Set the next epoch above `seen` and this broker's session by compare-and-set; return the epoch.
 
     Raises: MovedError when the partition belongs to another broker; NotReadyError while its previous owner drains it.

@@ -58,7 +58,7 @@ from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed
 from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals, read_partitions
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, is_state_topic, read_partitions
 
 T = TypeVar("T")
 
@@ -133,6 +133,8 @@ class Restorer:
         topics = await coordinator.topics()
         results: list[Restored] = []
         for topic in topics:
+            if is_state_topic(topic.name):
+                continue  # its logs have no pointers
             results.append(await self.restore(topic))
             await _check_stopped(coordinator)  # a paused broker may have returned
         others = Restored("")

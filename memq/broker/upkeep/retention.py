@@ -23,7 +23,7 @@ from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
-from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, is_state_topic, read_partitions
 
 NEVER_MS = TIME_MS_END
 NAMED_MAX = 20  # objects that one line of the log names
@@ -104,6 +104,8 @@ async def retire(services: Services, partitions: Partitions) -> None:
     due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
     partitions.retention_due = {}
     for topic in partitions.topics():
+        if is_state_topic(topic.name):
+            continue  # its owners trim their logs themselves
         first: dict[int, int] = {}  # read partition -> its first write partition, whose owner applies retention
         for part in topic.partitions:
             first.setdefault(part.read_partition, part.partition)

@@ -41,7 +41,7 @@ from memq.governor import Assignment
 from memq.notification import PointerReader
 from memq.runtime.clock import Clock
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
-from memq.topic import CLOCK_ERROR_MS, PartitionKey, ReadPartition, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, PartitionKey, ReadPartition, Topic, is_state_topic, read_partitions
 
 SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are checked together; about 30 MB
 
@@ -209,7 +209,8 @@ class Sweep:
         topic is swept, and no shared objects.
         """
         shared = prefix in (shared_prefix(self._cluster), self._staged)
-        topics = await self.topics()  # current ones: a broker may have created a topic meanwhile
+        # Current ones: a broker may have created a topic meanwhile. State logs have no pointers.
+        topics = [topic for topic in await self.topics() if not is_state_topic(topic.name)]
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
         logs: dict[PartitionKey, LogCoverage] = {}
         for topic in mine:

@@ -21,7 +21,7 @@ from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.settings import Section, Value
-from memq.topic import ReadPartition, read_partitions
+from memq.topic import ReadPartition, is_state_topic, read_partitions
 
 if TYPE_CHECKING:
     from memq.notification.sqlite.queue import SqliteQueue
@@ -188,6 +188,8 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
         reader = CompactedLogReader(queue, ManifestFiles(cluster, store), runtime.clock)
         named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
         for partition in await queue.partitions():
+            if is_state_topic(partition.topic):
+                continue
             async for _ in _verified(named, partition, tally, lambda key: str(objects / key)):
                 pass
 

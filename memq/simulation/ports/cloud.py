@@ -14,6 +14,7 @@ from memq.simulation.ports.calls import Caller, Met
 from memq.simulation.ports.coordinator import SimCoordinator
 from memq.simulation.ports.failing_partition import FailingPartition
 from memq.simulation.ports.faults import CallFaults, WorldFaults
+from memq.simulation.ports.groups import StateLogs
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from memq.simulation.ports.queue import QueueObserver, SimQueue
 from memq.simulation.ports.store import Sickness, SimStore
@@ -71,6 +72,7 @@ class Cloud:
         self.failing_partition = FailingPartition()
         self.monitor = OwnershipMonitor(world.fail, refuse)
         self.takeovers = TakeoverMonitor(world.fail)
+        self.state_logs = StateLogs(lambda: self.observer, world.fail)
         self.wrong_answers = {
             name: WrongAnswers(world.random(f"lies/{name}"), faults.lies.get(name, WrongAnswerRates()))
             for name in ("store", "queue", "coordinator", "memory")
@@ -85,7 +87,7 @@ class Cloud:
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
         self._queues = {each: door for each, door in self._queues.items() if each.alive}
         door = self._queues[node] = SimQueue(
-            queue, self.queue, self.observer, self.monitor, self.failing_partition, self._grows
+            queue, self.queue, self.observer, self.monitor, self.failing_partition, self._grows, self.state_logs
         )
         return Doors(
             SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.failing_partition),

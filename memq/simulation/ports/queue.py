@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
@@ -18,7 +19,7 @@ from memq.simulation.ports.failing_partition import FailingPartition
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor, Task
 from memq.simulation.world.loop import SimTask
 from memq.simulation.world.node import EPOCH_MS, SimNode
-from memq.topic import Committed, Position, ReadPartition
+from memq.topic import Committed, Position, ReadPartition, is_state_topic
 
 NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
@@ -65,6 +66,13 @@ class QueueObserver:
         """A client fetched the position of a group; None when the group has stored nothing."""
 
 
+class StateLogWatch(Protocol):
+    """Notified of the entries of state logs."""
+
+    def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
+        """An entry is in the log at `offset`."""
+
+
 class SimQueue:
     """See `memq.notification.NotificationQueue`. `observer` is notified of all changes."""
 
@@ -76,6 +84,7 @@ class SimQueue:
         monitor: OwnershipMonitor,
         failing: FailingPartition,
         grows: Callable[[SimNode, ReadPartition, int], None],
+        state_logs: StateLogWatch,
     ) -> None:
         self._caller = caller
         self._queue = queue
@@ -83,6 +92,7 @@ class SimQueue:
         self._monitor = monitor
         self._failing = failing
         self._grows = grows
+        self._state_logs = state_logs
         self._shown: dict[ReadPartition, int] = {}  # the greatest end that this process was shown
         self._proven: dict[ReadPartition, int] = {}  # the end that entries prove which this process read or published
         self._shown_s: dict[ReadPartition, float] = {}  # when this process last read an answer of the log
@@ -99,6 +109,8 @@ class SimQueue:
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
         await self._reach(publication.partition)
+        if is_state_topic(publication.partition.topic):
+            return await self._publish_state(publication)
         where, world, process = publication.partition, self._caller.node.world, self._caller.node.index
         pointer = decode_pointer(publication.body)
         publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
@@ -129,6 +141,22 @@ class SimQueue:
         self._prove(where, offset + 1)
         return offset
 
+    async def _publish_state(self, publication: Publication) -> int:
+        """Publish an entry of a state log: its rules need no clock, and no read before it."""
+        where = publication.partition
+
+        async def land() -> int:
+            offset = await self._queue.publish(publication)
+            self._state_logs.landed(where, offset, publication.body)
+            return offset
+
+        what = f"publish {where.topic}/{where.partition} epoch {publication.epoch}"
+        return await self._caller.call(what, land, lies=PUBLISH_LIES)
+
+    async def _read_state(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        what = f"read {partition.topic}/{partition.partition} {offset}"
+        return await self._caller.call(what, lambda: self._queue.read(partition, offset, bytes_max), lies=READ_LIES)
+
     def _check_late_try(self, publication: Publication, late_s: float) -> None:
         """Refuse an owner's own try that lands later than S, if the queue does not refuse by age.
 
@@ -142,6 +170,8 @@ class SimQueue:
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         await self._reach(partition)
+        if is_state_topic(partition.topic):
+            return await self._read_state(partition, offset, bytes_max)
         now_s, task = self._caller.node.world.now, self._task(partition)
         reading = self._monitor.reads(task, partition, offset, now_s)
         short = self._ends_early()
@@ -184,6 +214,9 @@ class SimQueue:
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
         await self._reach(partition)
+        if is_state_topic(partition.topic):
+            what = f"span {partition.topic}/{partition.partition}"
+            return await self._caller.call(what, lambda: self._queue.span(partition), lies=READ_LIES)
         self._monitor.asked(self._task(partition), partition, self._caller.node.world.now)
         short = self._ends_early()
 
@@ -357,11 +390,14 @@ class SimQueue:
         asked_s = self._caller.node.world.now
 
         async def land() -> None:
+            if is_state_topic(partition.topic):
+                return await self._queue.trim(partition, before)
             if asked_s <= self._monitor.log(partition).cut_s:
                 raise QueueError(f"the leader of {partition.topic}/{partition.partition} was lost")
             await self._queue.trim(partition, before)
             self._monitor.trims(partition, before)
             self._observer.trimmed(partition, before)
+            return None
 
         await self._caller.call(f"trim {partition.topic} {before}", land, lies=GROUP_LIES)
 

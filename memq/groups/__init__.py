@@ -1,0 +1,1 @@
+"""The group coordinator: members, generations and positions of groups, as a machine on a state log."""

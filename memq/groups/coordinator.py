@@ -1,0 +1,321 @@
+"""The groups of one service partition at its owner: each request becomes decisions in the state log.
+
+Heartbeats are no decisions. Their times are in memory only, so `GroupCoordinator` expires a member when it was silent
+for its session time-out, counted from the opening of the log plus F at the earliest (G4). F is a quarter of the session
+time-out. An owner answers heartbeats only with a proof younger than F, that it still has the log. So a former owner
+keeps no member alive for longer than F after the opening of the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memq.errors import GenerationFencedError, MemqError, NotReadyError
+from memq.groups.machine import (
+    CommitDecision,
+    Decision,
+    DeleteDecision,
+    ForgetDecision,
+    GroupMachine,
+    StalePlanError,
+    StoredPosition,
+    copy_of,
+    difference,
+    encode_decision,
+    missing_group,
+    referenced_topics,
+)
+from memq.notification import GroupState, Membership, check_position
+from memq.notification.groups import Group, Member, check_member
+from memq.runtime.clock import Clock
+from memq.runtime.tasks import TaskOwner
+from memq.state_log import Answer
+from memq.state_log.state_log import StateLog
+from memq.topic import Committed, ReadPartition, check_group
+
+MACHINE = "groups"  # the name of the machine in the log
+FRESH_SHARE = 4  # F is this part of a session time-out
+EXPIRY_S = 0.25  # between two searches for silent members
+
+Change = Callable[[Group], object]
+
+
+@dataclass(slots=True)
+class _Heard:
+    """When members of a group were heard, and when one may be silent for too long (monotonic ms)."""
+
+    at_ms: dict[str, int] = field(default_factory=dict)
+    next_ms: int = 0
+
+
+class GroupCoordinator:
+    """Answers for the groups of one service partition, while `log` is open.
+
+    See `memq.notification.Groups`. All times are monotonic. The log is open since `opened_s`. `tasks` run until the log
+    is closed.
+    Raises: as `StateLog.propose`: MovedError, OutcomeUnknownError, NotReadyError, ThrottledError, TooLargeError.
+    """
+
+    def __init__(self, log: StateLog, machine: GroupMachine, clock: Clock, tasks: TaskOwner, opened_s: float) -> None:
+        self._log = log
+        self._machine = machine
+        self._clock = clock
+        self._opened_ms = int(opened_s * 1_000)
+        self._heard: dict[str, _Heard] = {}
+        self._waiting: dict[str, list[tuple[Change, asyncio.Future[None]]]] = {}
+        self._deciding: set[str] = set()
+        self._tasks = tasks
+
+    # ---- members ---------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        check_group(group)
+        check_member(member, partitions, session_timeout_ms)
+
+        def enter(state: Group) -> None:
+            state.join(member, partitions, session_timeout_ms, self._now_ms())
+
+        await self._decide(group, enter)
+        state = self._machine.membership(group)
+        if member not in state.members:
+            raise GenerationFencedError(f"member '{member}' has left group '{group}' again")
+        self._note(group, member)
+        return state.membership(member)
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        check_group(group)
+        await self._prove(group, member)
+        if released or self._may_be_silent(group, self._existing(group)):
+
+            def beat(state: Group) -> None:
+                state.heartbeat(member, generation, released, self._now_ms())
+
+            await self._decide(group, beat)
+        membership = self._existing(group).current(member, generation)
+        self._note(group, member)
+        return membership
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        check_group(group)
+        await self._log.fresh()
+        if member in self._machine.membership(group).members:
+            await self._decide(group, lambda state: state.leave(member, self._now_ms()))
+
+    async def expire(self) -> None:
+        """Remove the silent members of all groups."""
+        for group in list(self._machine.groups):
+            await self._expire(group)
+
+    async def run(self) -> None:
+        """Expire members until cancelled. Raises: MemqError when the log has ended."""
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            await self.expire()
+
+    async def _expire(self, group: str) -> None:
+        if self._may_be_silent(group, self._machine.membership(group)):
+            await self._decide(group, lambda state: state.expire(self._now_ms()))
+
+    # ---- positions -------------------------------------------------------------------------------
+
+    async def commit(
+        self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        """See `Groups.commit`."""
+        check_group(group)
+        for partition, committed in positions.items():
+            check_position(partition, committed)
+        stored = tuple(StoredPosition.of(*each) for each in positions.items())
+        await self._expire(group)
+        await self._propose(CommitDecision(group, member, generation, number, stored))
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        check_group(group)
+        await self._log.fresh()
+        stored = self._machine.groups.get(group)
+        found = stored.positions if stored is not None else {}
+        return {partition: found[partition] for partition in partitions if partition in found}
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    async def groups(self) -> list[str]:
+        """See `Groups.groups`; those of this service partition only."""
+        await self._log.fresh()
+        return sorted(self._machine.groups)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        await self._expire(group)
+        await self._log.fresh()
+        state = self._existing(group)
+        positions = dict(sorted(self._machine.groups[group].positions.items()))
+        return GroupState(group, state.generation, state.held(), positions)
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        check_group(group)
+        await self._expire(group)
+        await self._propose(DeleteDecision(group))
+        self._heard.pop(group, None)
+
+    def topics(self) -> set[tuple[str, str]]:
+        """Return name and id of each topic of which a group has a member or a position."""
+        return referenced_topics(self._machine.groups)
+
+    async def forget(self, partitions: Sequence[ReadPartition]) -> None:
+        """Remove partitions of a deleted topic from all members and positions."""
+        gone = frozenset(partitions)
+        for group, stored in list(self._machine.groups.items()):
+            if gone & _partitions_of(stored.membership):
+                await self._decide(group, lambda state: state.forget(partitions))
+        await self._propose(ForgetDecision(tuple(partitions)))
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _decide(self, group: str, change: Change) -> None:
+        """Make a change of a membership; return when it is in the log.
+
+        The changes of one group that wait for its last decision become one decision.
+        Raises: as `change`; as `StateLog.propose`.
+        """
+        if self._tasks.stopped:
+            raise _closed()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group, []).append((change, done))
+        if group not in self._deciding:
+            self._deciding.add(group)
+            self._tasks.start(self._decide_waiting(group), f"decide on group {group}")
+        await done
+
+    async def _decide_waiting(self, group: str) -> None:
+        waiting: list[tuple[Change, asyncio.Future[None]]] = []
+        try:
+            while waiting := self._waiting.pop(group, []):
+                try:
+                    ends = await self._decide_once(group, [change for change, _ in waiting])
+                except MemqError as error:
+                    ends = [error] * len(waiting)
+                _settle(waiting, ends)
+        except asyncio.CancelledError:  # the coordinator closes; all changes can be made again at the next owner
+            waiting += self._waiting.pop(group, [])
+            _settle(waiting, [_closed()] * len(waiting))
+            raise
+        finally:
+            self._deciding.discard(group)
+
+    async def _decide_once(self, group: str, changes: Sequence[Change]) -> list[MemqError | None]:
+        """Make several changes by one decision; return the error of each, or None.
+
+        The errors rest on entries that count, too: without a decision, a read of the log proves that (S4).
+        """
+        while True:
+            before = self._machine.membership(group)
+            generation = before.generation
+            after = copy_of(before)
+            self._set_heard(group, after)
+            ends = [_end_of(change, after) for change in changes]
+            if after.generation == generation:
+                await self._log.fresh()
+                if self._machine.membership(group).generation == generation:
+                    return ends
+                continue
+            try:
+                await self._propose(difference(group, before, after))
+            except StalePlanError:
+                continue
+            self._heard_in(group).next_ms = 0
+            return ends
+
+    async def _propose(self, decision: Decision) -> None:
+        answer: Answer = await self._log.propose(MACHINE, encode_decision(decision))
+        if isinstance(answer, MemqError | StalePlanError):
+            raise answer
+
+    async def _prove(self, group: str, member: str) -> None:
+        """Wait for a proof younger than F of this member's session."""
+        known = self._machine.membership(group).members.get(member)
+        fresh_ms = known.session_timeout_ms // FRESH_SHARE if known is not None else 0
+        if known is None or self._clock.monotonic() - self._log.proved_s > fresh_ms / 1_000:
+            await self._log.fresh()
+
+    def _existing(self, group: str) -> Group:
+        stored = self._machine.groups.get(check_group(group))
+        if stored is None:
+            raise missing_group(group)
+        return stored.membership
+
+    # ---- times of heartbeats ---------------------------------------------------------------------
+
+    def _note(self, group: str, member: str) -> None:
+        """Note that a member was heard now; that makes no expiry after an opening earlier (G4)."""
+        known = self._machine.membership(group).members.get(member)
+        if known is not None:
+            heard = self._heard_in(group)
+            heard.at_ms[member] = max(self._heard_ms(heard, member, known), self._now_ms())
+
+    def _heard_in(self, group: str) -> _Heard:
+        return self._heard.setdefault(group, _Heard())
+
+    def _heard_ms(self, heard: _Heard, name: str, member: Member) -> int:
+        return heard.at_ms.get(name, self._opened_ms + member.session_timeout_ms // FRESH_SHARE)
+
+    def _set_heard(self, group: str, state: Group) -> None:
+        """Set in a copy of a membership when each member was heard; forget the times of former members."""
+        heard = self._heard_in(group)
+        for name, member in state.members.items():
+            member.heard_ms = self._heard_ms(heard, name, member)
+        if len(heard.at_ms) > len(state.members):
+            heard.at_ms = {name: at_ms for name, at_ms in heard.at_ms.items() if name in state.members}
+
+    def _may_be_silent(self, group: str, state: Group) -> bool:
+        """Whether a member is silent for its session time-out. The members are checked only when one can be."""
+        heard, now_ms = self._heard_in(group), self._now_ms()
+        if now_ms < heard.next_ms:
+            return False
+        ends = [self._heard_ms(heard, name, each) + each.session_timeout_ms for name, each in state.members.items()]
+        heard.next_ms = min(ends, default=now_ms)
+        return bool(ends) and heard.next_ms <= now_ms
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1_000)
+
+
+def _closed() -> NotReadyError:
+    return NotReadyError("the coordinator of this group is closed")
+
+
+def _settle(waiting: Sequence[tuple[Change, asyncio.Future[None]]], ends: Sequence[MemqError | None]) -> None:
+    """Pass the ends of changes to the callers that still wait."""
+    for (_, done), end in zip(waiting, ends, strict=True):
+        if done.done():
+            continue
+        if end is None:
+            done.set_result(None)
+        else:
+            done.set_exception(end)
+
+
+def _end_of(change: Change, state: Group) -> MemqError | None:
+    """Make a change; return its error. A refused change only removes expired members."""
+    try:
+        change(state)
+    except MemqError as error:
+        return error
+    return None
+
+
+def _partitions_of(state: Group) -> set[ReadPartition]:
+    """Return all partitions that members want or hold."""
+    members = state.members.values()
+    wanted = {partition for member in members for partition in member.wanted}
+    return wanted | {hold.partition for member in members for hold in member.holds}

@@ -1,0 +1,82 @@
+"""Groups on state logs, as the simulation observes them: in the logs, and in answers to clients.
+
+A state log alone decides what counts. `StateLogs` folds each log as its entries land, and notifies the observer of each
+decision that counts. So the rules of groups are checked against the log, and not against the memory of an owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memq.format.state_entry import StateDecisions, decode_state_entry
+from memq.groups.coordinator import MACHINE, GroupCoordinator
+from memq.groups.machine import CommitDecision, Decision, GroupMachine, MembersDecision, decode_decision
+from memq.simulation.ports.queue import QueueObserver
+from memq.state_log.fold import Judgement, StateFold
+from memq.topic import Committed, ReadPartition
+
+
+class StateLogs:
+    """The true state of each state log. `observer` returns the present observer; `fail` gets each finding."""
+
+    def __init__(self, observer: Callable[[], QueueObserver], fail: Callable[[str], None]) -> None:
+        self._observer = observer
+        self._fail = fail
+        self._folds: dict[ReadPartition, StateFold] = {}
+        self._machines: dict[ReadPartition, GroupMachine] = {}
+
+    def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
+        """An entry is in the log at `offset`."""
+        fold = self._folds.get(partition)
+        if fold is None:
+            machine = self._machines[partition] = GroupMachine()
+            fold = self._folds[partition] = StateFold({MACHINE: machine})
+        entry = decode_state_entry(body)
+        met = fold.meet(offset, entry)
+        if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
+            for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
+                if answer is None:
+                    self._decided(partition, decode_decision(decision.body))
+        elif met.judgement is Judgement.GAP:
+            self._fail(f"state log {partition.partition} has a gap before offset {offset}")
+
+    def _decided(self, log: ReadPartition, decision: Decision) -> None:
+        observer, machine = self._observer(), self._machines[log]
+        if isinstance(decision, MembersDecision):
+            state = machine.membership(decision.group)
+            for name in state.members:
+                joined = name in decision.changed and state.members[name].joined > decision.base
+                observer.granted(decision.group, name, state.membership(name), joined=joined)
+        elif isinstance(decision, CommitDecision):
+            written = [(each.read_partition, each.committed.position) for each in decision.positions]
+            observer.stored_by(decision.group, decision.member, decision.generation, decision.number, written)
+            for partition, position in written:
+                observer.committed(decision.group, partition, position)
+
+    def is_member(self, group: str, member: str) -> bool:
+        """Whether a log has a member in a group now."""
+        return any(member in machine.membership(group).members for machine in self._machines.values())
+
+
+class ObservedGroups(GroupCoordinator):
+    """Notifies the observer of commits that members ask for, and of positions that they get."""
+
+    logs: StateLogs
+    observer: Callable[[], QueueObserver]
+
+    async def commit(
+        self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        """See `GroupCoordinator.commit`."""
+        if self.logs.is_member(group, member):
+            written = [(partition, committed.position) for partition, committed in positions.items()]
+            self.observer().asked(group, member, generation, number, written)
+        await super().commit(group, member, generation, positions, number)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `GroupCoordinator.committed`."""
+        found = await super().committed(group, partitions)
+        for partition in partitions:
+            stored = found.get(partition)
+            self.observer().fetched(group, partition, None if stored is None else stored.position)
+        return found

@@ -1,0 +1,207 @@
+"""Groups on state logs in a cluster of brokers: any broker takes requests, and a new owner knows what was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.group_hosts import PROGRAM
+from memq.broker.upkeep.retention import run_upkeep
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.producer import AsyncProducer
+from memq.errors import GenerationFencedError, InvalidSettingError, MovedError, NotFoundError, RetryableError
+from memq.notification import Membership
+from memq.notification.remote import RemoteQueue
+from memq.protocol.link import connect_link
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
+from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Totals, read_partitions
+from tests.brokers import run
+from tests.component.cluster_rig import Rig, rig
+
+SESSION_MS = 6_000
+
+
+@asynccontextmanager
+async def three_brokers(**settings: Any) -> AsyncIterator[tuple[Rig, list[Broker]]]:
+    async with rig() as cluster:
+        brokers = [await cluster.start(name, groups="state-log", **settings) for name in ("a", "b", "c")]
+        for broker in brokers:
+            await broker.partitions.refresh()
+        yield cluster, brokers
+
+
+def hosts_of(brokers: list[Broker]) -> list[Broker]:
+    return [broker for broker in brokers if broker.hosts is not None and broker.hosts.held()]
+
+
+async def filled(broker: Broker, values: int = 20, partitions: int = 4) -> list[ReadPartition]:
+    """Send numbers to a topic of several partitions."""
+    async with AsyncAdmin(broker.address) as admin:
+        topic = await admin.create_topic("clicks", partitions=partitions)
+    async with AsyncProducer(broker.address) as producer:
+        for number in range(values):
+            await producer.send("clicks", b"%d" % number, partition=number % partitions)
+        await producer.flush()
+    return read_partitions(topic)
+
+
+async def read_of(broker: Broker, group: str) -> list[int]:
+    async with AsyncConsumer(broker.address, ["clicks"], group=group, end="end") as consumer:
+        return sorted([int(value or b"") async for batch in consumer for value in batch.values()])
+
+
+def test_members_at_different_brokers_share_a_topic() -> None:
+    async def work() -> None:
+        async with three_brokers() as (_, brokers):
+            await filled(brokers[0])
+            found = await asyncio.gather(*(read_of(broker, "report") for broker in brokers))
+            assert sorted(number for numbers in found for number in numbers) == list(range(20))
+            assert await read_of(brokers[1], "report") == []
+            assert await read_of(brokers[1], "other") == list(range(20))
+            for broker in brokers:
+                async with AsyncAdmin(broker.address) as admin:
+                    assert await admin.groups() == ["other", "report"]
+                    described = await admin.group("report")
+                    assert sum(each.measured.records for each in described.partitions) == 0  # type: ignore[union-attr, misc]
+            async with AsyncAdmin(brokers[2].address) as admin:
+                await admin.delete_group("other")
+                with pytest.raises(NotFoundError, match="'other'"):
+                    await admin.delete_group("other")
+                assert await admin.groups() == ["report"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_new_owner_of_a_group_knows_its_positions_and_members(*, drains: bool) -> None:
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            logs = await filled(brokers[0])
+            member = await member_at(brokers[0])
+            known = await member.join("report", "m", logs, SESSION_MS)
+            assert known.assigned == tuple(logs)
+            at = {logs[0]: committed(2, 5)}
+            await member.commit("report", "m", known.generation, at, 1)
+            (owner,) = hosts_of(brokers)
+            if drains:
+                await owner.hand_over()
+            await owner.close()
+            member = await member_at(next(broker for broker in brokers if broker is not owner))
+            again = await retried(lambda: member.heartbeat("report", "m", known.generation))
+            assert again == known
+            assert await member.committed("report", logs) == at
+            with pytest.raises(GenerationFencedError):
+                await member.commit("report", "m", known.generation - 1, {logs[0]: committed(9, 9)}, 2)
+            await member.commit("report", "m", known.generation, {logs[1]: committed(1, 1, partition=1)}, 2)
+            with pytest.raises(GenerationFencedError):  # a late one
+                await member.commit("report", "m", known.generation, {logs[0]: committed(1, 1)}, 1)
+            assert await member.committed("report", logs) == at | {logs[1]: committed(1, 1, partition=1)}
+            topic = next(each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
+            epochs = [cluster.owner(topic, number).epoch for number in range(len(topic.partitions))]
+            assert max(epochs) == 2
+
+    run(work())
+
+
+def test_a_silent_member_keeps_its_partitions_until_its_session_ends() -> None:
+    async def work() -> None:
+        async with three_brokers() as (_, brokers):
+            logs = await filled(brokers[0])
+            member, other = await member_at(brokers[0]), await member_at(brokers[1])
+            await member.join("report", "silent", logs, 800)
+            before_s = asyncio.get_running_loop().time()
+            joined = await other.join("report", "other", logs, SESSION_MS)
+            while len(joined.assigned) < len(logs):
+                joined = await other.heartbeat("report", "other", joined.generation)
+            assert 0.7 < asyncio.get_running_loop().time() - before_s < 10
+
+    run(work())
+
+
+def test_a_request_that_a_broker_forwarded_is_not_forwarded_again() -> None:
+    async def work() -> None:
+        async with three_brokers() as (_, brokers):
+            logs = await filled(brokers[0])
+            await (await member_at(brokers[0])).join("report", "m", logs, SESSION_MS)
+            (owner,) = hosts_of(brokers)
+            for broker in brokers:
+                forwarded = await member_at(broker, program=PROGRAM)
+                if broker is owner:
+                    assert await forwarded.groups() == ["report"]
+                else:
+                    assert await forwarded.groups() == []
+                    with pytest.raises(MovedError):
+                        await forwarded.describe("report")
+
+    run(work())
+
+
+def test_the_sweep_and_retention_of_a_cluster_pass_over_state_logs() -> None:
+    async def work() -> None:
+        async with three_brokers(sweep_age_ms=1_000) as (cluster, brokers):
+            await filled(brokers[0])
+            assert await read_of(brokers[1], "report") == list(range(20))
+            for broker in brokers:
+                await run_upkeep(broker.services, broker.partitions)
+                assert broker.services.counters.damaged_pointers == 0
+            names = {partition.topic for partition in cluster.queue.logs}
+            assert names >= {STATE_TOPIC, "clicks"}
+            assert await read_of(brokers[2], "new") == list(range(20))
+
+    run(work())
+
+
+def test_a_cluster_with_groups_in_its_queue_gets_no_state_log() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            await filled(broker)
+            assert await read_of(broker, "report") == list(range(20))
+            await broker.close()
+            broker = await cluster.start("a", groups="state-log")
+            with pytest.raises(InvalidSettingError, match="the queue has 1 groups, first 'report'"):
+                await (await member_at(broker)).groups()
+            assert all(topic.name != STATE_TOPIC for topic in cluster.shared.registry.topics())
+
+    run(work())
+
+
+def test_a_broker_does_not_look_in_the_queue_for_groups_that_are_on_state_logs() -> None:
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            await filled(brokers[0])
+            assert await read_of(brokers[0], "report") == list(range(20))
+            with pytest.raises(InvalidSettingError, match="set groups = state-log in all brokers"):
+                await cluster.start("d")
+
+    run(work())
+
+
+# ---- inside ----------------------------------------------------------------------------------------
+
+
+async def member_at(broker: Broker, program: str = "test") -> RemoteQueue:
+    """Return the queue as a client of one broker sees it."""
+    link = await connect_link(Runtime(), None, parse_address(broker.address), client=program)
+    return RemoteQueue(link.request)
+
+
+async def retried(ask: Callable[[], Awaitable[Membership]]) -> Membership:
+    """Ask until the answer is no retryable error."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await ask()
+            except RetryableError:
+                await asyncio.sleep(0)
+
+
+def committed(offset: int, records: int, partition: int = 0) -> Committed:
+    return Committed(Position(partition, offset), Totals(records, 10 * records))

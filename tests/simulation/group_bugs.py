@@ -1,0 +1,30 @@
+"""Planted bugs of groups on state logs."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted, instead, omit
+
+ON_STATE_LOGS = ("state-log",)
+
+GROUP_BUGS = (
+    Planted(
+        "G2: a state log stores commits of former holders",
+        "memq.groups.machine",
+        "GroupMachine._commit",
+        omit("stored.membership.check_commit"),
+        seed=1001,
+        aspects=ON_STATE_LOGS,
+    ),
+    Planted(
+        "S4: a commit is answered before it counts",
+        "memq.groups.coordinator",
+        "GroupCoordinator.commit",
+        instead(
+            "self._propose",
+            "decision = CommitDecision(group, member, generation, number, stored)\n"
+            "asyncio.gather(self._propose(decision), return_exceptions=True)\n",
+        ),
+        seed=1001,
+        aspects=ON_STATE_LOGS,
+    ),
+)

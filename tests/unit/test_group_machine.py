@@ -1,0 +1,234 @@
+"""The groups of a service partition as a machine: decisions, snapshots, and what a new owner may assume."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from memq.errors import (
+    CorruptDataError,
+    GenerationFencedError,
+    InvalidRequestError,
+    MovedError,
+    NotFoundError,
+    UnsupportedFormatError,
+)
+from memq.groups.coordinator import GroupCoordinator
+from memq.groups.machine import (
+    CommitDecision,
+    Decision,
+    DeleteDecision,
+    ForgetDecision,
+    GroupMachine,
+    MembersDecision,
+    StalePlanError,
+    StoredPosition,
+    copy_of,
+    difference,
+    encode_decision,
+)
+from memq.notification.groups import Group
+from memq.topic import Committed, Position, ReadPartition, Totals
+from tests.contract.manual_clock import ManualClock
+from tests.contract.state_log_queue import StateLogQueue
+
+SESSION_MS = 8_000
+F_MS = 2_000
+LOGS = [ReadPartition("clicks", "0a" * 16, number) for number in range(4)]
+OTHER = ReadPartition("views", "0b" * 16, 0)
+
+
+def position(partition: ReadPartition, offset: int) -> StoredPosition:
+    return StoredPosition.of(partition, Committed(Position(partition.partition, offset, 3), Totals(offset, 7), mark=9))
+
+
+def join(machine: GroupMachine, member: str, group: str = "g") -> MembersDecision:
+    """Return the decision that lets a member join."""
+    before = machine.membership(group)
+    after = copy_of(before)
+    after.join(member, [*LOGS, OTHER], SESSION_MS, 0)
+    return difference(group, before, after)
+
+
+def commit(machine: GroupMachine, member: str, offset: int, number: int = 0, group: str = "g") -> CommitDecision:
+    generation = machine.membership(group).generation
+    return CommitDecision(group, member, generation, number, (position(LOGS[0], offset),))
+
+
+def stored(machine: GroupMachine, group: str = "g") -> dict[ReadPartition, int]:
+    return {each: found.position.pointer_offset for each, found in machine.groups[group].positions.items()}
+
+
+def test_a_machine_applies_a_decision_only_on_the_state_that_it_was_made_on() -> None:
+    machine = GroupMachine()
+    first, second = join(machine, "a"), join(machine, "b")
+    assert machine.apply(encode_decision(first)) is None
+    assert isinstance(machine.apply(encode_decision(second)), StalePlanError)
+    assert list(machine.membership("g").members) == ["a"]
+    assert machine.apply(encode_decision(join(machine, "b"))) is None
+    assert list(machine.membership("g").members) == ["a", "b"]
+
+
+def test_a_machine_stores_a_commit_of_the_holder_in_its_generation_alone() -> None:
+    machine = GroupMachine()
+    machine.apply(encode_decision(join(machine, "a")))
+    assert machine.apply(encode_decision(commit(machine, "a", 5, 1))) is None
+    assert stored(machine) == {LOGS[0]: 5}
+    old = commit(machine, "a", 6, 2)
+    machine.apply(encode_decision(join(machine, "a")))
+    for refused in (old, commit(machine, "b", 7), commit(machine, "a", 4, 0, group="unknown")):
+        assert isinstance(machine.apply(encode_decision(refused)), GenerationFencedError)
+    assert isinstance(machine.apply(encode_decision(commit(machine, "", 8))), GenerationFencedError)
+    outside = CommitDecision("g", "", -1, 0, (position(LOGS[0], 8),))
+    assert isinstance(machine.apply(encode_decision(outside)), InvalidRequestError)
+    assert stored(machine) == {LOGS[0]: 5}
+    assert "unknown" not in machine.groups
+
+
+def test_a_machine_keeps_the_number_of_a_commit_that_came_before_a_change_of_members() -> None:
+    machine = GroupMachine()
+    machine.apply(encode_decision(join(machine, "a")))
+    planned = join(machine, "b")  # before the commit, which changes no generation
+    assert machine.apply(encode_decision(commit(machine, "a", 5, 7))) is None
+    assert machine.apply(encode_decision(planned)) is None
+    late = machine.apply(encode_decision(commit(machine, "a", 4, 6)))
+    assert isinstance(late, GenerationFencedError)
+    assert stored(machine) == {LOGS[0]: 5}
+
+
+def test_a_group_that_is_made_again_continues_the_generations() -> None:
+    machine = GroupMachine()
+    for member in "abc":
+        machine.apply(encode_decision(join(machine, member)))
+    before, after = machine.membership("g"), copy_of(machine.membership("g"))
+    assert isinstance(machine.apply(encode_decision(DeleteDecision("g"))), InvalidRequestError)
+    for member in "abc":
+        after.leave(member, 0)
+    machine.apply(encode_decision(difference("g", before, after)))
+    last = machine.membership("g").generation
+    assert machine.apply(encode_decision(DeleteDecision("g"))) is None
+    assert isinstance(machine.apply(encode_decision(DeleteDecision("g"))), NotFoundError)
+    machine.apply(encode_decision(join(machine, "a")))
+    assert machine.membership("g").generation > last
+
+
+def test_positions_in_a_deleted_topic_are_forgotten() -> None:
+    machine = GroupMachine()
+    machine.apply(encode_decision(join(machine, "a")))
+    both = CommitDecision("g", "a", machine.membership("g").generation, 1, (position(LOGS[0], 1), position(OTHER, 2)))
+    machine.apply(encode_decision(both))
+    machine.apply(encode_decision(ForgetDecision(tuple(LOGS))))
+    assert stored(machine) == {OTHER: 2}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_machine_that_is_restored_answers_and_ends_like_the_one_that_was_saved(seed: int) -> None:
+    draw, machine = Random(seed), GroupMachine()
+    copies: list[GroupMachine] = []
+    for step in range(120):
+        if draw.random() < 0.05:
+            copy = GroupMachine()
+            copy.restore(machine.snapshot())
+            copies.append(copy)
+        group = draw.choice("gh")
+        decisions: list[Decision] = [
+            join(machine, draw.choice("abc"), group),
+            commit(machine, draw.choice("abc"), step, draw.choice((0, step)), group),
+            DeleteDecision(group),
+            _left(machine, draw.choice("abc"), group),
+            ForgetDecision((draw.choice(LOGS),)),
+        ]
+        decision = draw.choice(decisions)
+        answer = machine.apply(encode_decision(decision))
+        for copy in copies:
+            assert repr(copy.apply(encode_decision(decision))) == repr(answer)
+            assert copy.snapshot() == machine.snapshot()
+
+
+def _left(machine: GroupMachine, member: str, group: str) -> MembersDecision:
+    before: Group = machine.membership(group)
+    after = copy_of(before)
+    after.leave(member, 0)
+    return difference(group, before, after)
+
+
+def test_a_machine_refuses_bytes_that_are_no_decision_and_states_of_a_newer_memq() -> None:
+    machine = GroupMachine()
+    for body in (b"", b"\x00", b"{}", encode_decision(DeleteDecision("g"))[:-1]):
+        with pytest.raises(CorruptDataError):
+            machine.apply(body)
+    saved = machine.snapshot()
+    with pytest.raises(CorruptDataError):
+        machine.restore(saved[:-1])
+    newer = saved.replace(b"version\x01", b"version\x02")
+    assert newer != saved
+    with pytest.raises(UnsupportedFormatError, match="version 2"):
+        machine.restore(newer)
+
+
+# ---- the owner of a log -------------------------------------------------------------------------------
+
+
+async def opened(queue: StateLogQueue, clock: ManualClock) -> GroupCoordinator:
+    return await queue.reopen(clock.monotonic())
+
+
+def test_a_new_owner_expires_no_member_before_its_session_and_a_quarter() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        coordinator = await opened(queue, clock)
+        for member in ("silent", "heard", "early"):
+            await coordinator.join("g", member, LOGS, SESSION_MS)
+        clock.advance(SESSION_MS - 1)
+        coordinator = await opened(queue, clock)
+        members = (await coordinator.describe("g")).members
+        assert sorted(members) == ["early", "heard", "silent"]
+        generation = (await coordinator.describe("g")).generation
+        clock.advance(100)
+        await coordinator.heartbeat("g", "early", generation)  # within F: it does not shorten the first session
+        clock.advance(SESSION_MS + F_MS - 101)
+        await coordinator.expire()
+        assert sorted((await coordinator.describe("g")).members) == ["early", "heard", "silent"]
+        await coordinator.heartbeat("g", "heard", generation)
+        clock.advance(1)
+        await coordinator.expire()
+        assert list((await coordinator.describe("g")).members) == ["heard"]
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_a_former_owner_answers_no_heartbeat_when_its_proof_is_old() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        former = await opened(queue, clock)
+        known = await former.join("g", "a", LOGS, SESSION_MS)
+        await opened(queue, clock)
+        assert await former.heartbeat("g", "a", known.generation) == known  # within F
+        clock.advance(F_MS + 1)
+        with pytest.raises(MovedError):
+            await former.heartbeat("g", "a", known.generation)
+        with pytest.raises(MovedError):
+            await former.commit("g", "a", known.generation, {LOGS[0]: Committed(Position(0, 1))})
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_members_that_join_at_once_need_few_decisions() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        coordinator = await opened(queue, clock)
+        joins = (coordinator.join("g", f"m{number}", LOGS, SESSION_MS) for number in range(40))
+        await asyncio.gather(*joins)
+        (log,) = queue.logs.values()
+        assert len(log.entries) <= 4  # `opened`, the first join, all others
+        assert len((await coordinator.describe("g")).members) == 40
+        await queue.close()
+
+    asyncio.run(work())
