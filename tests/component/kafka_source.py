@@ -47,17 +47,20 @@ class MemorySource:
         there = {topic for topic, _ in self.rows}
         if missing := [topic for topic in topics if topic not in there]:
             raise NotFoundError(f"no topic {missing[0]}")
-        counts = {topic: sum(place[0] == topic for place in self.rows) for topic in topics}
+        counts = {topic: sum(partition[0] == topic for partition in self.rows) for topic in topics}
         return "kafka-1", {topic: SourceTopic(f"id of {topic}", count) for topic, count in counts.items()}
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
+    async def join(self, group: str, topics: Sequence[str], partitions: Sequence[KafkaPartition]) -> None:
         self.group = group
 
-    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
-        return {place: (self.begins.get(place, 0), max(self.rows[place], default=-1) + 1) for place in places}
+    async def ends(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
+        return {
+            partition: (self.begins.get(partition, 0), max(self.rows[partition], default=-1) + 1)
+            for partition in partitions
+        }
 
-    async def stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
-        return {place: self.positions[place] for place in places if place in self.positions}
+    async def stored(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
+        return {partition: self.positions[partition] for partition in partitions if partition in self.positions}
 
     async def store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
         self.stores.append(dict(positions))
@@ -70,29 +73,29 @@ class MemorySource:
         """Give out all records again."""
         self._at = dict.fromkeys(self._at, 0)
 
-    async def seek(self, place: KafkaPartition, offset: int) -> None:
-        self._at[place] = offset
+    async def seek(self, partition: KafkaPartition, offset: int) -> None:
+        self._at[partition] = offset
 
     async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
         await asyncio.sleep(0)
         self.on_take()
         found: list[SourceRecord | SourceEnd] = []
-        for place, at in self._at.items():
-            offsets = [offset for offset in sorted(self.rows[place]) if offset >= at][: self._portion]
+        for partition, at in self._at.items():
+            offsets = [offset for offset in sorted(self.rows[partition]) if offset >= at][: self._portion]
             for offset in offsets:
                 if self.broken_after is not None:
                     self.broken_after -= 1
                     if self.broken_after < 0:
                         raise QueueError("the source is gone")
-                value = self.rows[place][offset]
-                found.append(SourceRecord(place, offset, value, b"k", (("h", b"1"),), 1_000 + offset))
-                self._at[place] = offset + 1
+                value = self.rows[partition][offset]
+                found.append(SourceRecord(partition, offset, value, b"k", (("h", b"1"),), 1_000 + offset))
+                self._at[partition] = offset + 1
             if not offsets:
-                found.append(SourceEnd(place, max(at, max(self.rows[place], default=-1) + 1)))
+                found.append(SourceEnd(partition, max(at, max(self.rows[partition], default=-1) + 1)))
         return found
 
     async def committed_of_others(
-        self, places: Sequence[KafkaPartition], own: str
+        self, partitions: Sequence[KafkaPartition], own: str
     ) -> dict[str, dict[KafkaPartition, int]]:
         assert own == self.group
         return self.others

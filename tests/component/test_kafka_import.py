@@ -152,9 +152,9 @@ def test_a_plan_is_stored_before_its_first_record_is_read() -> None:
     source.broken_after = 4
     seek = source.seek
 
-    async def noted(place: KafkaPartition, offset: int) -> None:
-        plans.append(decode_plan(source.positions[place][1]))
-        await seek(place, offset)
+    async def noted(partition: KafkaPartition, offset: int) -> None:
+        plans.append(decode_plan(source.positions[partition][1]))
+        await seek(partition, offset)
 
     source.seek = noted  # type: ignore[method-assign]
 

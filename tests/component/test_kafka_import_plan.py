@@ -190,23 +190,23 @@ class NotingSource(MemorySource):
         self.said.append("describe")
         return await super().describe(topics)
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
+    async def join(self, group: str, topics: Sequence[str], partitions: Sequence[KafkaPartition]) -> None:
         self.said.append("join")
-        await super().join(group, topics, places)
+        await super().join(group, topics, partitions)
 
-    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
+    async def ends(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
         self.said.append("ends")
-        return await super().ends(places)
+        return await super().ends(partitions)
 
     async def start(self, offsets: Mapping[KafkaPartition, int]) -> None:
         self.said.append("start")
         await super().start(offsets)
 
     async def committed_of_others(
-        self, places: Sequence[KafkaPartition], own: str
+        self, partitions: Sequence[KafkaPartition], own: str
     ) -> dict[str, dict[KafkaPartition, int]]:
         self.said.append("committed_of_others")
-        return await super().committed_of_others(places, own)
+        return await super().committed_of_others(partitions, own)
 
 
 def test_each_step_is_named_before_it_is_done() -> None:

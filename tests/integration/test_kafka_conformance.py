@@ -209,7 +209,7 @@ def test_the_contract_with_each_request_spoiled(
 @pytest.mark.parametrize("lie", OFFSETS.values(), ids=OFFSETS)
 def test_a_life_with_false_offsets(proxy: KafkaProxy, lie: Offsets, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever error or offset replaces the true one: an error, or the truth; the next answer is believed again."""
-    monkeypatch.setattr(offsets, "SAID_S", 0.2)
+    monkeypatch.setattr(offsets, "LOWER_END_S", 0.2)
     fault = Fault(ApiKey.LIST_OFFSETS, Phase.FALSE, 1, lie)
     over(proxy, fault, lambda queue, clock: false_life(queue, clock, fault))
     assert not fault.times

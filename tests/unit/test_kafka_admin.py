@@ -113,7 +113,7 @@ def test_a_blocking_call_that_fails_raises_the_error_of_memq(library: Library) -
     async def work(admin: KafkaAdmin) -> None:
         library.connection_errors.append(KafkaError(KafkaError._TRANSPORT, "Connection refused"))
         with pytest.raises(QueueError, match=r"listing Kafka's topics: timed out \(connection refused\)"):
-            await admin.topic_counts()
+            await admin.partition_counts()
 
     over(work, asyncio.run)
 
@@ -123,7 +123,7 @@ def test_calls_that_block_have_one_thread(library: Library) -> None:
     library.refuse = lambda call, subject: None if held.wait(30) else TIMED_OUT
 
     async def work(admin: KafkaAdmin) -> None:
-        asked = [asyncio.create_task(admin.topic_counts()) for _ in range(3)]
+        asked = [asyncio.create_task(admin.partition_counts()) for _ in range(3)]
         await asyncio.sleep(0)
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("memq-kafka-lists")]
         held.set()
@@ -137,7 +137,7 @@ def test_topics_are_listed_with_their_partitions(library: Library) -> None:
     library.topics["other"] = [Log(), Log()]
 
     async def work(admin: KafkaAdmin) -> None:
-        assert await admin.topic_counts() == {TOPIC: 1, "other": 2}
+        assert await admin.partition_counts() == {TOPIC: 1, "other": 2}
 
     over(work, asyncio.run)
 

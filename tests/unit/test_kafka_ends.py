@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from memq.errors import LogCutError, NotFoundError, QueueError
-from memq.notification.kafka.reading.offsets import CUT_S, SAID_S, Offsets
+from memq.notification.kafka.reading.offsets import CUT_S, LOWER_END_S, Offsets
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from tests.librdkafka import Library, Log
 from tests.skipping_loop import skip
@@ -45,7 +45,7 @@ def test_lower_ends_count_as_a_cut_log_only_if_they_follow_one_another(
     over_offsets(work)
 
 
-@pytest.mark.parametrize("pause_s", [SAID_S, CUT_S])
+@pytest.mark.parametrize("pause_s", [LOWER_END_S, CUT_S])
 def test_the_proven_end_is_accepted_after_a_higher_one_that_kafka_only_answered(
     library: Library, pause_s: float
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_right_answer_begins_the_time_of_the_lower_ones_again(library: Library
         assert not await is_cut(offsets)
         library.offsets.append(RECORDS + 2)
         assert await offsets.end(TOPIC, 0) == RECORDS + 2
-        await skip(SAID_S)
+        await skip(LOWER_END_S)
         assert not await is_cut(offsets)
 
     over_offsets(work)

@@ -138,7 +138,7 @@ def test_an_outage_is_explained_by_the_last_error_that_has_a_reason(noted: list[
         f"reading: timed out ({cause})"
     )
     assert cause not in str(errors.failure(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), "reading")), "Kafka has answered"
-    errors.settled()
+    errors.clear()
     assert cause not in str(errors.failure(KafkaError(KafkaError._TIMED_OUT), "reading"))
 
 

@@ -17,7 +17,7 @@ from memq.errors import NotFoundError, QueueError
 from memq.notification.kafka import topic_metadata_cache as looks_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.librdkafka import LastErrors
-from memq.notification.kafka.reading.offsets import PLACES_MAX, Offsets
+from memq.notification.kafka.reading.offsets import PARTITIONS_MAX, Offsets
 from memq.notification.kafka.request_coalescer import REQUESTS_MAX, RequestCoalescer
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.kafka.topic_metadata_cache import FRESH_S, GONE_S, TopicMetadataCache
@@ -106,12 +106,12 @@ def test_of_many_topics_each_is_looked_at_once_before_its_offsets_are_asked_for(
 
 
 def test_a_request_asks_for_no_more_places_than_the_library_bears() -> None:
-    library = Library({"wide": [True] * (2 * PLACES_MAX + 1)})
+    library = Library({"wide": [True] * (2 * PARTITIONS_MAX + 1)})
 
     async def work(offsets: Offsets, clock: ManualClock) -> None:
-        found = await asyncio.gather(*(offsets.end("wide", number) for number in range(2 * PLACES_MAX + 1)))
-        assert found == [10 * number for number in range(2 * PLACES_MAX + 1)]
-        assert sorted(map(len, library.lists)) == [1, PLACES_MAX, PLACES_MAX]
+        found = await asyncio.gather(*(offsets.end("wide", number) for number in range(2 * PARTITIONS_MAX + 1)))
+        assert found == [10 * number for number in range(2 * PARTITIONS_MAX + 1)]
+        assert sorted(map(len, library.lists)) == [1, PARTITIONS_MAX, PARTITIONS_MAX]
 
     over(library, work)
 

@@ -123,7 +123,7 @@ def test_a_denial_that_is_not_about_the_topic_is_raised_as_kafka_gives_it(librar
 
     async def work(queue: KafkaQueue) -> None:
         text, hint = await missing(queue)
-        assert text.startswith(f"making Kafka topic '{CHECKED}'")
+        assert text.startswith(f"creating Kafka topic '{CHECKED}'")
         assert "a right on the cluster" in hint
 
     over_virtual(work)

@@ -55,7 +55,7 @@ async def all_of(source: KafkaSource) -> dict[KafkaPartition, list[int]]:
     found: dict[KafkaPartition, list[int]] = {}
     while taken := await source.take(0.0):
         for each in taken:
-            found.setdefault(each.place, []).append(each.offset)
+            found.setdefault(each.partition, []).append(each.offset)
     return found
 
 

@@ -250,7 +250,7 @@ def test_one_end_that_is_too_high_is_not_held_against_all_later_ones(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has read or written up to it; each later question was refused until a restart."""
-    monkeypatch.setattr(offsets_module, "SAID_S", 0.1)
+    monkeypatch.setattr(offsets_module, "LOWER_END_S", 0.1)
 
     async def work(queue: KafkaQueue) -> None:
         library.offsets.extend([0, RECORDS + 100])
@@ -565,7 +565,7 @@ def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: 
     complaints.note(complaint)
     found = complaints.denial("asking Kafka")
     assert isinstance(found, DeniedError) is judged
-    complaints.settled()
+    complaints.clear()
     complaints.note(complaint)
     assert complaints.denial("asking Kafka") is None
 
@@ -580,6 +580,6 @@ def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: 
 )
 def test_a_right_that_a_response_denies_is_denied(code: int) -> None:
     complaints = LastErrors()
-    complaints.settled()
+    complaints.clear()
     error: MemqError = complaints.failure(KafkaError(code), "reading")
     assert type(error) is DeniedError

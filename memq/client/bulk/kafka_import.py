@@ -363,7 +363,7 @@ class KafkaImport:
         while left:
             taken = await self._source.take(TAKE_S)
             for each in taken:
-                lane = left.get(each.place)
+                lane = left.get(each.partition)
                 if lane is None:
                     continue
                 if isinstance(each, SourceEnd):

@@ -69,7 +69,7 @@ class KafkaAdmin:
         except MemqError as error:
             if code_of(error) not in _ABOUT_TOPIC:
                 raise
-            self.errors.settled()
+            self.errors.clear()
 
     async def ask(self, answer: Any, doing: str) -> Any:
         """Return Kafka's answer to a request of the client. Raises: memq's error for Kafka's (`code_of`)."""
@@ -80,7 +80,7 @@ class KafkaAdmin:
             if _NO_CONTROLLER in error.args[0].str():
                 await self._learn_brokers()
             raise failure from error
-        self.errors.settled()
+        self.errors.clear()
         return found
 
     async def _learn_brokers(self) -> None:
@@ -118,7 +118,7 @@ class KafkaAdmin:
         """Return the library's view of the cluster: its id, and all topics that Kafka shows."""
         return await self.run(self.client.list_topics, "listing Kafka's topics", timeout=self.timeout_s)
 
-    async def topic_counts(self) -> dict[str, int]:
+    async def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of each Kafka topic, of memq and of others."""
         return {name: len(topic.partitions) for name, topic in (await self.list_topics()).topics.items()}
 
@@ -144,7 +144,7 @@ class KafkaAdmin:
         If the connection breaks during a request, librdkafka answers offset -1001 without an error: that is a
         QueueError here.
         """
-        wanted = {TopicPartition(*place): _spec(kind) for place, kind in asked.items()}
+        wanted = {TopicPartition(*partition): _spec(kind) for partition, kind in asked.items()}
         options: dict[str, Any] = {"isolation_level": IsolationLevel.READ_COMMITTED} if committed else {}
         answers: dict[Any, Any] = self.client.list_offsets(wanted, request_timeout=self.timeout_s, **options)
 

@@ -1,6 +1,6 @@
 """The only user of librdkafka: creates its clients, receives its logs, translates its errors.
 
-This is the one place that judges librdkafka's codes and explains timeouts.
+This file alone judges librdkafka's codes and explains timeouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memq.runtime.logs import RateLimit
 from memq.runtime.threads import ThreadPool
 
 Client = TypeVar("Client", AdminClient, Consumer, Producer)
-Complain = Callable[[KafkaError], None]
+ErrorCallback = Callable[[KafkaError], None]
 CLOSE_S = 10.0  # time-out of calls of librdkafka when a client is closed
 LOGGER = logging.getLogger("memq.kafka")
 _NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -125,7 +125,7 @@ class LastErrors:
                 return
         self._last = error
 
-    def settled(self) -> None:
+    def clear(self) -> None:
         """Forget the last error, because Kafka has answered."""
         self._last = None
         self._answered = True
@@ -184,19 +184,19 @@ def _admits(record: logging.LogRecord) -> bool:
 LOGGER.addFilter(_admits)
 
 
-def admin_of(settings: Mapping[str, Any], complain: Complain) -> AdminClient:
+def admin_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> AdminClient:
     """Return an admin client. Raises: InvalidSettingError."""
-    return _client(AdminClient, settings, complain)
+    return _client(AdminClient, settings, on_error)
 
 
-def consumer_of(settings: Mapping[str, Any], complain: Complain) -> Consumer:
+def consumer_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> Consumer:
     """Return a consumer. Raises: InvalidSettingError."""
-    return _client(Consumer, settings, complain)
+    return _client(Consumer, settings, on_error)
 
 
-def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
+def producer_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> Producer:
     """Return a producer. Raises: InvalidSettingError."""
-    return _client(Producer, settings, complain)
+    return _client(Producer, settings, on_error)
 
 
 async def answered(answer: Any) -> Any:
@@ -219,9 +219,9 @@ async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None
         LOGGER.warning("librdkafka does not return: a thread of '%s' is left behind", pool.name)
 
 
-def _client(kind: type[Client], settings: Mapping[str, Any], complain: Complain) -> Client:
+def _client(kind: type[Client], settings: Mapping[str, Any], on_error: ErrorCallback) -> Client:
     try:
-        known: dict[str, Any] = {**settings, "error_cb": complain}
+        known: dict[str, Any] = {**settings, "error_cb": on_error}
         return kind(known, logger=LOGGER)
     except KafkaException as error:
         text = error.args[0].str()

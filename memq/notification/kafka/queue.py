@@ -96,7 +96,7 @@ class KafkaQueue:
         only where Kafka shows it.
         """
         check_publication(publication)
-        topic, number = self._place(publication.partition)
+        topic, number = self._kafka_partition(publication.partition)
         await self._metadata.need(topic, number)
         try:
             offset = await self._sender.send(topic, publication)
@@ -150,7 +150,7 @@ class KafkaQueue:
         The end of a read without entries was requested after the call began. An entry that is read from
         the log replaces another one in the cache.
         """
-        topic, number = self._place(partition)
+        topic, number = self._kafka_partition(partition)
         found = self._cache.read(partition, offset, bytes_max)
         if found and bytes_max != FROM_THE_LOG:
             return Entries(found, found[-1].offset + 1)
@@ -172,7 +172,7 @@ class KafkaQueue:
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
-        topic, number = self._place(partition)
+        topic, number = self._kafka_partition(partition)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LEADERLESS_S_MAX
         while True:
@@ -186,7 +186,7 @@ class KafkaQueue:
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
-        topic, number = self._place(partition)
+        topic, number = self._kafka_partition(partition)
         end = await self._offsets.end(topic, number)  # read first: later entries are at or above this end
         found = await self._offsets.at_time(topic, number, time_ms)
         return end if found is None else found
@@ -194,7 +194,7 @@ class KafkaQueue:
     async def partitions(self, topic: str) -> list[ReadPartition]:
         """See `TopicFinder.partitions`."""
         found: list[ReadPartition] = []
-        for name, count in (await self._admin.topic_counts()).items():
+        for name, count in (await self._admin.partition_counts()).items():
             first = self._names.read_partition(name, 0)
             if first is not None and first.topic == topic:
                 found += [ReadPartition(topic, first.topic_id, number) for number in range(count)]
@@ -205,17 +205,21 @@ class KafkaQueue:
 
         A publish of this process wakes waiters at once, one of another process within 10 ms.
         """
-        places = {partition: self._place(partition) for partition in ends}
+        kafka_partitions = {partition: self._kafka_partition(partition) for partition in ends}
         number, waiter = self._waiters.add(ends)
         try:
-            new = [partition for partition, place in places.items() if self._follower.end(place) is None]
-            found = await asyncio.gather(*(self._offsets.end(*places[partition]) for partition in new))
+            new = [
+                partition
+                for partition, kafka_partition in kafka_partitions.items()
+                if self._follower.end(kafka_partition) is None
+            ]
+            found = await asyncio.gather(*(self._offsets.end(*kafka_partitions[partition]) for partition in new))
             self._check_open()  # it may have been closed meanwhile
-            self._follower.follow({places[partition]: end for partition, end in zip(new, found, strict=True)})
+            self._follower.follow({kafka_partitions[partition]: end for partition, end in zip(new, found, strict=True)})
             for partition, end in zip(new, found, strict=True):
                 waiter.advance(partition, end)
-            for partition, place in places.items():
-                waiter.advance(partition, self._follower.end(place) or 0)
+            for partition, kafka_partition in kafka_partitions.items():
+                waiter.advance(partition, self._follower.end(kafka_partition) or 0)
             await until_reached(waiter, timeout_s)
         finally:
             self._waiters.remove(number)
@@ -224,22 +228,22 @@ class KafkaQueue:
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
 
-    def _place(self, partition: ReadPartition) -> KafkaPartition:
+    def _kafka_partition(self, partition: ReadPartition) -> KafkaPartition:
         self._check_open()
         return self._names.kafka_topic(partition), partition.partition
 
-    def _arrived(self, place: KafkaPartition, entry: Entry) -> None:
+    def _arrived(self, kafka_partition: KafkaPartition, entry: Entry) -> None:
         """Cache an entry of the log, from any publisher, and wake its waiters."""
-        partition = self._names.read_partition(*place)
+        partition = self._names.read_partition(*kafka_partition)
         if partition is not None:
-            self._offsets.prove(*place, entry.offset + 1)
+            self._offsets.prove(*kafka_partition, entry.offset + 1)
             self._cache.add(partition, entry)
             self._waiters.advance(partition, entry.offset + 1)
 
-    def _on_unlisted(self, place: KafkaPartition) -> None:
+    def _on_unlisted(self, kafka_partition: KafkaPartition) -> None:
         """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""
-        self._metadata.forget(place[0])
-        partition = self._names.read_partition(*place)
+        self._metadata.forget(kafka_partition[0])
+        partition = self._names.read_partition(*kafka_partition)
         if partition is not None:
             self._cache.drop(partition)
             self._waiters.wake(partition)
@@ -295,14 +299,14 @@ class KafkaQueue:
         """See `PartitionAdmin.create`."""
         counts: dict[str, int] = {}
         for partition in partitions:
-            topic, number = self._place(partition)
+            topic, number = self._kafka_partition(partition)
             counts[topic] = max(counts.get(topic, 0), number + 1)
         for topic, count in counts.items():
             await self._topics.create(topic, count, stale_publish_ms)
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
-        topic, number = self._place(partition)
+        topic, number = self._kafka_partition(partition)
         before = min(before, await self._offsets.end(topic, number))
         if before > 0:
             await self._topics.trim(topic, number, before)
@@ -310,10 +314,10 @@ class KafkaQueue:
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`. Kafka deletes whole topics, with the groups' positions in them."""
-        await self._topics.drop(list(dict.fromkeys(self._place(partition)[0] for partition in partitions)))
-        self._follower.unfollow([self._place(partition) for partition in partitions])
+        await self._topics.drop(list(dict.fromkeys(self._kafka_partition(partition)[0] for partition in partitions)))
+        self._follower.unfollow([self._kafka_partition(partition) for partition in partitions])
         for partition in partitions:
-            self._offsets.forget(*self._place(partition))
+            self._offsets.forget(*self._kafka_partition(partition))
             self._cache.drop(partition)
             self._waiters.wake(partition)
 

@@ -63,7 +63,7 @@ class Rights:
 
     async def _missing_of_topics(self) -> Collection[tuple[str, str]]:
         try:
-            await self._topics.make_if_absent(self._name)
+            await self._topics.create_if_absent(self._name)
         except DeniedError as error:
             if code_of(error) != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise  # a refused login or certificate

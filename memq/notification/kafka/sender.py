@@ -51,9 +51,9 @@ class Sender:
     def __init__(self, settings: KafkaSettings, admin: KafkaAdmin, tasks: TaskOwner) -> None:
         self._settings = settings
         self._admin = admin
-        self._complaints = admin.errors
+        self._errors = admin.errors
         self._tasks = tasks
-        self._producer = producer_of(settings.producer(), self._complaints.note)
+        self._producer = producer_of(settings.producer(), self._errors.note)
         self._retired: deque[Producer] = deque()
         self._lanes: dict[LaneKey, PublishLane] = {}
         self._open: dict[Report, tuple[LaneKey, Producer]] = {}  # reports that have not come yet
@@ -139,13 +139,13 @@ class Sender:
         if not isinstance(error, KafkaException):
             return error
         self._renew_after(error.args[0], self._producer)
-        return self._complaints.failure(error, _doing(key))
+        return self._errors.failure(error, _doing(key))
 
     def _renew_after(self, error: KafkaError, producer: Producer) -> None:
         """Replace a producer after a fatal error; several reports may have the same error."""
         if producer is self._producer and (error.fatal() or error.code() == KafkaError._FATAL):
             self._retired.append(producer)
-            self._producer = producer_of(self._settings.producer(), self._complaints.note)
+            self._producer = producer_of(self._settings.producer(), self._errors.note)
 
     def _check_open(self) -> None:
         if self._stopping:
@@ -173,13 +173,13 @@ class Sender:
             return  # it was abandoned, or the close was faster
         if error is not None:
             self._renew_after(error, producer)
-            found = self._complaints.failure(error, _doing(key))
+            found = self._errors.failure(error, _doing(key))
             # memq has checked the size: Kafka has a lower limit, or reports this of a record that it has stored.
             report.set_result(QueueError(str(found), hint=_SMALL) if isinstance(found, TooLargeError) else found)
         elif offset is None or offset < 0:
             report.set_result(QueueError(f"{_doing(key)}: the report has no offset"))
         else:
-            self._complaints.settled()
+            self._errors.clear()
             report.set_result(offset)
 
     def _abandon(self, producer: Producer) -> None:

@@ -54,7 +54,7 @@ class TopicMetadataCache:
         self._shown: dict[str, TopicView] = {}
         self._seen: dict[str, int] = {}  # the greatest count of partitions that each topic has shown
         self._absent_s: dict[str, float] = {}  # since when (monotonic s) a topic that was seen is missing
-        self._joined: RequestCoalescer[str, TopicView] = RequestCoalescer(
+        self._requests: RequestCoalescer[str, TopicView] = RequestCoalescer(
             self._describe, str, ASKED_MAX, tasks, "kafka topics"
         )
 
@@ -64,7 +64,7 @@ class TopicMetadataCache:
         During the request, and after a failure other than NotFoundError, `known` returns the previous view.
         """
         try:
-            found = await self._joined.ask(topic)
+            found = await self._requests.ask(topic)
         except NotFoundError as error:
             self.forget(topic)
             if self._is_gone(topic):

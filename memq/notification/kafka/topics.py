@@ -59,7 +59,7 @@ class KafkaTopics:
         self._settings = settings
         self._offsets = offsets
         self._metadata = metadata
-        self._set: RequestCoalescer[str, TopicConfig] = RequestCoalescer(
+        self._configs: RequestCoalescer[str, TopicConfig] = RequestCoalescer(
             self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings"
         )
 
@@ -70,7 +70,7 @@ class KafkaTopics:
         """
         try:
             found = await self._metadata.count(topic)
-            if not found and not await self._make(topic, partitions, stale_publish_ms):
+            if not found and not await self._create(topic, partitions, stale_publish_ms):
                 found = await self._until_shown(topic)
             if found:
                 await self._check_when_known(topic, stale_publish_ms)
@@ -80,14 +80,14 @@ class KafkaTopics:
             raise QueueError(str(error)) from error
         await self._until_ready(topic, partitions)
 
-    async def make_if_absent(self, topic: str) -> None:
+    async def create_if_absent(self, topic: str) -> None:
         """Create an empty Kafka topic with one partition. Raises: DeniedError, QueueError."""
         try:
             found = await self._metadata.count(topic)
         except DeniedError:
             found = 0  # without the right Describe, a client does not learn whether a topic exists
         if not found:
-            await self._make(topic, 1, 0)
+            await self._create(topic, 1, 0)
 
     async def drop(self, topics: Sequence[str]) -> None:
         """Delete Kafka topics with their pointers; missing ones are ignored.
@@ -112,9 +112,9 @@ class KafkaTopics:
         assert before >= 0
         if self._metadata.known(topic) is None:
             await self._metadata.refresh(topic)
-        place = TopicPartition(topic, number, before)
         doing = f"trimming partition {number} of Kafka topic '{topic}'"
-        for answer in self._client.delete_records([place], request_timeout=self._timeout_s).values():
+        cut = TopicPartition(topic, number, before)
+        for answer in self._client.delete_records([cut], request_timeout=self._timeout_s).values():
             try:
                 left = (await self._admin.ask(answer, doing)).low_watermark
             except MemqError as error:
@@ -141,13 +141,13 @@ class KafkaTopics:
         found = await asyncio.gather(*(read(resource.name, answer) for resource, answer in answers.items()))
         return {resource.name: each for resource, each in zip(answers, found, strict=True)}
 
-    async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
+    async def _create(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
         """Create a Kafka topic. Return False when it exists already; Kafka may not list it yet."""
         settings = self._required() | {STALE: str(stale_publish_ms)}
         new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
         answer = self._client.create_topics([new], request_timeout=self._timeout_s)[topic]
         try:
-            await self._admin.ask(answer, f"making Kafka topic '{topic}'")
+            await self._admin.ask(answer, f"creating Kafka topic '{topic}'")
         except MemqError as error:
             if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
@@ -167,7 +167,7 @@ class KafkaTopics:
         await self._admin.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
 
     async def _check_when_known(self, topic: str, stale_publish_ms: int) -> None:
-        """Check the settings; a node of Kafka may not know a topic yet that another broker has just made."""
+        """Check the settings; a node of Kafka may not know a topic yet that another broker has just created."""
         for _ in range(KNOWN_TRIES):
             with suppress(NotFoundError):
                 return await self._check_settings(topic, stale_publish_ms)
@@ -175,7 +175,7 @@ class KafkaTopics:
         return await self._check_settings(topic, stale_publish_ms)
 
     async def _check_settings(self, topic: str, stale_publish_ms: int) -> None:
-        found = await self._set.ask(topic)
+        found = await self._configs.ask(topic)
         wrong = {name: value for name, value in self._required().items() if found.get(name) != value}
         if int(found.get(_LARGEST) or _LARGEST_LEAST) < _LARGEST_LEAST:
             wrong[_LARGEST] = str(_LARGEST_LEAST)

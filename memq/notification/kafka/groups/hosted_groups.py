@@ -22,7 +22,7 @@ from memq.errors import (
 )
 from memq.notification import MARK_END, OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
-from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
 from memq.notification.kafka.groups.member import HostedMember
 from memq.notification.kafka.groups.requests import KafkaGroupRequests, Positions
 from memq.notification.kafka.settings import KafkaSettings, Names
@@ -264,12 +264,14 @@ class HostedGroups:
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
-        places = [(self._parts.names.kafka_topic(partition), partition.partition) for partition in partitions]
-        return await self._positions(group, places)
+        kafka_partitions = [(self._parts.names.kafka_topic(partition), partition.partition) for partition in partitions]
+        return await self._positions(group, kafka_partitions)
 
-    async def _positions(self, group: str, places: Sequence[tuple[str, int]]) -> dict[ReadPartition, Committed]:
+    async def _positions(
+        self, group: str, kafka_partitions: Sequence[KafkaPartition]
+    ) -> dict[ReadPartition, Committed]:
         found: dict[ReadPartition, Committed] = {}
-        for part in await self._stored.of(self._parts.names.kafka_group(group), places):
+        for part in await self._stored.of(self._parts.names.kafka_group(group), kafka_partitions):
             partition = self._parts.names.read_partition(part.topic, part.partition)
             if partition is not None:
                 committed = decode_commit(partition, part.offset, part.metadata)
@@ -294,13 +296,15 @@ class HostedGroups:
                 for part in each.assignment.topic_partitions
             ]
             members[each.group_instance_id or each.client_id] = tuple(sorted(part for part in held if part is not None))
-        return GroupState(group, 0, dict(sorted(members.items())), await self._positions(group, await self._places()))
+        return GroupState(
+            group, 0, dict(sorted(members.items())), await self._positions(group, await self._kafka_partitions())
+        )
 
-    async def _places(self) -> list[tuple[str, int]]:
+    async def _kafka_partitions(self) -> list[KafkaPartition]:
         """Return the partitions of all Kafka topics of memq."""
         return [
             (topic, number)
-            for topic, count in (await self._parts.admin.topic_counts()).items()
+            for topic, count in (await self._parts.admin.partition_counts()).items()
             for number in range(count)
             if self._parts.names.read_partition(topic, number) is not None
         ]

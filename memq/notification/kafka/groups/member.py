@@ -77,7 +77,7 @@ class HostedMember:
     """
 
     def __init__(
-        self, name: str, settings: Mapping[str, Any], names: Names, complaints: LastErrors, first_generation: int
+        self, name: str, settings: Mapping[str, Any], names: Names, errors: LastErrors, first_generation: int
     ) -> None:
         self.holdings = Holdings(name, first_generation)
         self.changed = asyncio.Event()
@@ -87,8 +87,8 @@ class HostedMember:
         self.topics: list[str] = []
         self._name = name
         self._names = names
-        self._complaints = complaints
-        self._consumer = consumer_of({**settings, "on_commit": self._on_commit}, complaints.note)
+        self._errors = errors
+        self._consumer = consumer_of({**settings, "on_commit": self._on_commit}, errors.note)
         self._loop = asyncio.get_running_loop()
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._commits: dict[asyncio.Future[list[TopicPartition] | KafkaError], None] = {}  # without an answer
@@ -235,7 +235,7 @@ class HostedMember:
 
     def _end(self, error: KafkaError) -> None:
         """End the membership: the next request of the member gets the error, and it joins again."""
-        found = self._complaints.failure(error, f"member '{self._name}' in its group")
+        found = self._errors.failure(error, f"member '{self._name}' in its group")
         if not isinstance(found, DeniedError | InvalidRequestError):
             found = GenerationFencedError(str(found))
         self._loop.call_soon_threadsafe(self._fail, found)

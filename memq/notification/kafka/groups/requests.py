@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
 from memq.notification.kafka.librdkafka import LastErrors, answered, consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_for_ever, keep_to_end
@@ -52,17 +52,17 @@ class Positions:
     read that takes longer than `READ_S` does not count among the `READS_AT_ONCE_MAX`.
     """
 
-    def __init__(self, settings: KafkaSettings, complaints: LastErrors) -> None:
+    def __init__(self, settings: KafkaSettings, errors: LastErrors) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
-        self._complaints = complaints
+        self._errors = errors
         self._pool = ThreadPool("kafka-positions", THREADS_MAX)
         self._reads = TimedSemaphore(READS_AT_ONCE_MAX, READ_S)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the groups that are read
         self._idle: OrderedDict[str, Consumer] = OrderedDict()
         self._closed = False
 
-    async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    async def of(self, group: str, partitions: Sequence[KafkaPartition]) -> list[TopicPartition]:
         """Return the positions of a Kafka group in these partitions, without those that have none.
 
         Raises: QueueError, DeniedError.
@@ -70,8 +70,8 @@ class Positions:
         found: list[TopicPartition] = []
         turn = self._turns.setdefault(group, asyncio.Lock())
         async with turn, self._reads.turn():
-            for start in range(0, len(places), PARTITIONS_MAX):
-                found += await self._pool.run(self._read, group, places[start : start + PARTITIONS_MAX])
+            for start in range(0, len(partitions), PARTITIONS_MAX):
+                found += await self._pool.run(self._read, group, partitions[start : start + PARTITIONS_MAX])
         return found
 
     async def close(self) -> None:
@@ -81,37 +81,39 @@ class Positions:
 
     # ---- in a thread -------------------------------------------------------------------------
 
-    def _read(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    def _read(self, group: str, partitions: Sequence[KafkaPartition]) -> list[TopicPartition]:
         """Return the positions, with the group's consumer if there is one; no other thread reads this group."""
         consumer = self._idle.pop(group, None) or self._make(group)
         try:
-            return self._ask_twice(consumer, group, places)
+            return self._ask_twice(consumer, group, partitions)
         finally:
             self._idle[group] = consumer
             self._close_idle(0 if self._closed else CONSUMERS_MAX)
 
-    def _ask_twice(self, consumer: Consumer, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    def _ask_twice(self, consumer: Consumer, group: str, partitions: Sequence[KafkaPartition]) -> list[TopicPartition]:
         """Return the positions; a partition has none only if two answers say so.
 
         librdkafka has the same value for "no position" and for a partition that the answer lacks. A consumer that
         assumed a new group would begin at the end, and skip records.
         """
-        found = self._ask(consumer, group, places)
+        found = self._ask(consumer, group, partitions)
         known = {(part.topic, part.partition) for part in found}
-        missing = [place for place in places if place not in known]
+        missing = [partition for partition in partitions if partition not in known]
         return found + self._ask(consumer, group, missing) if missing else found
 
-    def _ask(self, consumer: Consumer, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    def _ask(self, consumer: Consumer, group: str, partitions: Sequence[KafkaPartition]) -> list[TopicPartition]:
         doing = f"reading the positions of group '{group}'"
         for last in range(COORDINATOR_TRIES, 0, -1):
             try:
-                found = consumer.committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
+                found = consumer.committed(
+                    [TopicPartition(*partition) for partition in partitions], timeout=self._timeout_s
+                )
             except KafkaException as error:
                 if last == 1 or error.args[0].code() not in _MOVES:
-                    raise self._complaints.group_failure(error, doing) from error
+                    raise self._errors.group_failure(error, doing) from error
                 consumer.poll(COORDINATOR_PAUSE_S)  # returns no message: the consumer looks for the coordinator
             else:
-                self._complaints.settled()
+                self._errors.clear()
                 return [part for part in found if self._is_stored(part, doing)]
         raise AssertionError("the last try raised")
 
@@ -123,13 +125,13 @@ class Positions:
         error: Any = part.error
         if error is not None:
             doing = f"{doing}: partition {part.partition} of '{part.topic}'"
-            raise self._complaints.group_failure(error, doing)
+            raise self._errors.group_failure(error, doing)
         return part.offset >= 0
 
     def _make(self, group: str) -> Consumer:
         settings = self._settings.member(group, "memq-positions", SESSION_TIMEOUT_MS)
         settings.pop("group.instance.id", None)
-        return consumer_of(settings, self._complaints.note)
+        return consumer_of(settings, self._errors.note)
 
     def _close_idle(self, kept: int) -> None:
         """Close the idle consumers that were used least recently, except `kept` of them."""

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entries, Entry
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock
@@ -31,7 +32,6 @@ PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIME
 _CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
 WAITS_MAX = 3  # time-outs of requests that a read waits for a thread
 _BUSY = "if it stays so, check Kafka's brokers, and restart this broker: librdkafka does not return"
-MessagePartition = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _Read:
     bytes: int = 0
 
     @property
-    def place(self) -> MessagePartition:
+    def partition(self) -> KafkaPartition:
         return self.topic, self.number
 
     def take(self, entry: Entry) -> Entries | QueueError | None:
@@ -106,11 +106,11 @@ class EntryFetcher:
     of partitions opens them at the rate of these reads.
     """
 
-    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: LastErrors, tasks: TaskOwner) -> None:
+    def __init__(self, settings: KafkaSettings, clock: Clock, errors: LastErrors, tasks: TaskOwner) -> None:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX)
         self._timeout_s = settings.request_timeout_ms / 1000
         self._clock = clock
-        self._complaints = complaints
+        self._errors = errors
         self._tasks = tasks
         self._threads_max = settings.fetchers_max
         self._pool = ThreadPool("kafka-fetcher", settings.fetchers_max)
@@ -167,36 +167,34 @@ class EntryFetcher:
         finally:
             self._busy -= 1
 
-    def _next(self) -> dict[MessagePartition, _Read]:
+    def _next(self) -> dict[KafkaPartition, _Read]:
         """Take the reads for one consumer: at most one for each partition."""
-        chosen: dict[MessagePartition, _Read] = {}
+        chosen: dict[KafkaPartition, _Read] = {}
         later: list[_Read] = []
         while self._waiting and len(chosen) < TOGETHER_MAX:
             read = self._waiting.popleft()
-            if not read.answer.done() and chosen.setdefault(read.place, read) is not read:
+            if not read.answer.done() and chosen.setdefault(read.partition, read) is not read:
                 later.append(read)
         self._waiting.extendleft(reversed(later))
         return chosen
 
-    async def _read(self, reads: dict[MessagePartition, _Read]) -> None:
+    async def _read(self, reads: dict[KafkaPartition, _Read]) -> None:
         chosen = list(reads.values())
         try:
             if reads:
                 await self._pool.run(self._fetch, asyncio.get_running_loop(), reads)
         except (MemqError, KafkaException) as error:
             for read in chosen:
-                read.settle(error if isinstance(error, MemqError) else self._complaints.failure(error, str(read)))
+                read.settle(error if isinstance(error, MemqError) else self._errors.failure(error, str(read)))
         finally:
             for read in chosen:  # no effect on answered reads; the others remain if this task was stopped or died
                 read.settle(ClosedError("the queue is closed"))
 
     # ---- in a thread -------------------------------------------------------------------------
 
-    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[MessagePartition, _Read]) -> None:
+    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[KafkaPartition, _Read]) -> None:
         """Do all reads; each gets its answer as soon as it is complete."""
-        reader = (
-            self._idle.pop() if self._idle else AssignedConsumer(consumer_of(self._settings, self._complaints.note))
-        )
+        reader = self._idle.pop() if self._idle else AssignedConsumer(consumer_of(self._settings, self._errors.note))
         consumer, sound = reader.consumer, False
         try:
             reader.request_metadata(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)
@@ -213,9 +211,7 @@ class EntryFetcher:
                 with suppress(KafkaException):
                     consumer.close()
 
-    def _collect(
-        self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[MessagePartition, _Read]
-    ) -> bool:
+    def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[KafkaPartition, _Read]) -> bool:
         """Read until none of `reads` is left; return whether all of them succeeded.
 
         The time-out begins again with each message for an open read; when it expires, all open reads fail. Messages
@@ -226,7 +222,7 @@ class EntryFetcher:
         def done(read: _Read, found: Entries | MemqError) -> None:
             nonlocal sound
             sound = sound and isinstance(found, Entries)
-            del reads[read.place]
+            del reads[read.partition]
             loop.call_soon_threadsafe(read.settle, found)
 
         heard_s = self._clock.monotonic()
@@ -243,7 +239,7 @@ class EntryFetcher:
                         heard_s = self._clock.monotonic()
                         done(read, read.meet_end(message.offset() or 0))
                     elif error.code() not in PASSING:
-                        done(read, self._complaints.failure(error, str(read)))
+                        done(read, self._errors.failure(error, str(read)))
         for read in list(reads.values()):
             done(read, QueueError(f"{read}: no answer in {self._timeout_s:g} s"))
         return sound
@@ -257,12 +253,13 @@ def _messages(consumer: Consumer) -> Iterator[Message]:
         yield from consumer.consume(MESSAGES_MAX, 0)
 
 
-def _meant(message: Message, reads: dict[MessagePartition, _Read]) -> list[_Read]:
+def _meant(message: Message, reads: dict[KafkaPartition, _Read]) -> list[_Read]:
     """Return the open reads that a message belongs to: all, if it names no partition."""
-    place = message.topic(), message.partition()
-    if place[0] is None:
+    topic, number = message.topic(), message.partition()
+    if topic is None:
         return list(reads.values())
-    return [reads[place]] if place in reads else []
+    read = None if number is None else reads.get((topic, number))
+    return [] if read is None else [read]
 
 
 def entry_of(message: Message) -> Entry:

@@ -43,13 +43,13 @@ class Followed:
 
 
 class Follower:
-    """Calls `arrived(place, entry)` on the loop for new entries, `gone(place)` for deleted partitions."""
+    """Calls `arrived` for each new entry, `unlisted` for partitions that Kafka does not list; on the loop."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         clock: Clock,
-        complaints: LastErrors,
+        errors: LastErrors,
         tasks: TaskOwner,
         arrived: Callable[[KafkaPartition, Entry], None],
         unlisted: Callable[[KafkaPartition], None],
@@ -57,7 +57,7 @@ class Follower:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX) | {"enable.partition.eof": False}
         self._idle_s = settings.followed_idle_ms / 1000
         self._clock = clock
-        self._complaints = complaints
+        self._errors = errors
         self._tasks = tasks
         self._arrived = arrived
         self._unlisted = unlisted
@@ -70,12 +70,12 @@ class Follower:
         self._started = False
         self._stopping = False
 
-    def end(self, place: KafkaPartition) -> int | None:
+    def end(self, partition: KafkaPartition) -> int | None:
         """Return the offset after all received entries; None for a partition that is not followed.
 
         The call counts as use of the partition: it is followed for the idle time from now.
         """
-        followed = self._followed.get(place)
+        followed = self._followed.get(partition)
         if followed is None:
             return None
         followed.wanted_s = self._clock.monotonic()
@@ -87,21 +87,23 @@ class Follower:
         Partitions that are followed already are not changed.
         """
         now_s = self._clock.monotonic()
-        new = {place: end for place, end in ends.items() if place not in self._followed}
-        for place, end in new.items():
-            self._followed[place] = Followed(end, now_s)
+        new = {partition: end for partition, end in ends.items() if partition not in self._followed}
+        for partition, end in new.items():
+            self._followed[partition] = Followed(end, now_s)
         if new:
-            self._changes.put(FollowOrder(follow=tuple(TopicPartition(*place, end) for place, end in new.items())))
+            self._changes.put(
+                FollowOrder(follow=tuple(TopicPartition(*partition, end) for partition, end in new.items()))
+            )
         if not self._started:
             self._started = True
             self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka follower")
             self._tasks.start(self._unfollow_idle(), "kafka follower's idle partitions")
 
-    def unfollow(self, places: Sequence[KafkaPartition]) -> None:
+    def unfollow(self, partitions: Sequence[KafkaPartition]) -> None:
         """Stop following partitions."""
-        known = [place for place in places if self._followed.pop(place, None) is not None]
+        known = [partition for partition in partitions if self._followed.pop(partition, None) is not None]
         if known:
-            self._changes.put(FollowOrder(unfollow=tuple(TopicPartition(*place) for place in known)))
+            self._changes.put(FollowOrder(unfollow=tuple(TopicPartition(*partition) for partition in known)))
 
     async def close(self) -> None:
         """End the thread and its consumer."""
@@ -112,28 +114,28 @@ class Follower:
         while True:
             await asyncio.sleep(self._idle_s)
             bound_s = self._clock.monotonic() - self._idle_s
-            self.unfollow([place for place, followed in self._followed.items() if followed.wanted_s < bound_s])
+            self.unfollow([partition for partition, followed in self._followed.items() if followed.wanted_s < bound_s])
 
     def _take(self, messages: Sequence[Message]) -> None:
         """Pass received entries to `arrived`, on the loop."""
         self._room.put(None)
         for message in messages:
-            place = (message.topic() or "", message.partition() or 0)
-            followed, error = self._followed.get(place), message.error()
+            partition = (message.topic() or "", message.partition() or 0)
+            followed, error = self._followed.get(partition), message.error()
             if followed is None:
                 continue
             if error is None:
                 entry = entry_of(message)
                 followed.next = max(followed.next, entry.offset + 1)
-                self._arrived(place, entry)  # again from the first one on if an offset was out of range
+                self._arrived(partition, entry)  # again from the first one on if an offset was out of range
             elif is_not_there(error):
-                self.unfollow([place])
-                self._unlisted(place)
+                self.unfollow([partition])
+                self._unlisted(partition)
 
     # ---- in the thread -----------------------------------------------------------------------
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        consumer = consumer_of(self._settings, self._complaints.note)
+        consumer = consumer_of(self._settings, self._errors.note)
         try:
             while not self._stopping:
                 self._change(consumer)

@@ -31,7 +31,7 @@ JOIN_S = 60.0  # Kafka removes a killed member after its session time-out, 6 s
 class SourceRecord(NamedTuple):
     """One record of a Kafka topic; `timestamp_ms` is None if Kafka has none."""
 
-    place: KafkaPartition
+    partition: KafkaPartition
     offset: int
     value: bytes | None
     key: bytes | None
@@ -42,7 +42,7 @@ class SourceRecord(NamedTuple):
 class SourceEnd(NamedTuple):
     """The end of a partition was reached: no record lies between the last one returned and `offset`."""
 
-    place: KafkaPartition
+    partition: KafkaPartition
     offset: int
 
 
@@ -64,10 +64,10 @@ class KafkaSource:
         """Send no request. Raises: InvalidSettingError."""
         self._settings = settings
         self._clock = clock
-        self._complaints = LastErrors()
-        self._admin = KafkaAdmin(settings, self._complaints)
+        self._errors = LastErrors()
+        self._admin = KafkaAdmin(settings, self._errors)
         self._pool = ThreadPool("kafka-source", 1)
-        self._positions = Positions(settings, self._complaints)
+        self._positions = Positions(settings, self._errors)
         self._consumer: Consumer | None = None
         self._assigned: set[KafkaPartition] = set()
         self._lost = False
@@ -91,46 +91,48 @@ class KafkaSource:
         described = {topic: SourceTopic(str(each.topic_id), len(each.partitions)) for topic, each in found.items()}
         return _id_of(listed.cluster_id), described
 
-    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
+    async def ends(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
         """Return the first offset of each partition, and the offset after its last committed record."""
-        begins, ends = await self._offsets(places, "begin"), await self._offsets(places, "end")
-        behind = [place for place in places if ends[place] < begins[place]]
+        begins, ends = await self._offsets(partitions, "begin"), await self._offsets(partitions, "end")
+        behind = [partition for partition in partitions if ends[partition] < begins[partition]]
         if behind:
             topic, number = behind[0]
             span = f"ends at {ends[behind[0]]}, before it begins at {begins[behind[0]]}"
             raise QueueError(f"partition {number} of Kafka topic '{topic}' {span}")
-        return {place: (begins[place], ends[place]) for place in places}
+        return {partition: (begins[partition], ends[partition]) for partition in partitions}
 
-    async def _offsets(self, places: Sequence[KafkaPartition], asked: Asked) -> dict[KafkaPartition, int]:
+    async def _offsets(self, partitions: Sequence[KafkaPartition], asked: Asked) -> dict[KafkaPartition, int]:
         found: dict[KafkaPartition, int] = {}
-        for place, offset in (await self._admin.list_offsets(dict.fromkeys(places, asked), committed=True)).items():
+        for partition, offset in (
+            await self._admin.list_offsets(dict.fromkeys(partitions, asked), committed=True)
+        ).items():
             if isinstance(offset, MemqError):
                 raise offset
-            found[place] = offset
+            found[partition] = offset
         return found
 
     async def committed_of_others(
-        self, places: Sequence[KafkaPartition], own: str
+        self, partitions: Sequence[KafkaPartition], own: str
     ) -> dict[str, dict[KafkaPartition, int]]:
         """Return the positions of all groups but `own` in these partitions."""
         found: dict[str, dict[KafkaPartition, int]] = {}
         for group in sorted(each for each in await self._admin.list_groups() if each != own):
-            for part in await self._positions.of(group, places):
+            for part in await self._positions.of(group, partitions):
                 found.setdefault(group, {})[part.topic, part.partition] = part.offset
         return found
 
     # ---- the group of the copy ----------------------------------------------------------------
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
+    async def join(self, group: str, topics: Sequence[str], partitions: Sequence[KafkaPartition]) -> None:
         """Become the only member of the group.
 
         Raises: GenerationFencedError when another member does not leave within `JOIN_S`.
         """
-        await self._run(self._join, group, list(topics), set(places))
+        await self._run(self._join, group, list(topics), set(partitions))
 
-    async def stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
+    async def stored(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
         """Return the stored offset and metadata of each partition, without those that have none."""
-        return await self._run(self._stored, places)
+        return await self._run(self._stored, partitions)
 
     async def store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
         """Store offsets with metadata. Raises: GenerationFencedError when another copy took over; QueueError."""
@@ -140,9 +142,9 @@ class KafkaSource:
         """Read all partitions from these offsets on."""
         await self._run(self._start, offsets)
 
-    async def seek(self, place: KafkaPartition, offset: int) -> None:
+    async def seek(self, partition: KafkaPartition, offset: int) -> None:
         """Read a partition from another offset on."""
-        await self._run(self._seek, place, offset)
+        await self._run(self._seek, partition, offset)
 
     async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
         """Return received records and ends; wait up to `wait_s`.
@@ -159,11 +161,11 @@ class KafkaSource:
 
     # ---- in the thread -------------------------------------------------------------------------
 
-    def _join(self, group: str, topics: list[str], places: set[KafkaPartition]) -> None:
-        self._consumer = consumer_of(self._settings.source(group), self._complaints.note)
+    def _join(self, group: str, topics: list[str], partitions: set[KafkaPartition]) -> None:
+        self._consumer = consumer_of(self._settings.source(group), self._errors.note)
         self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
         deadline_s = self._clock.monotonic() + JOIN_S
-        while self._assigned != places:
+        while self._assigned != partitions:
             message = self._consumer.poll(JOIN_POLL_S)
             if message is not None:
                 self._judge(message.error())
@@ -183,26 +185,28 @@ class KafkaSource:
         self._assigned -= {(part.topic, part.partition) for part in partitions}
         self._lost = True
 
-    def _stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
-        parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._admin.timeout_s)
+    def _stored(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
+        parts = self._own().committed(
+            [TopicPartition(*partition) for partition in partitions], timeout=self._admin.timeout_s
+        )
         for part in parts:
             if part.error is not None:  # else the copy would begin as if no position was stored
                 raise KafkaException(part.error)
         return {(part.topic, part.partition): (part.offset, part.metadata or "") for part in parts if part.offset >= 0}
 
     def _store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
-        parts = [TopicPartition(*place, offset, metadata=state) for place, (offset, state) in positions.items()]
+        parts = [TopicPartition(*partition, offset, metadata=state) for partition, (offset, state) in positions.items()]
         for part in self._own().commit(offsets=parts, asynchronous=False) or ():
             if part.error is not None:
                 raise KafkaException(part.error)
 
     def _start(self, offsets: Mapping[KafkaPartition, int]) -> None:
-        parts = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        parts = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
         self._own().assign(parts)
         self._own().resume(parts)
 
-    def _seek(self, place: KafkaPartition, offset: int) -> None:
-        self._own().seek(TopicPartition(*place, offset))
+    def _seek(self, partition: KafkaPartition, offset: int) -> None:
+        self._own().seek(TopicPartition(*partition, offset))
 
     def _take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
         found: list[SourceRecord | SourceEnd] = []
@@ -227,7 +231,7 @@ class KafkaSource:
 
     def _judge(self, error: KafkaError | None) -> None:
         if error is not None and error.code() not in PASSING:
-            raise self._complaints.failure(error, "reading Kafka's topics")
+            raise self._errors.failure(error, "reading Kafka's topics")
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -235,7 +239,7 @@ class KafkaSource:
         try:
             return await self._pool.run(function, *arguments)
         except KafkaException as error:
-            raise self._complaints.group_failure(error, "copying Kafka's topics", member=True) from error
+            raise self._errors.group_failure(error, "copying Kafka's topics", member=True) from error
 
 
 def _id_of(cluster: str | None) -> str:
