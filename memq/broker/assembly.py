@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
+from memq.broker.data_folder import lock_folder, make_folder
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
@@ -20,7 +21,6 @@ from memq.broker.store_mark import StoreMark
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
-from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.governor.zookeeper.settings import ZookeeperSettings, check_together
 from memq.notification import NotificationQueue

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memq.broker.broker import Broker
+from memq.broker.data_folder import DataFolder
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
@@ -14,7 +15,6 @@ from memq.broker.upkeep.log_reading import whole_log
 from memq.broker.upkeep.retention import sweep
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
-from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime

@@ -28,7 +28,7 @@ from memq.runtime.process import is_running
 
 PROBE_S = 1.0  # time-out of a connection attempt
 REST_S = 1.0  # pause after a report that led to no takeover, and between two checks of one address
-PASS_S = 2.0  # time-out of the governor for a report that is passed to it
+REPORT_S = 2.0  # time-out of the governor for a report that is passed to it
 # Checks of a process on this host, and the time between two: its port refuses shortly before its id is gone.
 EXIT_CHECKS, EXIT_S = 20, 0.01
 
@@ -36,14 +36,14 @@ EXIT_CHECKS, EXIT_S = 20, 0.01
 class FailureDetector:
     """Checks the suspicions of one broker.
 
-    `act` lets the governor assign partitions, if this broker is the governor.
+    `assign` lets the governor assign partitions, if this broker is the governor.
     A broker without a `governor` checks and passes reports, but takes nothing over.
     """
 
-    def __init__(self, services: Services, governor: Governor | None, act: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, services: Services, governor: Governor | None, assign: Callable[[], Awaitable[bool]]) -> None:
         self._services = services
         self._governor = governor
-        self._act = act
+        self._assign = assign
         self._checked_s: dict[str, float] = {}  # address: when it was checked last, of the last REST_S
 
     async def run(self) -> None:
@@ -114,16 +114,17 @@ class FailureDetector:
         governing = await services.coordinator.governor()
         if governor is not None and governing in ("", services.settings.broker_id):
             if not governor.term:
-                await self._act()
+                await self._assign()
             return governor.term > 0 and await self._remove(suspect, governor.term)
         if governing == suspect.id:
             return governor is not None and await self._remove(suspect, 0)
         for broker in await services.coordinator.brokers():
             if broker.id == governing:
-                return await self._pass(suspect, broker)
+                return await self._report_to(suspect, broker)
         return False
 
     async def _remove(self, suspect: BrokerEntry, term: int) -> bool:
+        """Remove the suspect from the membership, and assign its partitions; False if the coordinator refuses."""
         services = self._services
         now_ms = services.runtime.clock.wall_ms()
         if not await services.coordinator.take_over(suspect, term=term, now_ms=now_ms):
@@ -131,20 +132,20 @@ class FailureDetector:
         services.counters.early_takeovers += 1
         where = f"broker '{suspect.id}' at {suspect.address} refuses connections"
         services.events.warning("early-takeover", f"{where}: others get its partitions before its session ends")
-        await self._act()
+        await self._assign()
         return True
 
-    async def _pass(self, suspect: BrokerEntry, governor: BrokerEntry) -> bool:
-        """Pass a report to the governor; if the governor refuses as well, take its role first."""
+    async def _report_to(self, suspect: BrokerEntry, governor: BrokerEntry) -> bool:
+        """Pass the report to the governor, or replace a governor that refuses, too. Return the success."""
         try:
             address = parse_address(governor.address)
-            link = await connect_link(self._services.runtime, None, address, client="memq-broker", timeout_s=PASS_S)
+            link = await connect_link(self._services.runtime, None, address, client="memq-broker", timeout_s=REPORT_S)
         except UnreachableError as error:
             dead = error.refused and self._governor is not None and await self._is_dead(governor)
             return dead and await self._remove(governor, 0) and await self._take_over(suspect)
         try:
             ask = AdminRequest(ask=ReportSuspicion(address=suspect.address))
-            await link.request(Api.ADMIN, ask, AdminAnswer, timeout_s=PASS_S)
+            await link.request(Api.ADMIN, ask, AdminAnswer, timeout_s=REPORT_S)
         finally:
             link.close()
         return True

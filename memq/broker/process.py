@@ -13,7 +13,7 @@ from memq import kernel
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
-from memq.broker.partition.topic_processor import given_up_text
+from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.limits import VERSION
@@ -119,7 +119,7 @@ def _name_held(broker: Broker) -> None:
     """Log accepted blocks that are not in the queue: those only in memory are lost with this process."""
     held = broker.held_blocks()
     if held:
-        broker.services.events.error("given-up", given_up_text(held))
+        broker.services.events.error("given-up", block_list(held))
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:

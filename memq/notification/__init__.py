@@ -295,7 +295,7 @@ class Groups(Protocol):
 
 
 class PartitionAdmin(Protocol):
-    """Makes, trims and removes read partitions.
+    """Creates, trims and deletes read partitions.
 
     Raises: QueueError, NotFoundError.
     """

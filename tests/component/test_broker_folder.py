@@ -18,6 +18,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker import dev
 from memq.broker.broker import Broker
+from memq.broker.data_folder import DataFolder
 from memq.broker.process import Companion
 from memq.broker.restore.restore import restore_folder
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
@@ -26,7 +27,6 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
-from memq.governor.data_folder import DataFolder
 from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from memq.broker.partition import topic_processor
-from memq.broker.partition.topic_processor import given_up_text
+from memq.broker.spool import forwarding
+from memq.broker.spool.forwarding import block_list
 from memq.runtime.logs import LINES_MAX
 from memq.runtime.network import peer_text
 from tests.brokers import TIMEOUT_S, BareClient, running_broker
@@ -45,6 +45,6 @@ def test_peers_are_written_as_addresses(name: object, text: str) -> None:
 
 
 def test_blocks_that_are_given_up_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert given_up_text(["a 1", "b 2"]) == "a 1; b 2"
-    monkeypatch.setattr(topic_processor, "HELD_NAMED_MAX", 2)
-    assert given_up_text(["a", "b", "c", "d"]) == "a; b; and 2 more"
+    assert block_list(["a 1", "b 2"]) == "a 1; b 2"
+    monkeypatch.setattr(forwarding, "LISTED_BLOCKS_MAX", 2)
+    assert block_list(["a", "b", "c", "d"]) == "a; b; and 2 more"

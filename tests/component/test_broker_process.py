@@ -152,7 +152,7 @@ def test_a_second_signal_gives_the_drain_up_and_names_what_is_lost(
         assert await ends == 1
 
     with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "given_up_text", lambda blocks: f"{len(blocks)} blocks")
+        patch.setattr(process, "block_list", lambda blocks: f"{len(blocks)} blocks")
         run(work())
     assert ("3 blocks" in caplog.text) is bool(held)
 
@@ -188,7 +188,7 @@ def test_a_broker_that_fails_in_its_drain_ends_with_1_and_names_what_is_lost(
             assert await ends == 1
 
     with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "given_up_text", lambda blocks: f"{len(blocks)} blocks")
+        patch.setattr(process, "block_list", lambda blocks: f"{len(blocks)} blocks")
         run(work())
     assert "3 blocks" in caplog.text
 

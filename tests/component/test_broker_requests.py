@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
+from memq.broker.data_folder import DataFolder
 from memq.format.sealed_json import seal
-from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.frames import Api, Frame, encode_frame

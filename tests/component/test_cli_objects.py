@@ -15,6 +15,7 @@ from awscrt.checksums import crc32c
 
 import memq
 from memq.audit.checks.object_check import ObjectVerdict, check_file
+from memq.broker.data_folder import DataFolder
 from memq.cli.run import run
 from memq.cli.store import verify as verify_module
 from memq.cli.store.object_files import FoundObject
@@ -33,7 +34,6 @@ from memq.format.key import (
     sweep_list_key,
 )
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
-from memq.governor.data_folder import DataFolder
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster

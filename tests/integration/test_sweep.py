@@ -11,9 +11,9 @@ from pathlib import Path
 import boto3
 
 import memq
+from memq.broker.data_folder import cluster_of
 from memq.cli.run import run
 from memq.format.key import object_key
-from memq.governor.data_folder import cluster_of
 from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server, Server
 from tests.processes import broker_processes

@@ -221,7 +221,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         PROCESSOR,
         "what lies on disk of a batch is released before its pointer is in the queue",
         "        key_until_s, began_ms = slot.put_s",
-        "        slot.settle()\n        key_until_s, began_ms = slot.put_s",
+        "        slot.release_tickets()\n        key_until_s, began_ms = slot.put_s",
     ),
     (
         KNOWN,

@@ -14,6 +14,7 @@ from random import Random
 import msgspec
 import pytest
 
+from memq.broker.data_folder import DataFolder, make_folder
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -22,7 +23,6 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from memq.governor.data_folder import DataFolder, make_folder
 from memq.topic import check_name
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from memq.broker.failure_detector import EXIT_CHECKS, EXIT_S, PASS_S, PROBE_S, REST_S, FailureDetector
+from memq.broker.failure_detector import EXIT_CHECKS, EXIT_S, PROBE_S, REPORT_S, REST_S, FailureDetector
 from memq.broker.metrics import Counters
 from memq.broker.services import Services, Suspicions
 from memq.errors import UnreachableError
@@ -320,7 +320,7 @@ def test_a_report_is_passed_to_a_live_governor_which_takes_over() -> None:
         end = at.ports.ends["h3"] = BrokerEnd()
         at.report(2, 4)
         await skip(0.5)
-        assert end.address == ("h3", 1, PASS_S)
+        assert end.address == ("h3", 1, REPORT_S)
         hello, asked = end.frames
         assert decode_message(hello.body, Hello).client.startswith("memq-broker/")
         assert decode_message(asked.body, AdminRequest).ask == ReportSuspicion(address="h2:1")
@@ -345,14 +345,14 @@ def test_a_governor_that_does_not_answer_delays_reports_for_a_while(greets: bool
         at.ports.dead.add("h2")
         end = at.ports.ends["h3"] = BrokerEnd(silent=not greets)
         at.report(2)
-        await skip(PASS_S - 0.1)
+        await skip(REPORT_S - 0.1)
         assert end.aborts == 0
         await skip(0.2)
         assert (end.aborts, at.lines) == (1, [("info", "suspicion"), ("info", "suspicion-unchecked")])
         at.ports.ends["h3"] = BrokerEnd()
         at.report(2)
         await skip(REST_S)
-        assert at.asked_after()[2:] == [("h2", PASS_S + REST_S), ("h3", PASS_S + REST_S)]
+        assert at.asked_after()[2:] == [("h2", REPORT_S + REST_S), ("h3", REPORT_S + REST_S)]
         assert (await at.members(), at.governor.term) == (["b1", "b2", "b3"], 0)
 
     watching(work, governs=False)

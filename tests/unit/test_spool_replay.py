@@ -84,7 +84,7 @@ class Taker:
         for held in self.taken:
             for each in list(held.blocks):
                 held.release(each)
-            held.settle()
+            held.release_tickets()
         self.changed.set()
 
 

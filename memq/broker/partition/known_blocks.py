@@ -31,7 +31,10 @@ RECENT_BATCHES = 4  # batches whose headers are kept: most repeated blocks were 
 RECENT_BLOCKS_MAX = 4_096  # blocks of such a batch, 72 bytes each; the queue is searched for larger batches
 CLAIMS_MAX = 1_024  # claims that wait for a search; one beyond that waits for the producer's retry
 ANSWERS_MAX = 16_384  # kept answers; beyond that, all are dropped
-LOOK_UP_MS = 100
+SEARCH_RETRY_MS = 100  # time until the producer sends the block again; a search usually takes less
+# A block header as words: producer id and first sequence as 64-bit words, number of records as a 32-bit word.
+_WORDS_64, _PRODUCER_WORD, _FIRST_WORD = BLOCK_HEADER_BYTES // 8, 4, 5
+_WORDS_32, _COUNT_WORD = BLOCK_HEADER_BYTES // 4, 5
 
 
 class EpochHolder(Protocol):
@@ -76,7 +79,7 @@ class KnownBlocks:
         if found is None:
             return []
         headers, pointer_offset, number = found
-        counts = memoryview(headers).cast("I")[5::18].tolist()
+        counts = memoryview(headers).cast("I")[_COUNT_WORD::_WORDS_32].tolist()
         return [] if pointer_offset is None else [AckPosition(first, next_, pointer_offset, sum(counts[:number]))]
 
     # ---- a block comes in ------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class KnownBlocks:
         if copies is None:
             self._add_claim(claim)
             text = f"{header.describe()} is compared with the one that is stored"
-            raise ThrottledError(text, retry_after_ms=LOOK_UP_MS)
+            raise ThrottledError(text, retry_after_ms=SEARCH_RETRY_MS)
         if not copies.blocks:
             del self._answers[claim]  # the copy may be readable when the producer retries
         if copies.differ_from(header) or not (copies.blocks or copies.unread):
@@ -187,7 +190,7 @@ class KnownBlocks:
         """Return the headers of the batch that has a block, the offset of its pointer, and the block's number."""
         for headers, pointer_offset in reversed(self._recent):
             words = memoryview(headers).cast("Q")
-            producers, firsts = words[4::9].tolist(), words[5::9].tolist()
+            producers, firsts = words[_PRODUCER_WORD::_WORDS_64].tolist(), words[_FIRST_WORD::_WORDS_64].tolist()
             for number, first in enumerate(firsts):
                 if first == claim[1] and producers[number] == claim[0]:
                     return headers, pointer_offset, number

@@ -10,7 +10,7 @@ import msgspec
 
 from memq.broker.partition.batch import Origin, control_pointer
 from memq.broker.partition.ownership import Ownership, Phase
-from memq.broker.partition.publishing import Publisher, put_below
+from memq.broker.partition.publishing import Publisher, reused_offset
 from memq.broker.services import Services
 from memq.errors import (
     DeniedError,
@@ -152,7 +152,7 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     if topic.settings.retention_ms:
         own.named.forget(clock.wall_ms() - topic.settings.retention_ms)
     adopted = own.next_adopted()
-    origin, named = _origin(services, topic, own), own.named.entries()
+    origin, named = origin_of(services, topic, own), own.named.entries()
     pointer = control_pointer("opened", origin, own.totals_with(adopted), adopted, clock.wall_ms(), named=named)
     handed_over_s = clock.monotonic()
     own.prove(handed_over_s)
@@ -162,7 +162,7 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     async with asyncio.timeout(own.stale_publish_s):
         offset = await services.queue.publish(publication)
     if offset < own.read_to:
-        raise put_below(offset, own.read_to)
+        raise reused_offset(offset, own.read_to)
     if clock.monotonic() - handed_over_s > own.stale_publish_s:
         raise RetryableError(f"the answer to opening epoch {own.epoch} came after {own.stale_publish_s:g} s")
     own.published_s = handed_over_s
@@ -171,7 +171,8 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
         await publisher.read_to_end()
 
 
-def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
+def origin_of(services: Services, topic: Topic, own: Ownership) -> Origin:
+    """Return the writer that the objects and pointers of an epoch name."""
     settings = services.settings
     return Origin(settings.cluster, settings.broker_id, services.store_name, topic, own.partition, own.epoch)
 
@@ -232,7 +233,7 @@ async def release_partition(services: Services, publisher: Publisher, topic: Top
 
 async def _release(services: Services, publisher: Publisher, topic: Topic) -> None:
     own = publisher.own
-    origin = _origin(services, topic, own)
+    origin = origin_of(services, topic, own)
     closed_ms = services.runtime.clock.wall_ms()
 
     def build() -> Pointer:

@@ -23,7 +23,7 @@ PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
 DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
 
 
-def put_below(offset: int, read_to: int) -> LogCutError:
+def reused_offset(offset: int, read_to: int) -> LogCutError:
     """Return the error for a pointer at an offset below `read_to`, where the log had other entries."""
     return LogCutError(f"the queue put a pointer at offset {offset}, below {read_to}: its log was cut, or replaced")
 
@@ -86,7 +86,7 @@ class Publisher:
                 await self._rest_after(error, tries)
                 continue
             if offset < read_to:  # a batch may have left out copies of blocks that the log has lost: no ack
-                lost = put_below(offset, read_to)
+                lost = reused_offset(offset, read_to)
                 self._lose_log(lost)
                 raise lost
             if own.follows(offset):

@@ -163,7 +163,7 @@ class BatchSlot:
             if position.first < next_ and first < position.next
         ]
 
-    def settle(self) -> None:
+    def release_tickets(self) -> None:
         """Release the spooled copies of its blocks, because the pointer is in the queue."""
         for ticket in self.tickets:
             ticket.release()
@@ -205,7 +205,7 @@ class RingLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RingOrders:
+class RingPlan:
     """The shell's next steps: uploads, the batch to publish, and when to ask again (monotonic s)."""
 
     uploads: list[BatchSlot]
@@ -344,7 +344,7 @@ class Ring:
             for run in slot.runs
         )
 
-    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> RingOrders:
+    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> RingPlan:
         """Seal a batch that is due, and return the next steps; with `may_publish`, also the head to publish.
 
         With `growing`, blocks have just arrived, and the caller calls again in the next round of the event loop.
@@ -363,7 +363,7 @@ class Ring:
         ready = may_publish and head is not None and head.state is SlotState.STORED and not self.publishing
         if ready:
             self.publishing = True
-        return RingOrders(uploads, head if ready else None, wake_s)
+        return RingPlan(uploads, head if ready else None, wake_s)
 
     def _seal_due(self, now_s: float, growing: bool) -> float | None:
         """Seal by age, or because an upload slot is free; return when the open batch has to be checked again.

@@ -7,7 +7,7 @@ store, queue and connections, and decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from memq.broker.partition.appender import Appender
@@ -25,7 +25,7 @@ from memq.broker.partition.batch import (
     staged_pointer,
 )
 from memq.broker.partition.known_blocks import KnownBlocks, any_shown
-from memq.broker.partition.opening import moved_error, open_partition, release_partition
+from memq.broker.partition.opening import moved_error, open_partition, origin_of, release_partition
 from memq.broker.partition.ownership import Ownership, Phase, check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
@@ -51,14 +51,7 @@ from memq.protocol.frames import AckLevel
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, Topic
 
-HELD_NAMED_MAX = 10_000
 CONFIRM_S = 2.0  # time-out for the coordinator to confirm the epoch; after it, the owner publishes instead
-
-
-def given_up_text(held: Sequence[str]) -> str:
-    """Return one log line that names the given-up blocks: the log's rate limit must hide none of them."""
-    more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
-    return "; ".join(held[:HELD_NAMED_MAX]) + more
 
 
 def _settle(futures: Iterable[asyncio.Future[None]], error: MemqError | None = None) -> None:
@@ -465,7 +458,7 @@ class TopicProcessor:
         slot.pointer_offset = None if shown else publisher.pointer_offset  # readers take earlier copies
         self._ack(self.ring.published(self._now()), own.epoch)
         self.known.remember(sealed.headers.headers, slot.pointer_offset)
-        slot.settle()
+        slot.release_tickets()
         del self._sealed[slot.number]
         batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.drop_blocks(), slot.bytes)
         self.services.hot.add(batch)
@@ -504,11 +497,11 @@ class TopicProcessor:
     async def _publish_ends(self) -> None:
         ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
         own, origin, now_ms = self.owned(), self._origin(), self.services.runtime.clock.wall_ms()
-        facts = tuple(end for end, _ in ends)
+        ended = tuple(end for end, _ in ends)
 
         def build() -> Pointer:
             adopted = own.next_adopted()
-            return ended_pointer(origin, own.totals_with(adopted), adopted, facts, now_ms, own.named_since_ms())
+            return ended_pointer(origin, own.totals_with(adopted), adopted, ended, now_ms, own.named_since_ms())
 
         await self._publisher().publish(build, None)
         del self._ends[: len(ends)]
@@ -570,7 +563,7 @@ class TopicProcessor:
         self._ends = []
         self.changed.set()  # a drain waits for them
 
-    # ---- small things ------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------------
 
     def _publisher(self, *, patient: bool = True) -> Publisher:
         return Publisher(self.services, self.owned(), self.read_partition, patient=patient)
@@ -581,15 +574,7 @@ class TopicProcessor:
         return self.own
 
     def _origin(self) -> Origin:
-        settings = self.services.settings
-        return Origin(
-            settings.cluster,
-            settings.broker_id,
-            self.services.store_name,
-            self.topic,
-            self.partition,
-            self.owned().epoch,
-        )
+        return origin_of(self.services, self.topic, self.owned())
 
     def _now(self) -> float:
         return self.services.runtime.clock.monotonic()

@@ -16,6 +16,7 @@ from typing import TypeVar
 from awscrt.checksums import crc32c
 
 from memq.broker.assembly import opened_parts
+from memq.broker.data_folder import DataFolder
 from memq.broker.process import STORE_NAME
 from memq.broker.restore.compacted_batches import CompactedBatches, compacted_batches, locations_below, retire_manifests
 from memq.broker.restore.rebuild import (
@@ -44,7 +45,6 @@ from memq.format.manifest import Manifest, manifest_under
 from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor import Coordinator
-from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
 from memq.notification.groups import OUTSIDE_GENERATION

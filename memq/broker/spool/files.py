@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from memq.broker.data_folder import lock_folder, make_folder
 from memq.errors import SpoolError
-from memq.governor.data_folder import lock_folder, make_folder
 from memq.limits import FORWARD_S_MAX
 from memq.runtime.threads import ThreadPool
 from memq.storage_handlers import Buffer

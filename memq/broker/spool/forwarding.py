@@ -20,7 +20,7 @@ from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import Accepted, AwaitedAck, BlockRun, Redirected
 from memq.broker.partition.ownership import changed_entry
 from memq.broker.partition.pointer_resolver import PointerResolver, search_of
-from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
@@ -54,13 +54,23 @@ UNREAD_S_MAX = FORWARD_S_MAX / 2  # then a block goes to the owner although a co
 DELETED_S = 2.0  # between the two reads of the coordinator that prove a deletion
 IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
+LISTED_BLOCKS_MAX = 10_000  # blocks in one line of the log
 
 OwnerLookup = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
 READY_TIMEOUT_S = 10.0
 
 
+def block_list(blocks: Sequence[str]) -> str:
+    """Return one log line that names the blocks: the log's rate limit must hide none of them."""
+    more = f"; and {len(blocks) - LISTED_BLOCKS_MAX} more" if len(blocks) > LISTED_BLOCKS_MAX else ""
+    return "; ".join(blocks[:LISTED_BLOCKS_MAX]) + more
+
+
 class Forwarder:
-    """`find_owner` returns the processor of an own partition, else the address of the owner."""
+    """Brings the unpublished blocks of lost epochs to the queue, through the owners of their partitions.
+
+    `find_owner` returns the processor of a partition that this broker owns, else the address of the owner.
+    """
 
     def __init__(self, services: Services, find_owner: OwnerLookup) -> None:
         self._services = services
@@ -164,7 +174,7 @@ class Forwarder:
                 self._services.events.info("forward-retry", f"{held.name}, {left} blocks, try {tries}: {error!r}")
                 if isinstance(error, NotFoundError) and await self.deleted(held.topic.id):
                     self._services.events.warning("forward-gone", f"{held.name}, {left} blocks: the topic was deleted")
-                    held.settle()
+                    held.release_tickets()
                     return
                 if self._now() - since_s > FORWARD_S_MAX:
                     text = f"no owner of {held.name} took {left} blocks for {FORWARD_S_MAX:g} s: {error!r}"
@@ -173,7 +183,7 @@ class Forwarder:
                 delay_s = backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
                 await asyncio.sleep(delay_s)
         if not held.given_up:
-            held.settle()
+            held.release_tickets()
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
     async def _hand_over(self, held: UnpublishedBlocks, *, waits: bool) -> None:
@@ -191,10 +201,10 @@ class Forwarder:
         owner = await self._connect(found) if isinstance(found, str) else found
         refusal: MemqError | None = None
         try:
-            self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
+            self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks with an ack=1")
             for group in _groups(block for block in held.blocks if not waits or block not in uncompared):
                 blocks = [block for block in group if block in held.blocks and not (waits and block in uncompared)]
-                refusal = await self._bring(held, blocks, owner, absent_s) or refusal
+                refusal = await self._deliver(held, blocks, owner, absent_s) or refusal
                 absent_s, uncompared = await self._read_on(held)
                 unseen = sum(block in held.blocks for block in blocks)
                 self._services.counters.forwarded_blocks += len(blocks) - unseen
@@ -275,7 +285,7 @@ class Forwarder:
         since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
         return min(held.known_from, await valid_seek(self._services.queue, read, since_ms))
 
-    async def _bring(
+    async def _deliver(
         self,
         held: UnpublishedBlocks,
         blocks: Sequence[UnpublishedBlock],
@@ -316,7 +326,7 @@ class Forwarder:
         if held.tickets:
             counters.spool_kept_blocks += len(blocks)
             stays = "; they stay in the spool, and the next start brings them"
-        self._services.events.error("given-up", f"{error}{stays}: {given_up_text(held.describe(blocks))}")
+        self._services.events.error("given-up", f"{error}{stays}: {block_list(held.describe(blocks))}")
         for block in blocks:
             if held.tickets:
                 self.keep(held.topic.id, held.partition, block.producer_id, block.first, block.next)

@@ -21,7 +21,7 @@ from awscrt.checksums import crc32c
 from memq.broker.ingest.slabs import Slab
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.forwarding import READ_TIMEOUT_S, Forwarder
+from memq.broker.spool.forwarding import READ_TIMEOUT_S, Forwarder, block_list
 from memq.broker.spool.segments import Segment, Span, Ticket
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, SpoolError, UnsupportedFormatError
@@ -38,7 +38,6 @@ WORKS_MAX = 64  # partitions whose blocks are forwarded at once
 RETRY_S = 1.0
 READ_TRIES = 5
 ROOM_S = 0.1  # interval between tries to lease memory for the next blocks
-NAMED_MAX = 10_000  # blocks in one line of the log
 MEMORY_SHARE = 2  # half of the memory budget is left to new blocks
 
 
@@ -393,5 +392,4 @@ def _index_of(content: SpoolContent) -> SegmentIndex:
 
 
 def _names(blocks: list[SpoolEntry]) -> str:
-    more = f"; and {len(blocks) - NAMED_MAX} more" if len(blocks) > NAMED_MAX else ""
-    return "; ".join(f"partition {each.partition} {each.header.describe()}" for each in blocks[:NAMED_MAX]) + more
+    return block_list([f"partition {each.partition} {each.header.describe()}" for each in blocks])

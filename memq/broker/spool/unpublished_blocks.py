@@ -137,7 +137,7 @@ class UnpublishedBlocks:
         del self.blocks[block]
         self._release(block.slab)
 
-    def settle(self) -> None:
+    def release_tickets(self) -> None:
         """Release the spooled copies, because the queue holds all blocks."""
         for ticket in self.tickets:
             ticket.release()

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from memq.broker.assembly import open_store, opened_parts
+from memq.broker.data_folder import DataFolder, cluster_of
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.governor.data_folder import DataFolder, cluster_of
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime

@@ -77,8 +77,8 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
             return asyncio.run(
                 restore_cluster(settings.broker().cluster, settings.parts(), dry_run=dry_run, moved=counted.move)
             )
+    from memq.broker.data_folder import not_a_data_folder
     from memq.broker.restore.restore import restore_folder
-    from memq.governor.data_folder import not_a_data_folder
 
     data = Path(str(settings.broker().data))
     if not (data / "topics.sqlite").is_file():

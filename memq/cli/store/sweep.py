@@ -190,7 +190,7 @@ def _names_parts(settings: Settings) -> bool:
 
 
 def _folder(settings: Settings) -> Path:
-    from memq.governor.data_folder import cluster_of
+    from memq.broker.data_folder import cluster_of
 
     data = Path(settings.broker().data)
     cluster_of(data)  # raises for another folder, in which an open would make a cluster

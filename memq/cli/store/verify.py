@@ -166,11 +166,11 @@ def verdict_of(one: FoundObject) -> ObjectVerdict:
 
 async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
+    from memq.broker.data_folder import cluster_of
     from memq.compaction.reader import (
         CompactedLogReader,
         ManifestFiles,  # imported here: a file is verified without a queue
     )
-    from memq.governor.data_folder import cluster_of
     from memq.runtime.runtime import Runtime
     from memq.storage_handlers.filesystem import FilesystemHandler
 
