@@ -14,22 +14,22 @@ from memq.client.producer.window_events import (
     TABLE,
     Abandon,
     Acked,
+    BrokerDraining,
     CloseStream,
+    ConnectionLost,
     Delayed,
-    Drained,
     Event,
     Finish,
     Finished,
     Instruction,
-    Lost,
     Nacked,
     Opened,
     OpenFailed,
     OpenStream,
     Room,
     Sealed,
+    SealFailed,
     Settle,
-    Spoiled,
     StreamRefused,
     Tick,
     UnackedBlock,
@@ -78,7 +78,7 @@ def in_state(state: WindowState) -> ProducerWindow:
     window = opened()
     steps: dict[WindowState, list[Event]] = {
         WindowState.OPEN: [],
-        WindowState.LEAVING: [Drained()],
+        WindowState.LEAVING: [BrokerDraining()],
         WindowState.CLOSING: [Acked(10), Finish(1.0)],
         WindowState.CLOSED: [Abandon(ClosedError("closed"))],
     }
@@ -92,14 +92,14 @@ def some_events(first: int) -> list[Event]:
     errors: list[MemqError] = [LOST, moved("h:1"), TooOldError("old"), NotFoundError("gone"), CorruptDataError("bad")]
     return [
         Sealed(block(first)),
-        Spoiled(block(first), TooLargeError("no")),
+        SealFailed(block(first), TooLargeError("no")),
         Opened(),
         *(OpenFailed(error, 1.0) for error in errors),
         *(Nacked(number, error, 1.0) for error in errors for number in (0, 10, 77)),
         *(StreamRefused(error, 1.0) for error in errors),
         *(Acked(number) for number in (0, 5, 10, 77)),
-        Drained(),
-        Lost(LOST, 1.0),
+        BrokerDraining(),
+        ConnectionLost(LOST, 1.0),
         Room(1.0),
         Room(D + 1),
         Tick(1.0),
@@ -147,7 +147,7 @@ def test_a_lost_connection_sends_all_again_from_the_oldest_in_order() -> None:
     blocks = [block(0), block(10), block(20)]
     window = opened(*blocks)
     window.handle(Acked(10))
-    assert window.handle(Lost(LOST, 5.0)) == []
+    assert window.handle(ConnectionLost(LOST, 5.0)) == []
     assert window.next_deadline_s is not None
     assert window.handle(Tick(window.next_deadline_s)) == [OpenStream(10, "", True)]
     window.handle(Opened())
@@ -191,7 +191,7 @@ def test_retries_wait_longer_and_longer_below_a_bound_until_an_ack_comes() -> No
     window.handle(Room(now_s))
     window.handle(Acked(10))
     window.handle(Sealed(block(10, deadline_s=1e9)))
-    window.handle(Lost(LOST, now_s))
+    window.handle(ConnectionLost(LOST, now_s))
     assert window.next_deadline_s is not None
     assert window.next_deadline_s - now_s <= 0.05
 
@@ -218,7 +218,7 @@ def test_after_a_gap_the_stream_is_opened_again_once_all_before_it_is_acked() ->
     """A stream is dense: block 10 is burned, so 20 can't follow on 0 and waits until that is acked."""
     first, third = block(0), block(20)
     window = opened(first)
-    window.handle(Spoiled(block(10), TooLargeError("no")))
+    window.handle(SealFailed(block(10), TooLargeError("no")))
     window.handle(Sealed(third))
     assert window.handle(Room(1.0)) == []
     window.handle(Acked(10))
@@ -265,7 +265,7 @@ def test_a_condemned_block_that_an_earlier_stream_carried_is_unknown_unless_othe
     error: MemqError, outcome: type[MemqError]
 ) -> None:
     window = opened()
-    window.handle(Lost(LOST, 1.0))
+    window.handle(ConnectionLost(LOST, 1.0))
     window.handle(Tick(50.0))
     window.handle(Opened())
     window.handle(Room(50.0))
@@ -320,7 +320,7 @@ def test_an_ack_that_comes_after_the_stream_was_closed_still_counts_up_to_what_i
     assert window.handle(Acked(20)) == []  # the stream never took the second
     window = opened(block(0), block(10))
     window.handle(StreamRefused(ThrottledError("slow"), 1.0))
-    window.handle(Lost(LOST, 1.0))
+    window.handle(ConnectionLost(LOST, 1.0))
     assert window.handle(Acked(20)) == []  # of which connection would that be?
 
 
@@ -338,7 +338,7 @@ def test_a_draining_broker_acks_what_it_took_and_the_rest_goes_to_the_next() -> 
     first = block(0)
     window = opened(first)
     second = block(10)
-    window.handle(Drained())
+    window.handle(BrokerDraining())
     window.handle(Sealed(second))
     assert window.handle(Room(1.0)) == []
     assert window.handle(Acked(10)) == [Settle(first, None)]
@@ -383,12 +383,12 @@ def test_burned_ranges_join_and_are_bounded() -> None:
     first = 0
     for number in range(2 * BURNED_RANGES_MAX + 10):
         if number % 2:
-            window.handle(Spoiled(block(first, 1), TooLargeError("no")))
+            window.handle(SealFailed(block(first, 1), TooLargeError("no")))
         else:
             window.handle(Sealed(block(first, 1)))
         first += 1
     assert len(window.burned) == BURNED_RANGES_MAX
-    window.handle(Spoiled(block(first, 5), TooLargeError("no")))
+    window.handle(SealFailed(block(first, 5), TooLargeError("no")))
     assert window.burned[-1] == (first - 1, first + 5)
 
 
@@ -464,7 +464,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         spoiled = block(self.next_sequence, 1, self.now_s + 100.0)
         self.data[spoiled.first] = b""
         self.next_sequence = spoiled.next
-        self.feed(Spoiled(spoiled, TooLargeError("no")))
+        self.feed(SealFailed(spoiled, TooLargeError("no")))
 
     @precondition(lambda self: self.opening is not None)
     @rule()
@@ -516,11 +516,11 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         if self.window.state in (WindowState.OPEN, WindowState.LEAVING, WindowState.OPENING, WindowState.CLOSING):
             self.stream_open = False
             self.opening = None
-            self.feed(Lost(LOST, self.now_s))
+            self.feed(ConnectionLost(LOST, self.now_s))
 
     @rule()
     def drain(self) -> None:
-        self.feed(Drained()) if self.window.state is WindowState.OPEN else None
+        self.feed(BrokerDraining()) if self.window.state is WindowState.OPEN else None
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 60.0]))
     def wait(self, seconds: float) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from memq.client.producer.window_events import (
     Acked,
+    BrokerDraining,
     CloseStream,
+    ConnectionLost,
     Delayed,
-    Drained,
     Finish,
     Finished,
-    Lost,
     Nacked,
     Opened,
     OpenFailed,
@@ -30,17 +30,17 @@ from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened
 def test_a_draining_broker_that_owes_nothing_is_left_at_once() -> None:
     window = opened()
     window.handle(Acked(10))
-    window.handle(Drained())
+    window.handle(BrokerDraining())
     assert window.handle(Sealed(block(10))) == [OpenStream(10, "", True)]
 
 
 def test_a_draining_broker_takes_the_end_of_what_it_acked() -> None:
     window = opened()
-    window.handle(Drained())
+    window.handle(BrokerDraining())
     window.handle(Finish(1.0))
     assert window.handle(Acked(10))[-1] == CloseStream(10, [])
     window = opened()
-    window.handle(Drained())
+    window.handle(BrokerDraining())
     window.handle(Finish(1.0))
     assert window.handle(Tick(D))[-1] == CloseStream(10, [(0, 10)]), "or gave no answer for"
 
@@ -64,7 +64,7 @@ def test_an_ack_before_anything_was_written_settles_nothing() -> None:
 
 def test_an_ack_of_a_connection_that_was_lost_settles_nothing() -> None:
     window = opened(block(0, 1))
-    window.handle(Lost(LOST, 1.0))
+    window.handle(ConnectionLost(LOST, 1.0))
     assert window.handle(Acked(1)) == [], "a block of one record, the least that an ack can cover"
 
 
@@ -95,7 +95,7 @@ def test_the_end_is_reported_with_what_was_burned() -> None:
 def test_the_end_of_a_lost_stream_is_reported_over_a_new_one() -> None:
     window = opened()
     window.handle(Acked(10))
-    window.handle(Lost(LOST, 1.0))
+    window.handle(ConnectionLost(LOST, 1.0))
     assert window.state is WindowState.RESTING
     assert window.handle(Finish(1.0)) == [OpenStream(10, "", True)]
     assert window.handle(Opened()) == [CloseStream(10, [])]

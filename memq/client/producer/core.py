@@ -39,12 +39,12 @@ from memq.runtime.tasks import TaskOwner
 from memq.runtime.waits import time_before
 from memq.topic import Position, Topic, check_name, producer_id_of
 
-METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
+METADATA_AGE_S_MAX = 60.0  # within this time, records go to the new partitions of a widened topic
 _SETTLE_S = 0.5
-Observe = Callable[[Runtime, LinkPool, TaskOwner], ProducerObserver]  # makes the observer of a producer
+Observe = Callable[[Runtime, LinkPool, TaskOwner], ProducerObserver]  # returns the observer of a producer
 ACKS_LATE_S = 3.0
 WAITS_HINT = "repair what the broker waits for: it tries again without end"
-FAILURES_MAX = 1_000  # that are kept for the close
+FAILURES_MAX = 1_000  # failures that are kept for `raise_unseen`
 BEGINNINGS_AT_ONCE_MAX = 32
 
 
@@ -88,7 +88,7 @@ class InstanceFencing:
 class ProducerStats:
     """A producer's counters.
 
-    Bytes are those of sealed blocks; pending bytes are the bounded ones.
+    `bytes_acked` counts bytes of sealed blocks; `pending_bytes_max` bounds `pending_bytes`.
     """
 
     records_acked: int = 0
@@ -102,7 +102,7 @@ class ProducerStats:
 
 
 def _with_name(error: MemqError, name: str) -> MemqError:
-    """Return an error that fences a producer, with its name: brokers know only the id."""
+    """Return the error; one that fences a producer gets its name, since brokers know only the id."""
     if not name or not isinstance(error, ProducerFencedError):
         return error
     text = str(error.args[0]).replace(f"named producer {producer_id_of(name):016x}", f"producer '{name}'")
@@ -138,11 +138,11 @@ class ProducerCore:
         events: EventLog | None = None,
         internal: bool = False,
     ) -> None:
-        """A new producer has an id of its own.
+        """A new producer draws a random id; the id of a named producer follows from its name.
 
-        A caller that gives `producer_id` continues as the producer that had it before.
-        The id of a named producer is that of its name. `observe` makes its observer. It uses the
-        connections of `pool`, which stay, when that is another client's. `internal` allows memq's own topics.
+        With `producer_id`, the producer continues as the earlier producer with this id. `observe` returns its observer.
+        With `pool`, it uses the connections of another client, and does not close them. `internal` allows memq's own
+        topics.
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
@@ -166,7 +166,7 @@ class ProducerCore:
         self._ended: MemqError | None = None
         self._callback_raised = False
         self._asked_s: dict[str, float] = {}
-        self._naming = InstanceFencing(
+        self._fencing = InstanceFencing(
             OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
         )
         self._routed = set[str]()  # topics that this producer has had a route to
@@ -185,12 +185,13 @@ class ProducerCore:
             observer=self._observer,
         )
 
-    # ---- what the shells call ------------------------------------------------------------------
+    # ---- called by the shells ------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """Return the route of a topic, asking the cluster when it is not known.
+        """Return the route of a topic; request its metadata if they are unknown.
 
-        It is created where that is allowed, but not again: a deleted topic would come back with other settings.
+        The cluster may create a missing topic for the first record. It does not create the topic again later, because a
+        deleted topic would return with other settings.
 
         Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
         """
@@ -206,15 +207,15 @@ class ProducerCore:
         return known if known is not None else self.buffer.add_route(found.topic)
 
     async def _begin(self, topic: Topic) -> None:
-        """Begin this instance of a named producer in the partitions of a topic that it has not come to before."""
+        """Begin this instance of a named producer in those partitions of a topic where it has not begun."""
         starts = self.buffer.starts
         async with self._beginning:
             new = [part.partition for part in topic.taking if (topic.id, part.partition) not in starts]
-            for partition, start in zip(new, await self._naming.begin(topic, new, self._settings), strict=True):
+            for partition, start in zip(new, await self._fencing.begin(topic, new, self._settings), strict=True):
                 starts[topic.id, partition] = start
 
     def drain(self) -> None:
-        """Take what callers put into the buffer since the last wake."""
+        """Take the blocks that callers have added since the last wake."""
         for partition in self.buffer.take_dirty():
             sender = self._senders.get(partition)
             if sender is None:
@@ -224,7 +225,7 @@ class ProducerCore:
             sender.take_sealed()
             self._refresh_when_old(partition.topic.name)
         if self._watch is None and self._ended is None:
-            self._watch = asyncio.get_running_loop().call_later(self._owed_s / 2, self._look_for_silence)
+            self._watch = asyncio.get_running_loop().call_later(self._owed_s / 2, self._check_late_acks)
 
     async def flush(self, timeout_s: float | None) -> None:
         """Send all pending blocks and wait until each is acked or has failed.
@@ -261,8 +262,8 @@ class ProducerCore:
     async def close(self, timeout_s: float | None = None) -> None:
         """Refuse new records, flush and report the streams' ends for at most `timeout_s`, close everything.
 
-        None flushes for the delivery timeout, and long enough beyond it for each block to get its own error; then it
-        reports ends for 2 s: without an owner of a partition, its end is not reported, and that is no error.
+        With None, it flushes for the delivery timeout and 0.5 s more, so that each block gets its own error. Then it
+        reports ends for 2 s. It is no error if a partition without an owner gets no report.
 
         Raises: TimedOutError with the number of records that were given up.
         """
@@ -278,12 +279,12 @@ class ProducerCore:
             await self._stop(timeout_s)
 
     async def write_and_close(self, timeout_s: float) -> None:
-        """Write what is queued within `timeout_s` and close; written blocks need not be acked."""
+        """Write all blocks within `timeout_s` and close, without waiting for acks."""
         await self.write(timeout_s)
         await self._stop()
 
     async def write(self, timeout_s: float) -> None:
-        """Write what is there to the sockets, as far as that goes within `timeout_s`."""
+        """Seal the open blocks and write all blocks to the sockets, as many as `timeout_s` allows."""
         self._seal_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -315,7 +316,7 @@ class ProducerCore:
         return found
 
     def _settled(self, block: PendingBlock, error: MemqError | None) -> None:
-        """Pass the outcome of a block on: to its delivery, to on_ack, to the counters."""
+        """Pass the outcome of a block to its delivery, to `on_ack` and to the counters."""
         self.buffer.release(block)
         records = block.next - block.first
         stats = self._stats
@@ -325,14 +326,14 @@ class ProducerCore:
             stats.records_acked += records
             stats.blocks_acked += 1
             stats.bytes_acked += len(block.data)
-            home = block.home
+            buffer = block.buffer
             level = self._settings.acks
             position, acked = None, block.position
             if acked is not None:
-                read = home.topic.read_partition_of(home.partition).partition
+                read = buffer.topic.read_partition_of(buffer.partition).partition
                 index = acked.record_index + block.first - acked.first
                 position = Position(read, acked.pointer_offset, index)
-            outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level, position)
+            outcome = Ack(buffer.topic.name, buffer.partition, self.producer_id, block.first, records, level, position)
         else:
             error = _with_name(error, self._settings.name)
             stats.records_failed += records
@@ -352,7 +353,7 @@ class ProducerCore:
         block.data = b""
 
     def _end_named(self, error: MemqError) -> None:
-        """A named producer ends with its first failure: what follows must not be there without what failed."""
+        """End a named producer after its first failure: no later record may be stored without the failed one."""
         if not self._settings.name or self._ended is not None:
             return
         ended = error if isinstance(error, ProducerFencedError) else _ended_error(self._settings.name, error)
@@ -363,15 +364,15 @@ class ProducerCore:
     def _call(self, callback: Callable[[], object]) -> None:
         try:
             callback()
-        except Exception as error:  # noqa: BLE001  # the caller's own: it must not stop the producer
+        except Exception as error:  # noqa: BLE001  # an error of the caller's code must not stop the producer
             self.events.error("producer.callback-raised", f"a callback raised {error!r}", error)
-            if not self._callback_raised:  # the log may be silent; the loop's handler writes to stderr by default
+            if not self._callback_raised:  # the loop's handler writes to stderr, if the log is not shown
                 self._callback_raised = True
                 text = "a callback of a memq producer raised; further errors of callbacks are only in the log of 'memq'"
                 asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
 
     def _topic_refreshed(self, topic: Topic) -> None:
-        """A topic may have been altered, or created again: later records follow its new map."""
+        """Use the new map of a topic that was altered or created again."""
         self._asked_s[topic.name] = self._runtime.clock.monotonic()
         try:
             known = self.buffer.route(topic.name)
@@ -384,25 +385,25 @@ class ProducerCore:
                 self.buffer.add_route(topic)
 
     async def _follow(self, topic: Topic) -> None:
-        """Begin in the partitions that a topic has gained, then put its new map in place."""
+        """Begin in the new partitions of a topic, then use its new map."""
         try:
             await self._begin(topic)
             known = self.buffer.route(topic.name)
         except MemqError as error:
             self.events.warning("producer.begin-failed", f"topic '{topic.name}': {error}")
             return
-        if known is not None:  # else the next record asks for the topic; metadata never go back to an older version
+        if known is not None:  # else the next record requests the metadata, which never return to an older version
             self.buffer.add_route(topic)
 
     def _refresh_when_old(self, topic: str) -> None:
-        """Ask again for a topic that was asked for long ago, to learn of new partitions."""
+        """Refresh the metadata of a topic after METADATA_AGE_S_MAX, to learn of new partitions."""
         now_s = self._runtime.clock.monotonic()
         if self._ended is None and now_s - self._asked_s.setdefault(topic, now_s) > METADATA_AGE_S_MAX:
             self._asked_s[topic] = now_s
             self._tasks.start(self.refresh(topic), f"metadata of {topic}")
 
     async def refresh(self, topic: str) -> None:
-        """Ask again for a topic; what it has gained is taken. A failure changes nothing, and is logged."""
+        """Refresh the metadata of a topic, and use its new partitions. A failure is only logged."""
         try:
             await self._metadata.refresh(topic)
         except MemqError as error:
@@ -410,11 +411,11 @@ class ProducerCore:
 
     # ---- late acks --------------------------------------------------------------------------
 
-    def _look_for_silence(self) -> None:
-        """Ask brokers that owe acks for a sign of life: links break unnoticed, and brokers wait themselves."""
+    def _check_late_acks(self) -> None:
+        """Send a request to each broker with late acks: its link may be broken, or the broker may wait itself."""
         self._watch = None
         now_s, owed_s = self._runtime.clock.monotonic(), self._owed_s
-        late: dict[Session, dict[PartitionSender, float]] = {}  # with the time since when each is owed
+        late: dict[Session, dict[PartitionSender, float]] = {}  # with the time since when acks are owed
         for sender in self._senders.values():
             since_s, session = sender.owed_since_s, sender.session
             if since_s is not None and session is not None and now_s - since_s >= owed_s:
@@ -423,22 +424,22 @@ class ProducerCore:
             self._delayed.passed()
         for session, senders in late.items():
             if not session.asked and now_s - session.answered_s >= owed_s:
-                self._tasks.start(self._ask_for_sign(session, senders), "sign of life")
+                self._tasks.start(self._ask_for_cause(session, senders), "sign of life")
         if any(sender.window.live for sender in self._senders.values()):
-            self._watch = asyncio.get_running_loop().call_later(owed_s / 2, self._look_for_silence)
+            self._watch = asyncio.get_running_loop().call_later(owed_s / 2, self._check_late_acks)
 
     def _why_late(self) -> str:
-        """Return why acks are late, as far as it is known."""
+        """Return the known cause of late acks, "" without one."""
         known = (sender.window.why for sender in list(self._senders.values()) if sender.window.live)
         return next((str(why) for why in known if why is not None), self._pool.waits.describe())
 
     @property
     def _owed_s(self) -> float:
-        """For how long acks are owed before their broker is asked why."""
+        """Time in s after which a broker that owes acks is asked for the cause."""
         return min(ACKS_LATE_S, self._settings.silence_s_max)
 
-    async def _ask_for_sign(self, session: Session, senders: Mapping[PartitionSender, float]) -> None:
-        """Ask a broker that owes acks whether it lives, and for what it waits itself."""
+    async def _ask_for_cause(self, session: Session, senders: Mapping[PartitionSender, float]) -> None:
+        """Request METADATA of a broker that owes acks: the answer names what the broker waits for."""
         since_s = min(senders.values())
         link, now_s, name = session.link, self._runtime.clock.monotonic(), broker_name(session.link.address)
         silent_s = 2 * self._settings.silence_s_max
@@ -453,7 +454,7 @@ class ProducerCore:
                 silent = f"{name} is silent since {time_before(self._runtime.clock, heard_s)}"
                 link.abort(UnreachableError(f"{silent}, and was given up"))
         except MemqError:
-            pass  # an answer is an answer, and a loss is reported elsewhere
+            pass  # an error is an answer, too; a lost connection is reported by the senders
         else:
             if answer.waits:
                 owed = f"{name} owes acks since {time_before(self._runtime.clock, since_s)}"
@@ -499,7 +500,7 @@ class ProducerCore:
         self.drain()
 
     def _broke(self, cause: BaseException) -> None:
-        """Fail the producer with the cause of a dead task, so that no half of it continues."""
+        """Fail the whole producer with the cause of a dead task."""
         error = InvalidRequestError(f"the producer broke: {cause!r}", hint="this is an error in memq: report it")
         error.__cause__ = cause
         self.events.error("producer.broke", str(error), cause)

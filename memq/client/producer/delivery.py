@@ -47,7 +47,7 @@ class Promise:
         self._outcome: Ack | MemqError | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._process = os.getpid()  # in a forked child no thread settles it
+        self._process = os.getpid()  # in a forked child process, no thread settles it
         self.observed = False  # a caller waits for the outcome or has seen it
 
     def done(self) -> bool:
@@ -150,7 +150,7 @@ class AsyncDelivery(Promise):
             self.when_done(wake)
             try:
                 yield from future
-            except asyncio.CancelledError:  # such as at a timeout: others may wait on
+            except asyncio.CancelledError:  # for example by a timeout: other callers may still wait
                 self.forget(wake)
                 raise
         return self.result()
@@ -174,5 +174,5 @@ class AsyncDelivery(Promise):
 
 
 def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():  # else who awaited was cancelled
+    if not future.done():  # else the waiting caller was cancelled
         future.set_result(None)

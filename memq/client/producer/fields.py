@@ -16,7 +16,7 @@ HeadersLike: TypeAlias = Mapping[str, BytesLike | None] | Iterable[tuple[str, By
 
 
 class RecordFields(NamedTuple):
-    """One record, checked: what a block builder takes."""
+    """One checked record, as a block builder takes it."""
 
     value: bytes | None
     key: bytes | None
@@ -75,7 +75,7 @@ class RecordColumns(NamedTuple):
         values = self.values[start:end]
         try:
             if self.keys is None:
-                return list(map(len, values))  # type: ignore[arg-type]  # None raises: the quick way to find one
+                return list(map(len, values))  # type: ignore[arg-type]  # None raises TypeError: the fastest check
             return list(map(add, map(len, values), map(len, self.keys[start:end])))  # type: ignore[arg-type]  # the same
         except TypeError:
             keys = self.keys[start:end] if self.keys is not None else ()
@@ -135,14 +135,14 @@ def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes |
 
 
 def check_size(size: int, topic: Topic) -> None:
-    """Refuse a record of more bytes than its topic takes. Raises: TooLargeError."""
+    """Refuse a record above `record_bytes_max` of its topic. Raises: TooLargeError."""
     bound = topic.settings.record_bytes_max
     if size > bound:
         raise too_large(f"record of {size} bytes", bound, topic.name)
 
 
 def too_large(record: str, bound: int, topic: str) -> TooLargeError:
-    """Return the error for a record of more bytes than its topic takes."""
+    """Return the error for a record above `record_bytes_max` = `bound` of its topic."""
     return TooLargeError(
         f"{record} is over record_bytes_max = {bound} of '{topic}'",
         hint=f"make it smaller, or raise the bound: memq topic alter {topic} --set record_bytes_max=SIZE",
@@ -153,19 +153,19 @@ _KINDS = {bytes, type(None)}
 
 
 def check_not_text(cells: object, what: str) -> None:
-    """Refuse one value where many are asked for: bytes and str would be taken apart. Raises: TypeError."""
+    """Refuse a single value in place of a sequence: bytes and str are iterable, too. Raises: TypeError."""
     if isinstance(cells, bytes | bytearray | memoryview | str) or not isinstance(cells, Iterable):
         raise TypeError(f"{what} must be a sequence of bytes, not {type(cells).__name__}")
 
 
 def check_kind(what: str, value: object, kind: type[int | str]) -> None:
-    """Refuse a value that is neither None nor a `kind`; a bool is no int here. Raises: TypeError."""
+    """Refuse a value that is neither None nor a `kind`; a bool is not an int. Raises: TypeError."""
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise TypeError(f"{what} must be {kind.__name__}, not {type(value).__name__}")
 
 
 def check_switch(what: str, value: object) -> None:
-    """Refuse what is neither True nor False: "false" would be true. Raises: TypeError."""
+    """Refuse a value other than True and False: the text "false" would be true. Raises: TypeError."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be bool, not {type(value).__name__}")
 
@@ -185,9 +185,9 @@ def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
 
 
 def header_pairs(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
-    """Return headers as pairs of name and value. Raises: TypeError.
+    """Return headers as pairs of name and value.
 
-    InvalidRequestError for what is not Unicode.
+    Raises: TypeError; InvalidRequestError for text that is not Unicode.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if not isinstance(pairs, Iterable):

@@ -16,24 +16,26 @@ from memq.limits import SLOTS
 from memq.topic import Topic
 
 native: Any = compiled_module("producer")
-kernel: Any = native or rows  # what makes rows, slots and lanes
+kernel: Any = native or rows  # creates rows and lanes
 
 
 class OpenBlock(BlockBuilder):
-    """The builder of a partition's next block, with its buffer in the producer and its delivery.
+    """The builder of a partition's next block, with the partition's buffer and the block's delivery.
 
     `limit` is the raw size that the block may reach before it needs more of the producer's memory. It starts small and
     doubles, so thousands of open blocks of a few records claim little memory. `claimed` are the claimed bytes.
     """
 
-    __slots__ = ("claimed", "delivery", "home", "opened_s", "slots_hold")
+    __slots__ = ("buffer", "claimed", "delivery", "opened_s", "slots_hold")
 
     rows_of_all_shapes = native is not None
 
-    def __init__(self, home: PartitionBuffer, delivery: Delivery | AsyncDelivery, limit: int, opened_s: float) -> None:
+    def __init__(
+        self, buffer: PartitionBuffer, delivery: Delivery | AsyncDelivery, limit: int, opened_s: float
+    ) -> None:
         super().__init__(limit)
-        self.claimed = limit + home.front_bytes(limit)
-        self.home = home
+        self.claimed = limit + buffer.front_bytes(limit)
+        self.buffer = buffer
         self.delivery = delivery
         self.opened_s = opened_s
         self.slots_hold = True  # all keys are in the partition's slot range: no caller chose the partition
@@ -47,31 +49,31 @@ class OpenBlock(BlockBuilder):
         """See `BlockBuilder.close`. The next block of the partition has room for as many bytes of columns."""
         super().close()
         if self.rows is not None:
-            self.home.column_bytes = self.rows.column_bytes
+            self.buffer.column_bytes = self.rows.column_bytes
 
     def _new_rows(self, shape: int) -> rows.Rows:
-        return kernel.Rows(shape, self.limit, self.delivery, self.home.front_bytes(self.limit))  # type: ignore[no-any-return]
+        return kernel.Rows(shape, self.limit, self.delivery, self.buffer.front_bytes(self.limit))  # type: ignore[no-any-return]
 
 
 class PendingBlock(UnackedBlock):
-    """A block that was cut, until it is settled. `ready` once it is sealed or the seal has failed.
+    """A block from its cut until it is settled. It is `ready` when its seal has succeeded or failed.
 
-    `slots` hold the keys of its records: those of its partition at the moment of the cut.
+    The keys of its records are in the range `slots`: the range of its partition at the cut.
     """
 
-    __slots__ = ("builder", "claimed", "delivery", "error", "home", "ready", "slots")
+    __slots__ = ("buffer", "builder", "claimed", "delivery", "error", "ready", "slots")
 
     def __init__(
         self,
         builder: BlockBuilder,
-        home: PartitionBuffer,
+        buffer: PartitionBuffer,
         delivery: Delivery | AsyncDelivery,
         deadline_s: float,
         claimed: int,
     ) -> None:
-        super().__init__(home.next_sequence, builder.count, deadline_s)
+        super().__init__(buffer.next_sequence, builder.count, deadline_s)
         self.builder: BlockBuilder | None = builder
-        self.home = home
+        self.buffer = buffer
         self.delivery = delivery
         self.claimed = claimed
         self.error: MemqError | None = None
@@ -80,7 +82,10 @@ class PendingBlock(UnackedBlock):
 
 
 class Gate(NamedTuple):
-    """Slots moved from `before`: blocks from `first` on wait for those of `before` below `below`."""
+    """Holds blocks back after slots moved here from the partition `before`, to keep the order of each key.
+
+    Blocks from sequence `first` on wait until `before` has settled its blocks below sequence `below`.
+    """
 
     first: int
     before: PartitionBuffer
@@ -88,13 +93,13 @@ class Gate(NamedTuple):
 
 
 class PartitionBuffer:
-    """The records of one topic partition that are on this side of the window.
+    """The records of one topic partition that its window does not have yet.
 
-    `unsettled` are the first sequences of its blocks, oldest first, until they are settled. `gates` hold blocks back,
-    `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
-    seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
-    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it continues. `slot`
-    has the rows of the open block, for the lock-free paths.
+    `unsettled` has the first sequence of each block that is not settled, oldest first. `gates` hold blocks back.
+    `followers` are the buffers whose gates wait for blocks of this one. `cut` keeps the order of the sequences while
+    several threads seal. The I/O side sets `backlog`, the number of sealed blocks that wait for the socket. While it is
+    above 0, sealing small blocks gains nothing. `start` describes the instance of a named producer: its epoch, and its
+    first sequence. `open_rows` has the rows of the open block, for the lock-free paths.
     """
 
     __slots__ = (
@@ -104,8 +109,8 @@ class PartitionBuffer:
         "dirty",
         "first_limit",
         "first_sequence",
+        "followers",
         "gates",
-        "heirs",
         "next_sequence",
         "open",
         "open_rows",
@@ -128,19 +133,19 @@ class PartitionBuffer:
         self.open_rows: rows.OpenRows = kernel.OpenRows()
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
-        self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
+        self.first_limit = 0  # raw bytes of the next block, from the size of the last one: each growth costs a claim
         self.column_bytes = 0  # of the last block, without its values, if its rows were compiled
-        self.dirty = False  # the I/O side has been asked to look here
+        self.dirty = False  # the I/O side was woken for this buffer
         self.unsettled: dict[int, None] = {}
         self.gates: list[Gate] = []
-        self.heirs: list[PartitionBuffer] = []
+        self.followers: list[PartitionBuffer] = []
 
     def holds_back(self, sequence: int) -> bool:
         """Whether a block waits at a gate; open gates are removed."""
         for gate in list(self.gates):
             if next(iter(gate.before.unsettled), gate.below) >= gate.below:
                 self.gates.remove(gate)
-                gate.before.heirs.remove(self)
+                gate.before.followers.remove(self)
         return any(gate.first <= sequence for gate in self.gates)
 
     def front_bytes(self, limit: int) -> int:

@@ -16,22 +16,22 @@ from memq.client.producer.window import ProducerWindow
 from memq.client.producer.window_events import (
     Abandon,
     Acked,
+    BrokerDraining,
     CloseStream,
+    ConnectionLost,
     Delayed,
-    Drained,
     Event,
     Finish,
     Finished,
     Instruction,
-    Lost,
     Nacked,
     Opened,
     OpenFailed,
     OpenStream,
     Room,
     Sealed,
+    SealFailed,
     Settle,
-    Spoiled,
     StreamRefused,
     Tick,
     UnackedBlock,
@@ -72,7 +72,7 @@ class BlockObserver(Protocol):
 
 
 class ProducerObserver(Protocol):
-    """Observes a producer, for its audit; nothing of a producer rests on it."""
+    """Observes a producer, for the audit. A producer works the same without it."""
 
     def part(self, topic: Topic, partition: int) -> BlockObserver | None:
         """Return the observer of a write partition; None without one."""
@@ -85,8 +85,8 @@ class ProducerObserver(Protocol):
 class SenderParts:
     """The shared parts of a producer's senders.
 
-    `settled` gets each block with its error, None when it is acked; `broke` what cannot be; the `observer`
-    of what is sent and acked, where there is one.
+    `settled` gets each block with its error, None if it is acked. `broke` gets unexpected errors. The
+    `observer`, if any, gets each sent and each acked block.
     """
 
     producer_id: int
@@ -116,7 +116,7 @@ class PartitionSender:
         self._stream = 0
         self._open_request = 0  # 0 while no answer to OPEN is awaited
         self._open_timer: asyncio.TimerHandle | None = None
-        self._open_said_s = 0.0
+        self._open_sent_s = 0.0
         self._finding: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -131,17 +131,17 @@ class PartitionSender:
 
     @property
     def session(self) -> Session | None:
-        """The session of the stream, when there is one."""
+        """The session of the stream; None without a stream."""
         return self._session
 
     @property
     def owed_since_s(self) -> float | None:
-        """Since when the broker owes the next ack; None when it owes none."""
+        """Since when (monotonic s) the broker owes the next ack; None if it owes none."""
         sent_s = self.window.oldest_sent_s
         return None if sent_s is None else max(sent_s, self._acked_s)
 
     def delayed(self, error: MemqError) -> None:
-        """Take the reason why acks are late: blocks that are given up meanwhile name it."""
+        """Take the cause of late acks; the errors of blocks that are given up meanwhile name it."""
         self._handle(Delayed(error))
 
     def pending(self) -> list[tuple[PendingBlock, int]]:
@@ -149,15 +149,15 @@ class PartitionSender:
         return [(block, block.next - block.first) for block in self.window.blocks() if isinstance(block, PendingBlock)]
 
     def take_sealed(self) -> None:
-        """Take what was sealed, and seal the open block when it is time."""
+        """Take the sealed blocks, and seal the open block when it is due."""
         try:
             self._take_sealed()
-        except Exception as error:  # noqa: BLE001  # in a callback of the loop: no other code would get it
+        except Exception as error:  # noqa: BLE001  # in a callback of the event loop no other code would get the error
             self._parts.broke(error)
 
     def _take_sealed(self) -> None:
         for pending in self._parts.buffer.take_ready(self.buffer):
-            self._handle(Spoiled(pending, pending.error) if pending.error is not None else Sealed(pending))
+            self._handle(SealFailed(pending, pending.error) if pending.error is not None else Sealed(pending))
         block = self.buffer.open
         if block is not None and block.count:
             due_s = self._seal_due_s(block.opened_s)
@@ -169,12 +169,12 @@ class PartitionSender:
         self._arm()
 
     def finish(self) -> None:
-        """Report the end of the stream once all blocks are settled; `closed` is set then."""
+        """Report the end of the stream when all blocks are settled, then set `closed`."""
         if self.window.state is not WindowState.CLOSED:  # it was abandoned with its producer
             self._handle(Finish(self._now_s()))
 
     def abandon(self, error: MemqError) -> None:
-        """Settle all blocks that are left with `error`, or as unknown, and let go of everything."""
+        """Settle all remaining blocks with `error`, or as unknown; release stream and timers."""
         self._handle(Abandon(error))
         self._stop_finding()
         self._release_stream()
@@ -183,10 +183,11 @@ class PartitionSender:
             self._timer = None
 
     def _seal_due_s(self, opened_s: float) -> float:
-        """When the open block is to be sealed: at once when nothing is in flight, else after the linger time.
+        """Return when to seal the open block (monotonic s): 0 for at once, else after `linger_s`.
 
-        While sealed blocks wait for the socket or the owner, one more gains nothing, so that it grows until it is
-        full or must be given up. Without acks, what was sealed within the linger time counts as in flight.
+        It is sealed at once if no block is in flight. While sealed blocks wait for the socket or the owner, one more
+        gains nothing. So the open block grows until it is full or must be given up. Without acks, blocks that were
+        sealed within `linger_s` count as in flight.
         """
         settings = self._parts.settings
         if self.window.queued:
@@ -215,7 +216,7 @@ class PartitionSender:
             self.closed.set()
 
     def _step(self, event: Event) -> None:
-        """Handle what came from outside, then see whether the open block is due now."""
+        """Handle an event from outside, then seal the open block if it is due."""
         try:
             self._handle(event)
             self._take_sealed()
@@ -236,8 +237,8 @@ class PartitionSender:
             self._open(instruction)
         else:
             assert self._session is not None, "CLOSE is sent on an open stream"
-            # The connection may be lost before the task runs: then the request fails on the link that was.
-            close = self._say_close(self._session.link, self._stream, instruction)
+            # The connection may be lost before the task runs: then the request fails on this link.
+            close = self._send_close(self._session.link, self._stream, instruction)
             self._parts.tasks.start(close, f"close {self._name}")
 
     def _write(self, instruction: WriteBlock) -> None:
@@ -250,7 +251,7 @@ class PartitionSender:
         link.write(WRITE_PREFIX.pack(len(block.data), Api.WRITE, 0, self._stream, sent_ms), block.data)
 
     def _report(self, stage: Stage, block: UnackedBlock) -> None:
-        """Report a block to the audit; a block that was never sealed has no time of its own."""
+        """Report a block to the audit. A block that was never sealed gets the present time."""
         observer, parts = self._observer, self._parts
         if observer is not None:
             now_ms = parts.runtime.clock.wall_ms()
@@ -279,7 +280,7 @@ class PartitionSender:
             self._open_failed(TimedOutError(f"no owner of {self._name} was reached in time"))
         else:
             self._finding = None
-            self._say_open(session, instruction.sequence)
+            self._send_open(session, instruction.sequence)
 
     async def _owner_session(self, instruction: OpenStream) -> Session:
         topic, partition = self.buffer.topic, self.buffer.partition
@@ -297,7 +298,7 @@ class PartitionSender:
             raise NotReadyError(f"{self._name} has no owner now")
         return await self._parts.pool.session(address)
 
-    def _say_open(self, session: Session, sequence: int) -> None:
+    def _send_open(self, session: Session, sequence: int) -> None:
         if session is not self._session:
             self._release_stream()
             self._stream = session.bind(self)
@@ -317,13 +318,13 @@ class PartitionSender:
         self._open_timer = asyncio.get_running_loop().call_later(
             self._parts.settings.open_timeout_s, self._open_timed_out
         )
-        self._open_said_s = self._now_s()
+        self._open_sent_s = self._now_s()
 
     def _open_timed_out(self) -> None:
         self._forget_open()
         error = TimedOutError(f"the owner of {self._name} did not answer OPEN in time")
-        if self._session is not None and self._session.link.heard_s <= self._open_said_s:
-            self._session.link.abort(error)  # it did not answer: the next try gets a new connection
+        if self._session is not None and self._session.link.heard_s <= self._open_sent_s:
+            self._session.link.abort(error)  # the broker sent nothing: the next try gets a new connection
             return
         self._open_failed(error)
 
@@ -359,7 +360,7 @@ class PartitionSender:
             self._session.unbind(self._stream)
             self._session = None
 
-    async def _say_close(self, link: Link, stream: int, instruction: CloseStream) -> None:
+    async def _send_close(self, link: Link, stream: int, instruction: CloseStream) -> None:
         message = Close(next_sequence=instruction.next_sequence, burned=instruction.burned)
         try:
             await link.request(Api.CLOSE, message, Done, stream=stream, timeout_s=CLOSE_TIMEOUT_S)
@@ -385,7 +386,7 @@ class PartitionSender:
 
     def draining(self) -> None:
         """See `LinkOwner.draining`."""
-        self._step(Drained())
+        self._step(BrokerDraining())
 
     def writable(self) -> None:
         """See `LinkOwner.writable`."""
@@ -396,7 +397,7 @@ class PartitionSender:
         self._session = None
         self._forget_open()
         if self._finding is None:
-            self._step(Lost(error, self._now_s()))
+            self._step(ConnectionLost(error, self._now_s()))
 
     def _event_of(self, frame: Frame) -> Event | None:
         """Return the event of a frame; None for an unawaited answer, or one of too low a level."""

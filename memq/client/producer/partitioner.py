@@ -1,6 +1,6 @@
-"""Chooses the partition of a record: from key to slot to partition.
+"""Chooses the partition of a record: its key determines a slot, and the slot a partition.
 
-Without a key one partition per block, in turn.
+Records without a key go to one partition for each block, in turn.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from memq.client.producer.fields import check_kind
 from memq.errors import NotFoundError
 from memq.topic import Topic
 
-NAMED_MAX = 20  # in the error about one that is not there: others may have been joined to these
+NAMED_MAX = 20  # partitions that the error about a missing one names
 
 
 class PartitionMap:
     """A topic's partition map for lookups.
 
-    Partitions are numbered from 0 in the order of their slots: the index of a partition.
+    The index of a partition is its number in the order of the slots, from 0.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -33,7 +33,7 @@ class PartitionMap:
     def index_of_key(self, key: bytes) -> int:
         """Return the index of the partition that takes the key's slot, `crc32(key) >> 16`."""
         if len(self.firsts) == 1:
-            return 0  # saves the checksum
+            return 0  # without computing the checksum
         return bisect_right(self.firsts, zlib.crc32(key) >> 16) - 1
 
     def index_of(self, partition: int) -> int:
@@ -49,7 +49,7 @@ class PartitionMap:
         return index
 
     def next_index(self, index: int, stalled: Callable[[int], bool]) -> int:
-        """Return the index after `index` in turn, passing over stalled ones unless all are."""
+        """Return the next index after `index` that is not stalled; the next one if all are."""
         count = len(self.partitions)
         for step in range(1, count + 1):
             if not stalled((index + step) % count):

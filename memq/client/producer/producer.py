@@ -106,7 +106,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
-        """Return the core, on the loop on which it is to run."""
+        """Return the core; called on the event loop on which the core runs."""
 
 
 def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> None:
@@ -121,16 +121,16 @@ class _ProducerBackground(Background[ProducerCore]):
     ) -> None:
         core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, observe=observe)
         self.room = threading.Condition(core.buffer.lock)
-        # The callers' own thread seals, too. Without a codec sealing hardly releases the interpreter's lock.
+        # The caller's thread seals, too. Without a codec, sealing hardly releases the interpreter's lock.
         threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
         self._spare = SpareThreads("seal", threads)
         core.buffer.aside = self._spare.offer
         super().__init__("producer", core)
 
     def forked(self) -> None:
-        """See `SyncClient.forked`. The lock may be held by a thread that the child does not have.
+        """See `SyncClient.forked`. The child gets a new lock: a thread of the parent may hold the old one.
 
-        `locked` does not say so of a thread that has just got it and waits for the GIL. So the child gets a new one.
+        `locked` is no sufficient check: a thread may have just acquired the lock and wait for the GIL.
         """
         super().forked()
         buffer = self.core.buffer
@@ -140,7 +140,7 @@ class _ProducerBackground(Background[ProducerCore]):
         buffer.refuse(forked_error("producer"))
 
     def detach(self) -> None:
-        """See `Background.detach`. Except on the I/O thread, this waits for the threads that seal."""
+        """See `Background.detach`. It waits for the sealing threads, except on the I/O thread."""
         super().detach()
         self._spare.close(wait=not self.io.current)
 
@@ -155,7 +155,7 @@ class _ProducerBackground(Background[ProducerCore]):
 
 
 class PythonSender:
-    """`send` of a `Producer` where memq-native has none."""
+    """`send` of a `Producer` without memq-native."""
 
     _buffer: SendBuffer
     _lanes: Mapping[str, Lane]
@@ -266,7 +266,7 @@ class Producer(BaseProducer, BlockingClient, _Sender):
         return delivery
 
     def _put(self, topic: str, fields: RecordFields, partition: int | None) -> Delivery:
-        """Put a record in as soon as there is room for it."""
+        """Add a record as soon as it has room."""
         deadline_s: float | None = None
         while True:
             route = self._route(topic)
@@ -465,15 +465,15 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         return delivery
 
     async def _put(self, topic: str, fields: RecordFields, partition: int | None) -> AsyncDelivery:
-        """Put a record in as soon as there is room for it.
+        """Add a record as soon as it has room.
 
-        Nothing is awaited after the put: a caller that cancels and sends again has sent once.
+        Nothing is awaited after the record is added. So a caller that cancels and sends again has sent it once.
         """
         buffer = self._buffer
         deadline_s: float | None = None
         if self._yielded_at != buffer.opened_blocks:
             self._yielded_at = buffer.opened_blocks
-            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
+            await asyncio.sleep(0)  # once per block: a program that only sends must let the loop write the blocks
         while True:
             route = await self._route(topic)
             try:

@@ -1,7 +1,7 @@
 """The caller's side of a producer: records go into open blocks; blocks are cut and sealed.
 
-Thread-safe by one lock; no I/O, no loop. The I/O side is woken once, not per record (a wake costs 5 us, a
-record 0.1), takes what was cut, and gives memory back when blocks are settled.
+Thread-safe by one lock; no I/O, no event loop. The I/O side takes the blocks that were cut, and returns memory when
+blocks are settled. It is woken once for many records: a wake costs 5 us, a record 0.1 us.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 
 FIRST_LIMIT_BYTES = 8 * KIB
-BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs next to its bytes: objects, queues, promises
-ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much a hundred
+BLOCK_COST_BYTES = 1 * KIB  # memory of a pending block in addition to its bytes: objects, queues, deliveries
+ASIDE_BYTES_MIN = 64 * KIB  # smaller blocks gain nothing: waking a thread takes 20 us, compressing this much 100 us
 _TIME_MS_LEAST = -TIME_MS_END
-_ROW = 24  # at least what the columns of a row cost, with a header or two
-_CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
-_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what the lock-free path in Python relies on
+_ROW = 24  # bound on the memory of a row, or of a header, in the columns
+_CHUNK_RECORDS = 2_048  # records that are measured at once: their lengths stay in the CPU cache
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # the lock-free path in Python needs the GIL
 _Delivery = Delivery | AsyncDelivery
 
 
@@ -39,8 +39,8 @@ class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
     `lanes` are the lock-free paths into open blocks, by topic; `memq.kernel.rows` has their rule.
-    `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
-    has to. None: there are no such threads, and callers seal all that they cut.
+    `aside` gets a function that seals, and a block. It returns whether another thread seals the block; otherwise the
+    caller must. None: no such threads exist, and callers seal all blocks that they cut.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class SendBuffer:
         self.lock = threading.Lock()
         self.lanes: dict[str, Lane] = {}
         self.pending_bytes = 0
-        self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
-        self.releases = 0  # how often memory was given back
+        self.waiting = 0  # number of callers that wait for room; while it is above 0, `room_made` is called
+        self.releases = 0  # number of times that memory was returned
         self.refusal: MemqError | None = None
         self.why_late: Callable[[], str] = str  # why acks are late, for the error of a full buffer
         self._settings = settings
@@ -77,16 +77,16 @@ class SendBuffer:
     # ---- routes ------------------------------------------------------------------------------
 
     def route(self, topic: str) -> Route | None:
-        """Return the route of a topic; None before its metadata came. Raises: ClosedError, ForkedError."""
+        """Return the route of a topic; None before its metadata arrived. Raises: ClosedError, ForkedError."""
         if self.refusal is not None:
             raise self.refusal
         try:
             return self._routes.get(topic)
-        except (TypeError, ValueError):  # no hash, so no text: the look-up of its metadata says so
+        except (TypeError, ValueError):  # no hash, so no text: requesting its metadata raises the error
             return None
 
     def add_route(self, topic: Topic) -> Route:
-        """Put a topic's partition map in place: of a new topic, or of one that was altered or created again."""
+        """Use a partition map from now on: of a new topic, or of one that was altered or created again."""
         cut: list[PendingBlock] = []
         with self.lock:
             known = self._routes.get(topic.name)
@@ -98,12 +98,12 @@ class SendBuffer:
                 known.current = False
                 if known.topic.id == topic.id:
                     self._order_moved_slots(known, route, cut)
-            self._set_lane(topic.name, route.lane)  # last: what comes by it must find the gates
+            self._set_lane(topic.name, route.lane)  # last: records on the lane need the gates
         self.seal(cut)
         return route
 
     def _set_lane(self, topic: str, lane: Lane | None) -> None:
-        """Put a lane in place of the one that a topic has; None: records of the topic need the lock."""
+        """Replace the lane of a topic; None: records of the topic need the lock."""
         known = self.lanes.pop(topic, None)
         if known is not None:
             known.end()
@@ -125,10 +125,10 @@ class SendBuffer:
         return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
 
     def _order_moved_slots(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
-        """Keep the order of keys whose slots move: what is put from now on waits for what was put before.
+        """Keep the order of keys whose slots move: later records wait for the records put before the move.
 
-        The open blocks of both sides end here, so that a block lies on one side of the change as a whole. Slots may
-        move on while what was put before their last move is not settled: that is waited for, too.
+        The open blocks of both partitions end here, so each block has records from before or after the move only. If
+        slots move twice, later records wait for the blocks from before both moves.
         """
         gates: list[tuple[PartitionBuffer, PartitionBuffer, int]] = []
         for buffer, (first, last) in zip(route.buffers, route.map.slots, strict=True):
@@ -139,7 +139,7 @@ class SendBuffer:
                     gates += [(buffer, each.before, each.below) for each in before.gates if each.before is not buffer]
         for buffer, before, below in gates:
             buffer.gates.append(Gate(buffer.next_sequence, before, below))
-            before.heirs.append(buffer)
+            before.followers.append(buffer)
         for buffer, slots in zip(route.buffers, route.map.slots, strict=True):
             buffer.slots = slots
 
@@ -150,7 +150,7 @@ class SendBuffer:
             self._set_lane(topic, None)
 
     def refuse(self, error: MemqError) -> None:
-        """Take no record any more: `error` says why."""
+        """Refuse all records from now on, with `error`."""
         with self.lock:
             self.refusal = error
             for topic in self._routes:
@@ -161,10 +161,10 @@ class SendBuffer:
     # ---- records -----------------------------------------------------------------------------
 
     def put_keyed(self, topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> _Delivery | None:
-        """Add a record with a key on the lock-free path; None if that is closed for the record."""
+        """Add a record with a key on the lock-free path; None if the path is closed for the record."""
         try:
             lane = self.lanes.get(topic)
-        except (TypeError, ValueError):  # as in `route`; a call of it would cost a third of this path
+        except (TypeError, ValueError):  # as in `route`; calling `route` would cost a third of this path
             return None
         if lane is None:
             return None
@@ -213,7 +213,7 @@ class SendBuffer:
                 elif fields.key is not None:
                     buffer = route.buffers[route.map.index_of_key(fields.key)]
                 else:
-                    buffer = self._keyless_home(route, size, cut)
+                    buffer = self._keyless_buffer(route, size, cut)
                 block = self._block_with_room(buffer, size, cut)
                 try:
                     block.append(*fields)
@@ -238,7 +238,7 @@ class SendBuffer:
                 raise self.refusal
             buffer = route.buffers[route.map.index_of(partition)]
             assert buffer.open is None, "blocks of two kinds in one partition"
-            # acks are cumulative: a block below an acked one would wait for its ack for ever
+            # acks are cumulative: a block below an acked one would never get its own ack
             assert first >= buffer.next_sequence, f"sequence {first} is below {buffer.next_sequence}"
             self._claim(builder.raw_bytes + BLOCK_COST_BYTES)
             buffer.next_sequence = first
@@ -249,13 +249,12 @@ class SendBuffer:
         return delivery
 
     def put_many(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
-        """Add as many records as there is room for; the deliveries of their blocks are added to `delivered`.
+        """Add records until the memory is full, and the deliveries of their blocks to `delivered`.
 
-        Returns those that were not taken since the memory is full, None when all were. Raises: TooLargeError, before
-        anything is taken.
+        Return the records that had no room, None if all had. Raises: TooLargeError, before any record is added.
         """
         rest = self._put_many_by(route, many, delivered)
-        while rest is not None and not route.current:  # their partitions may be others by now
+        while rest is not None and not route.current:  # the partitions of the rest may have changed
             with self.lock:
                 known, route = route, self._current(route)
             if known is route:
@@ -266,7 +265,7 @@ class SendBuffer:
     def _put_many_by(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
         divided = many.keys is not None and len(route.buffers) > 1
         if divided or len(many.values) > _CHUNK_RECORDS:
-            _check_sizes(route, many)  # else it is done, before anything is taken, with the only chunk
+            _check_sizes(route, many)  # a single chunk is checked before any record is added
         if many.keys is None:
             done = self._put_column(route, None, many, delivered)
             rest = range(done, len(many.values))
@@ -281,7 +280,7 @@ class SendBuffer:
         self, route: Route, many: RecordColumns, keys: Sequence[bytes | None], delivered: list[Any]
     ) -> RecordColumns | None:
         """Add records with keys to their partitions, one partition after the other."""
-        turn = route.turn  # those without a key go together
+        turn = route.turn  # records without a key go to one partition
         indexes = [turn if key is None else route.map.index_of_key(key) for key in keys]
         rest: list[int] = []
         for index in range(len(route.buffers)):
@@ -316,7 +315,7 @@ class SendBuffer:
         sizes: list[int],
         delivered: list[Any],
     ) -> int:
-        """Add the records from `start` on, whose sizes are given; return how many there was room for."""
+        """Add the records from `start` on, whose sizes are `sizes` (bytes); return how many had room."""
         plain = many.keys is None and many.timestamps_ms is None and many.tag is None
         row = ROW_COSTS[PLAIN] if plain else _ROW
         cut: list[PendingBlock] = []
@@ -327,8 +326,8 @@ class SendBuffer:
                     return 0
                 route = self._current(route)
                 while done < count:
-                    home = buffer or self._keyless_home(route, sizes[done] + row, cut)
-                    block = self._block_with_room(home, sizes[done] + row, cut, left)
+                    target = buffer or self._keyless_buffer(route, sizes[done] + row, cut)
+                    block = self._block_with_room(target, sizes[done] + row, cut, left)
                     fits, size = _prefix(sizes, done, row, left, block.limit - block.raw_bytes)
                     try:
                         block.append_many(*many.part(start + done, start + done + fits), size)
@@ -347,27 +346,27 @@ class SendBuffer:
         return done
 
     def full_error(self) -> BufferFullError:
-        """Return the error for a caller who does not wait for room."""
+        """Return the error for a caller that does not wait for room."""
         text, why = f"{self.pending_bytes} of {self._settings.pending_bytes_max} bytes are pending", self.why_late()
         return BufferFullError(f"{text}: {why}" if why else text)
 
-    def _keyless_home(self, route: Route, size: int, cut: list[PendingBlock]) -> PartitionBuffer:
-        """Return the partition for keyless records: the turn moves on with each full block."""
+    def _keyless_buffer(self, route: Route, size: int, cut: list[PendingBlock]) -> PartitionBuffer:
+        """Return the partition for keyless records: the next one after each full block."""
         block = route.sticky
         if block is not None and block.count and block.raw_bytes + size > max(block.limit, self._settings.block_bytes):
             cut.append(self._cut(block))
-        return route.sticky.home if route.sticky is not None else route.next_turn()
+        return route.sticky.buffer if route.sticky is not None else route.next_turn()
 
     def _show_rows(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
         """Make the block the one for keyless records, and open the lock-free paths into its rows."""
         if keyless:
             route.sticky = block
-        block.home.open_rows.rows = block.rows
+        block.buffer.open_rows.rows = block.rows
         if route.lane is not None and route.sticky is block:
             route.lane.keyless = block.rows if block.shape == PLAIN else None
 
     def _current(self, route: Route) -> Route:
-        """Return the route of the topic now: another one may have come between the look for it and the lock."""
+        """Return the present route of the topic: it may have changed before the lock was acquired."""
         return route if route.current else self._routes.get(route.topic.name, route)
 
     # ---- blocks ------------------------------------------------------------------------------
@@ -375,8 +374,8 @@ class SendBuffer:
     def _block_with_room(self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], wish: int = 0) -> OpenBlock:
         """Return a partition's open block with room for `size` bytes, and for up to `wish` if cheap.
 
-        It is the one there is, grown, or a new one. Columns that are new to a block widen its older rows:
-        that may put it over its limit by a part, never over the bounds of the format, which are 16 times larger.
+        This is the present block, perhaps grown, or a new one. A column that is new to a block widens its older rows.
+        That may exceed the block's limit by a part, but never the bounds of the format, which are 16 times larger.
         """
         if self.refusal is not None:
             raise self.refusal
@@ -386,7 +385,7 @@ class SendBuffer:
                 return block
             cut.append(self._cut(block))
         most = self._settings.block_bytes
-        # A larger record gets a block of its own: it may be as large as the format allows.
+        # A larger record gets a block of its own, up to the bound of the format.
         limit = size if size > most else max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
         if self.pending_bytes + buffer.first_limit <= self._settings.pending_bytes_max // 2:
             limit = max(limit, buffer.first_limit)
@@ -394,30 +393,30 @@ class SendBuffer:
         delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
         new = buffer.open = OpenBlock(buffer, delivery, limit, now_s)
         self.opened_blocks += 1
-        if not buffer.cut:  # else the I/O side is notified, or will be by the seal: one wake less for each full block
+        if not buffer.cut:  # otherwise the seal wakes the I/O side: one wake less for each full block
             self._mark_dirty(buffer)
         return new
 
     def _drop_empty(self, block: OpenBlock) -> None:
-        """Withdraw a block whose first record was refused: the I/O side finds it empty."""
+        """Drop a block whose first record was refused; the I/O side ignores the partition."""
         block.close()
         if block.count:
             return
         self._hide_rows(block)
-        block.home.open = None
+        block.buffer.open = None
         self.pending_bytes -= block.claimed + BLOCK_COST_BYTES
 
     def _hide_rows(self, block: OpenBlock) -> None:
         """Let no more records go to a block: it is closed."""
-        block.home.open_rows.rows = None
-        route = self._routes.get(block.home.topic.name)
+        block.buffer.open_rows.rows = None
+        route = self._routes.get(block.buffer.topic.name)
         if route is not None and route.sticky is block:
             route.sticky = None
             if route.lane is not None:
                 route.lane.keyless = None
 
     def _grow(self, block: OpenBlock, needed: int, wished: int) -> bool:
-        """Double the block's limit until it suffices. False when it would exceed block_bytes: it is full."""
+        """Double the block's limit until it suffices; return False if the block is full (`block_bytes`)."""
         most = self._settings.block_bytes
         if needed <= block.limit <= most + KIB:
             return True
@@ -436,10 +435,10 @@ class SendBuffer:
         self.pending_bytes += count
 
     def _cut(self, block: OpenBlock) -> PendingBlock:
-        """End an open block: from here on its sequences and its order in the partition are fixed."""
+        """Close an open block, which fixes its sequences and its order in the partition."""
         block.close()
         self._hide_rows(block)
-        buffer = block.home
+        buffer = block.buffer
         buffer.first_limit = min(block.raw_bytes * 5 // 4, self._settings.block_bytes)
         buffer.open = None
         pending = PendingBlock(block, buffer, block.delivery, self._deadline_s(buffer, block.opened_s), block.claimed)
@@ -454,22 +453,22 @@ class SendBuffer:
 
     def _queue(self, pending: PendingBlock) -> None:
         """Append a block to the queue of its partition."""
-        buffer = pending.home
+        buffer = pending.buffer
         buffer.next_sequence = pending.next
         assert buffer.next_sequence < SEQUENCE_END
         buffer.unsettled[pending.first] = None
         buffer.cut.append(pending)
 
     def seal(self, cut: list[PendingBlock]) -> None:
-        """Seal blocks that were cut: without the lock, so that threads compress side by side.
+        """Seal blocks that were cut, without the lock, so that several threads compress at once.
 
-        A large one goes aside when a thread there is idle, and the caller fills the next one meanwhile.
+        If a sealing thread is idle, it seals a large block, and the caller fills the next block meanwhile.
         """
         for number, pending in enumerate(cut):
             try:
                 if self.aside is None or pending.claimed < ASIDE_BYTES_MIN or not self.aside(self._seal, pending):
                     self._seal(pending)
-            except BaseException:  # Ctrl-C in the caller's thread: the others do not wait for ever
+            except BaseException:  # Ctrl-C in the caller's thread: the other blocks must be sealed, too
                 self.seal(cut[number + 1 :])
                 raise
 
@@ -481,16 +480,16 @@ class SendBuffer:
             sealed = builder.seal(
                 producer_id=self._producer_id,
                 first_sequence=pending.first,
-                scope=pending.home.scope,
+                scope=pending.buffer.scope,
                 now_ms=self._runtime.clock.wall_ms(),
                 codec=self._settings.codec,
                 slot_range=pending.slots,
-                producer_epoch=pending.home.producer_epoch,
+                producer_epoch=pending.buffer.producer_epoch,
             )
             pending.data, held = sealed.data, sealed.memory_bytes
         except MemqError as error:
             pending.error = error
-        except Exception as error:  # noqa: BLE001  # one block fails, with its cause; the order of the others stays
+        except Exception as error:  # noqa: BLE001  # only this block fails, with its cause
             pending.error = InvalidRequestError(
                 f"block of {pending.next - pending.first} records can't be sealed: {error!r}"
             )
@@ -503,13 +502,13 @@ class SendBuffer:
                 self.pending_bytes += held - pending.claimed
                 pending.claimed = held
                 pending.ready = True
-                self._mark_dirty(pending.home)
+                self._mark_dirty(pending.buffer)
                 self._wake_waiting()
 
     # ---- the I/O side ------------------------------------------------------------------------
 
     def take_dirty(self) -> list[PartitionBuffer]:
-        """Return the partitions where something happened since the last call."""
+        """Return the partitions that were marked since the last call."""
         with self.lock:
             dirty, self._dirty = self._dirty, []
             self._awake = False
@@ -526,7 +525,7 @@ class SendBuffer:
         return ready
 
     def seal_open(self, buffer: PartitionBuffer) -> None:
-        """Cut and seal the open block of a partition, when there is one."""
+        """Cut and seal the open block of a partition, if it has one."""
         with self.lock:
             if buffer.open is None or not buffer.open.count:
                 return
@@ -534,16 +533,16 @@ class SendBuffer:
         self.seal(cut)
 
     def release(self, pending: PendingBlock) -> None:
-        """Give back the memory of a settled block."""
+        """Return the memory of a settled block."""
         with self.lock:
             self.pending_bytes -= pending.claimed + BLOCK_COST_BYTES
-            pending.home.unsettled.pop(pending.first, None)
-            for heir in pending.home.heirs:
-                self._mark_dirty(heir)
+            pending.buffer.unsettled.pop(pending.first, None)
+            for follower in pending.buffer.followers:
+                self._mark_dirty(follower)
             self._wake_waiting()
 
     def unsettled(self) -> list[tuple[_Delivery, int]]:
-        """Return delivery and number of records of each block that the window does not know yet."""
+        """Return delivery and number of records of each block that no window has yet."""
         found: list[tuple[_Delivery, int]] = []
         with self.lock:
             for buffer in self._buffers.values():
@@ -553,7 +552,7 @@ class SendBuffer:
         return found
 
     def buffers(self) -> list[PartitionBuffer]:
-        """Return all partitions of all routes, also of those that were replaced."""
+        """Return the partitions of all routes, replaced ones included."""
         with self.lock:
             return list(self._buffers.values())
 
@@ -574,8 +573,8 @@ class SendBuffer:
 def _prefix(sizes: list[int], done: int, row: int, left: int, room: int) -> tuple[int, int]:
     """Return how many of `sizes[done:]` fit into `room` (at least one), and their sum.
 
-    `left` is the sum of what is left, each with its `row`. A guess by the mean that is checked costs 6 ns a record;
-    running totals and a search in them cost 40.
+    `left` is the sum of `sizes[done:]` with `row` bytes for each. Guessing by the mean and checking cost 6 ns a record;
+    running totals with a search cost 40 ns.
     """
     count = len(sizes) - done
     if left <= room:
@@ -590,7 +589,7 @@ def _prefix(sizes: list[int], done: int, row: int, left: int, room: int) -> tupl
 
 
 def _check_sizes(route: Route, many: RecordColumns) -> None:
-    """Refuse records that are over the topic's bound."""
+    """Refuse records above the topic's bound. Raises: TooLargeError."""
     bound = route.record_bytes_max
     for start in range(0, len(many.values), _CHUNK_RECORDS):
         sizes = many.sizes(start, start + _CHUNK_RECORDS)

@@ -1,8 +1,11 @@
 """The window of one producer in one partition: unacked blocks, and when to send them. Pure.
 
-The rules it keeps: blocks leave in order, each time as the same bytes; a stream is dense, so that after a
-block that was given up the next one waits until what went before is acked, and then opens the stream again;
-nothing is written before OPEN is answered; a stream that was closed is opened again from the oldest live block.
+Its rules:
+- Blocks are sent in order, and a block always has the same bytes.
+- A stream is dense. After a block that was given up, the next block waits until all earlier blocks are acked. Then the
+  stream is opened again.
+- Nothing is written before OPEN is answered.
+- A stream that was closed is opened again from the oldest live block.
 """
 
 from __future__ import annotations
@@ -17,22 +20,22 @@ from memq.client.producer.window_events import (
     TABLE,
     Abandon,
     Acked,
+    BrokerDraining,
     CloseStream,
+    ConnectionLost,
     Delayed,
-    Drained,
     Event,
     Finish,
     Finished,
     Instruction,
-    Lost,
     Nacked,
     Opened,
     OpenFailed,
     OpenStream,
     Room,
     Sealed,
+    SealFailed,
     Settle,
-    Spoiled,
     StreamRefused,
     Tick,
     UnackedBlock,
@@ -62,16 +65,16 @@ from memq.protocol.frames import AckPosition
 from memq.runtime.clock import backoff_s
 
 RETRY_S_BASE = 0.05
-RETRY_S_MAX = 0.5  # what a client may add to a takeover, which itself takes about a session timeout
-NOT_READY_ASKS = 4  # every so many answers "not ready" the metadata is asked for
-BURNED_RANGES_MAX = 4_096  # beyond it the oldest are not reported: the audit then calls them unknown
+RETRY_S_MAX = 0.5  # bound of the delay that a client adds to a takeover
+NOT_READY_ASKS = 4  # the metadata is refreshed after so many answers "not ready"
+BURNED_RANGES_MAX = 4_096  # beyond it, the oldest are not reported: the audit calls them unknown
 
 
 class ProducerWindow:
-    """The machine. `handle` is the only way to change it; it returns what the shell has to do, in order.
+    """The machine. Only `handle` changes it, and returns the instructions for the shell, in order.
 
-    `wants_acks` is false for acks=0: a block is settled when it is written. While the state is OPEN the
-    shell offers `Room` after every event, until nothing comes back or the socket is full.
+    `wants_acks` is false for acks=0: a block is settled when it is written. While the state is OPEN, the shell passes
+    `Room` after every event, until no instruction is returned or the socket is full.
     """
 
     def __init__(self, name: str, random: random.Random, *, wants_acks: bool = True) -> None:
@@ -82,16 +85,16 @@ class ProducerWindow:
         self._random = random
         self._wants_acks = wants_acks
         self._sent: deque[UnackedBlock] = deque()  # written on the stream, in order
-        self._queued: deque[UnackedBlock] = deque()  # not written on it, in order, all after those
+        self._queued: deque[UnackedBlock] = deque()  # not written on the stream, in order, all after `_sent`
         self._stream_next = self.next_sequence  # the sequence that the broker expects on the stream
-        self._seen_next = 0  # while there is no stream: what the connection's last one was sent up to
+        self._seen_next = 0  # without a stream: the end of what was sent on the last stream of the connection
         self._attempts = 0  # since the last ack
         self._retry_at_s = 0.0
         self._address = ""
         self._refresh = False
         self._finishing = False
-        self._written = False  # anything, on any stream: else there is no end to report
-        self._why: MemqError | None = None  # why acks are late, or the last stream is gone, since the last ack
+        self._written = False  # whether any block was written, on any stream: otherwise there is no end to report
+        self._why: MemqError | None = None  # cause of late acks or of the last loss of the stream, since the last ack
         self._out: list[Instruction] = []
 
     # ---- what the shell reads -------------------------------------------------------------
@@ -112,17 +115,17 @@ class ProducerWindow:
 
     @property
     def oldest_sent_s(self) -> float | None:
-        """When the oldest unacked block was first sent; None when none is under way on the stream."""
+        """When the oldest unacked block on the stream was first sent; None without such a block."""
         return self._sent[0].first_sent_s if self._sent else None
 
     @property
     def why(self) -> MemqError | None:
-        """Why acks are late, or the last stream is gone, since the last ack."""
+        """The cause of late acks or of the last loss of the stream, since the last ack."""
         return self._why
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the next Tick is due; None when nothing waits for time."""
+        """When the next Tick is due (monotonic s); None if no Tick is needed."""
         times = [blocks[0].deadline_s for blocks in (self._sent, self._queued) if blocks]
         if self.state is WindowState.WAITING:
             times.append(self._retry_at_s)
@@ -153,7 +156,7 @@ class ProducerWindow:
         if self.state is WindowState.RESTING:
             self._open()
 
-    def _spoiled(self, event: Spoiled) -> None:
+    def _seal_failed(self, event: SealFailed) -> None:
         self.next_sequence = event.block.next
         self._burn(event.block, event.error)
 
@@ -164,7 +167,7 @@ class ProducerWindow:
         if self._queued and self._queued[0].first == self._stream_next:
             self._write(self._queued.popleft(), event.now_s)
         elif self._queued and not self._sent:
-            self._open()  # over the gap that a burned block left
+            self._open()  # beyond the gap that a burned block left
         self._close_when_done()
 
     def _write(self, block: UnackedBlock, now_s: float) -> None:
@@ -183,10 +186,7 @@ class ProducerWindow:
     def _acked(self, event: Acked) -> None:
         if self.state in (WindowState.OPEN, WindowState.LEAVING):
             self._settle_below(self._sent, event.next_sequence, event.positions)
-        elif self.state in (
-            WindowState.WAITING,
-            WindowState.OPENING,
-        ):  # a late one of the stream that was closed: still true
+        elif self.state in (WindowState.WAITING, WindowState.OPENING):  # a late ack of the closed stream is still valid
             self._settle_below(self._queued, min(event.next_sequence, self._seen_next), event.positions)
         self._close_when_done()
         self._rest_without_stream()
@@ -215,20 +215,20 @@ class ProducerWindow:
             self._why = event.error
 
     def _expire(self, now_s: float) -> None:
-        """Give up blocks past their deadline. The oldest have the earliest ones."""
+        """Give up blocks past their deadlines. The oldest blocks have the earliest deadlines."""
         for blocks in (self._sent, self._queued):
             while blocks and blocks[0].deadline_s <= now_s:
                 self._burn(blocks.popleft(), self._late())
 
     def _late(self) -> TimedOutError:
-        """Report the timeout and its cause."""
+        """Return the error of a block that is given up at its deadline, with the known cause."""
         text = f"{self._name} took no block within the delivery timeout"
         return TimedOutError(text) if self._why is None else TimedOutError(f"{text}: {self._why}", hint=self._why.hint)
 
     def _burn(self, block: UnackedBlock, error: MemqError, *, unknown: bool = False) -> None:
-        """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown.
+        """Settle a block that is given up. If it was sent, it may be stored, so its outcome is unknown.
 
-        Not where another block is stored under its sequences: its owner has compared them.
+        After an IdentityConflictError the outcome is known: the owner has compared the block with a stored one.
         """
         self._note_burned(block.first, block.next)
         if unknown or (block.writes and not isinstance(error, IdentityConflictError)):
@@ -242,7 +242,7 @@ class ProducerWindow:
         self._out.append(Settle(block, error))
 
     def _note_burned(self, first: int, next_: int) -> None:
-        """Remember sequences that no record will have: given up, or passed over by who chose the sequences."""
+        """Remember sequences that no record will have: given up, or skipped by a caller that chose sequences."""
         if first == next_:
             return
         if self.burned and self.burned[-1][1] == first:
@@ -254,8 +254,8 @@ class ProducerWindow:
     # ---- the stream ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Order a stream from the oldest live block on."""
-        assert not self._sent, "a stream is opened while another one has blocks under way"
+        """Instruct the shell to open a stream from the oldest live block on."""
+        assert not self._sent, "a stream is opened while another one has unacked blocks"
         self.state = WindowState.OPENING
         self._stream_next = self._queued[0].first if self._queued else self.next_sequence
         self._out.append(OpenStream(self._stream_next, self._address, self._refresh))
@@ -283,27 +283,27 @@ class ProducerWindow:
         self._seen_next = min(event.first_sequence, self._stream_next)
         for block in self._sent:
             if block.first >= event.first_sequence:
-                block.writes -= 1  # this write was answered: it did not happen, nor did what followed on the stream
+                block.writes -= 1  # the broker took neither this block nor the later ones of the stream
         for blocks in (self._sent, self._queued):
             for block in blocks:
                 if block.first == event.first_sequence:
-                    if _condemns(event.error) and not _deserves_a_second_try(block, event.error):
+                    if _is_final_for_block(event.error) and not _may_be_sent_again(block, event.error):
                         blocks.remove(block)
                         self._burn(block, event.error, unknown=isinstance(event.error, TooOldError))
                     break
-        self._retry(event.error, event.now_s, at_once=_condemns(event.error))
+        self._retry(event.error, event.now_s, at_once=_is_final_for_block(event.error))
 
     def _refused(self, event: StreamRefused) -> None:
         if self.state in (WindowState.OPEN, WindowState.LEAVING):
             self._seen_next = self._stream_next
             self._retry(event.error, event.now_s)
 
-    def _drained(self, event: Drained) -> None:
+    def _broker_draining(self, event: BrokerDraining) -> None:
         if self.state is WindowState.OPEN:
             self.state = WindowState.LEAVING
             self._rest_without_stream()
 
-    def _lost(self, event: Lost) -> None:
+    def _connection_lost(self, event: ConnectionLost) -> None:
         self._seen_next = 0
         if self.state is WindowState.CLOSING:
             self.state = WindowState.CLOSED
@@ -311,10 +311,12 @@ class ProducerWindow:
             self._retry(event.error, event.now_s)
 
     def _retry(self, error: MemqError, now_s: float, *, at_once: bool = False) -> None:
-        """The stream is gone. Try again after a random time below a bound that doubles, or rest.
+        """After the loss of the stream, retry after a random time below a bound that doubles, or rest.
 
-        Moved: go there at once. Not ready: wait, at the same owner, and only now and then ask whether it is another by
-        now. Over capacity: back off for as long as it says, and ask nobody. All else: ask who owns the partition.
+        - Moved: open at the named broker at once.
+        - Not ready: retry at the same owner; refresh the metadata only at every NOT_READY_ASKS-th answer.
+        - Over capacity: wait for the time in the error, and do not refresh the metadata.
+        - All other errors: refresh the metadata, which name the owner.
         """
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
@@ -334,7 +336,7 @@ class ProducerWindow:
             self._retry_at_s = now_s + error.retry_after_ms / 1000 + delay_s
 
     def _rest_without_stream(self) -> None:
-        """Rest when nothing is live; leave a draining broker once it has acked what it took."""
+        """Rest when no block is live; leave a draining broker when it has acked all blocks that it took."""
         if self.state is WindowState.LEAVING and not self._sent:
             self._refresh = True
             self.state = WindowState.WAITING
@@ -376,16 +378,16 @@ def _is_final(error: MemqError) -> bool:
     return isinstance(error, InvalidRequestError | DeniedError) and not isinstance(error, passing)
 
 
-def _deserves_a_second_try(block: UnackedBlock, error: MemqError) -> bool:
-    """Whether the block is sound here, and was refused as damaged once: a bit changed on the way."""
+def _may_be_sent_again(block: UnackedBlock, error: MemqError) -> bool:
+    """Whether a block was refused as damaged once and is sound here: a bit changed on the way."""
     if not isinstance(error, CorruptDataError) or block.refused:
         return False
     block.refused = True
     return block.is_sound()
 
 
-def _condemns(error: MemqError) -> bool:
-    """Whether a NACK means that its block will never be taken, unless a bit of it changed on the way."""
+def _is_final_for_block(error: MemqError) -> bool:
+    """Whether a NACK is final for its block, unless a bit of the block changed on the way."""
     if isinstance(error, OutOfSequenceError | ProtocolError):
         return False
     refused = (InvalidRequestError, DeniedError, CorruptDataError, OutcomeUnknownError, OverLimitError)
@@ -394,14 +396,14 @@ def _condemns(error: MemqError) -> bool:
 
 _HANDLERS: dict[type[Event], Callable[[ProducerWindow, Any], None]] = {
     Sealed: ProducerWindow._sealed,
-    Spoiled: ProducerWindow._spoiled,
+    SealFailed: ProducerWindow._seal_failed,
     Opened: ProducerWindow._opened,
     OpenFailed: ProducerWindow._open_failed,
     Acked: ProducerWindow._acked,
     Nacked: ProducerWindow._nacked,
     StreamRefused: ProducerWindow._refused,
-    Drained: ProducerWindow._drained,
-    Lost: ProducerWindow._lost,
+    BrokerDraining: ProducerWindow._broker_draining,
+    ConnectionLost: ProducerWindow._connection_lost,
     Room: ProducerWindow._room,
     Tick: ProducerWindow._tick,
     Delayed: ProducerWindow._delayed,

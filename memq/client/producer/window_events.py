@@ -14,9 +14,9 @@ from memq.protocol.frames import AckPosition
 class UnackedBlock:
     """A sealed block from its seal to its settlement: records `first` up to `next`.
 
-    `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
-    until the first write. `position` is known once its ack has named it. `refused` is set once a broker has called
-    its bytes damaged.
+    `data` never changes: a block is always sent with the same bytes. Times are monotonic seconds; `first_sent_s` is
+    None until the first write. An ack may set `position`. `refused` is set when a broker has refused the bytes as
+    damaged.
     """
 
     __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "position", "refused", "writes")
@@ -51,8 +51,8 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoiled:
-    """The next block could not be sealed: it failed and its sequences will not be used."""
+class SealFailed:
+    """The next block could not be sealed; no record will have its sequences."""
 
     block: UnackedBlock
     error: MemqError
@@ -97,13 +97,13 @@ class StreamRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """The broker leaves: it acks what it holds and takes nothing new."""
+class BrokerDraining:
+    """The broker drains: it acks the blocks that it holds, and takes no new ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection of the stream is gone."""
+class ConnectionLost:
+    """The connection of the stream is lost."""
 
     error: MemqError
     now_s: float
@@ -132,14 +132,14 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """No block will come any more: report the end of the stream once all are settled."""
+    """No more blocks follow: report the end of the stream when all blocks are settled."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """CLOSE was answered, or will not be."""
+    """CLOSE was answered, or its request has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,14 @@ class Abandon:
 
 Event = (
     Sealed
-    | Spoiled
+    | SealFailed
     | Opened
     | OpenFailed
     | Acked
     | Nacked
     | StreamRefused
-    | Drained
-    | Lost
+    | BrokerDraining
+    | ConnectionLost
     | Room
     | Tick
     | Delayed
@@ -172,9 +172,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Open a stream from `sequence` on: at `address` when it is named, else at the partition's owner.
+    """Open a stream from `sequence` on: at `address` if it is not empty, else at the partition's owner.
 
-    `refresh` asks for the owner again. Any stream that was open for this partition is over.
+    With `refresh`, the shell first refreshes the metadata. An earlier stream for this partition has ended.
     """
 
     sequence: int
@@ -191,7 +191,7 @@ class WriteBlock:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The block is done: acked when `error` is None."""
+    """The block is settled: acked if `error` is None."""
 
     block: UnackedBlock
     error: MemqError | None
@@ -212,30 +212,30 @@ Instruction = OpenStream | WriteBlock | Settle | CloseStream
 
 
 class WindowState(Enum):
-    """Where the window's stream is. The values are the letters of the table."""
+    """State of the window's stream. The values are the letters in the table."""
 
-    RESTING = "R"  # there is no stream, and nothing to send
-    WAITING = "W"  # there is no stream; the next try has its time
+    RESTING = "R"  # no stream, and no block to send
+    WAITING = "W"  # no stream; the next try is at a known time
     OPENING = "G"  # the shell finds the owner, connects and sends OPEN
-    OPEN = "O"  # blocks flow
-    LEAVING = "L"  # the broker drains: acks still come, nothing more is written
+    OPEN = "O"  # blocks are sent and acked
+    LEAVING = "L"  # the broker drains: acks still arrive, no block is written
     CLOSING = "C"  # CLOSE was sent
-    CLOSED = "X"  # the end
+    CLOSED = "X"  # final
 
 
-# Event: for each state (in the order of the columns) the states that it may lead to; "-" cannot happen.
-# Frames of the broker may come late, in any state: then they lead nowhere, and are not an error of this side.
+# Event: for each state (in the order of the columns) the possible next states; "-": the event can't happen.
+# Frames of the broker may arrive late, in any state: then they change nothing, and are no error of this side.
 _ROWS: dict[type[Event], str] = {
     # .         R   W    G     O    L     C  X
     Sealed: "   G   W    G     O    L     -  X",
-    Spoiled: "  R   W    G     O    L     -  X",
+    SealFailed: "  R   W    G     O    L     -  X",
     Opened: "   -   -    OC    -    -     -  X",
     OpenFailed: "-  -    WRGX  -    -     -  X",
     Acked: "    R   WR   G     OC   LWRC  C  X",
     Nacked: "   R   W    G     WRG  WRG   C  X",
     StreamRefused: "R   W    G     WRG  WRG   C  X",
-    Drained: "  R   W    G     LWR  L     C  X",
-    Lost: "     R   W    WR    WR   WR    X  X",
+    BrokerDraining: "  R   W    G     LWR  L     C  X",
+    ConnectionLost: "     R   W    WR    WR   WR    X  X",
     Room: "     R   W    G     OGC  L     C  X",
     Tick: "     R   WRG  G     OC   LWRC  C  X",
     Delayed: "  R   W    G     O    L     C  X",
