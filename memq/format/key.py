@@ -1,4 +1,4 @@
-"""Keys of objects: computed once, at seal, so that a repeated upload meets its own put-if-absent.
+"""Keys of objects: computed once, at the seal, so that a repeated put finds its own object.
 
     <cluster>/topics/<topic>/<topic id, 8 hex>/<hh>/<date>/<hour>/<partition>-<epoch>-<batch sequence>
     <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
@@ -113,7 +113,7 @@ def shared_object_key(cluster: str, broker: str, start_epoch: int, sequence: int
 
 
 def shared_prefix(cluster: str) -> str:
-    """Return the prefix under which the objects lie that topics share."""
+    """Return the prefix of the objects that topics share."""
     return f"{cluster}/shared/"
 
 
@@ -138,12 +138,12 @@ def manifest_prefix(cluster: str, writer: str) -> str:
 
 
 def topics_prefix(cluster: str) -> str:
-    """Return the prefix under which all objects lie that belong to one topic each."""
+    """Return the prefix of all objects that belong to one topic each."""
     return f"{cluster}/topics/"
 
 
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
-    """Return the prefix under which all objects of one topic lie."""
+    """Return the prefix of all objects of one topic."""
     return f"{topics_prefix(cluster)}{topic}/{topic_id[:8]}/"
 
 
@@ -163,7 +163,7 @@ def manifest_part_key(cluster: str, topic: str, topic_id: str, object_id: int, c
 
 
 def compaction_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
-    """Return the prefix under which the manifests of a topic lie."""
+    """Return the prefix of the manifests of a topic."""
     return f"{compaction_prefix(cluster, topic, topic_id)}manifests/"
 
 
@@ -207,7 +207,7 @@ def store_mark_key(cluster: str) -> str:
 
 
 def sweep_prefix(cluster: str) -> str:
-    """Return the prefix under which sweeps list the objects that no pointer names."""
+    """Return the prefix of the lists of objects that no pointer names."""
     return f"{cluster}/sweep/"
 
 
@@ -238,7 +238,7 @@ def kind_without_batches(path: str) -> str:
     return next((what for what, pattern in _WITHOUT_BATCHES.items() if pattern.fullmatch(path)), "")
 
 
-def is_of_many(key: str) -> bool:
+def has_many_batches(key: str) -> bool:
     """Whether an object with this key holds many batches: one that topics share, or a large one."""
     return key.split("/")[1:2] == ["shared"] or _COMPACTION_KEY.fullmatch(key) is not None
 

@@ -13,7 +13,6 @@ from awscrt.checksums import combine_crc32c, crc32c
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.header import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer
 from memq.format.blocks.header import MAGIC as BLOCK_MAGIC
-from memq.format.key import ObjectKey, SharedObjectKey, object_key, parse_object_key, shared_object_key
 from memq.format.pointer import Time
 from memq.limits import (
     BATCH_ENTRY_BYTES,
@@ -27,26 +26,6 @@ from memq.limits import (
     OBJECT_META_BYTES_MAX,
     TRAILER_BYTES,
 )
-
-__all__ = [
-    "BatchEntry",
-    "BlockEntry",
-    "ObjectIndex",
-    "ObjectKey",
-    "ObjectMeta",
-    "ObjectTopic",
-    "SharedObjectKey",
-    "Trailer",
-    "batch_checksum",
-    "encode_index",
-    "encode_packed_index",
-    "object_key",
-    "open_object",
-    "parse_index",
-    "parse_object_key",
-    "parse_trailer",
-    "shared_object_key",
-]
 
 INDEX_MAGIC = b"mqI1"
 TRAILER_MAGIC = b"mqT1"

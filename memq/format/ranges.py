@@ -31,7 +31,7 @@ class RangeSet:
     # ---- changes -----------------------------------------------------------------------------
 
     def add(self, first: int, next_: int) -> int:
-        """Put the integers `first` up to, not with, `next_` in; return how many of them are new."""
+        """Add the integers from `first` up to `next_` (exclusive); return how many are new."""
         assert first <= next_, f"range {first} to {next_} runs backwards"
         firsts, nexts = self._firsts, self._nexts
         if first == next_:
@@ -46,27 +46,27 @@ class RangeSet:
         self._total += next_ - first
         return next_ - first
 
-    # ---- questions ---------------------------------------------------------------------------
+    # ---- queries -----------------------------------------------------------------------------
 
     def __contains__(self, number: int) -> bool:
         at = bisect_right(self._firsts, number) - 1
         return at >= 0 and number < self._nexts[at]
 
     def covers(self, first: int, next_: int) -> bool:
-        """Whether all of `first` up to, not with, `next_` is in; true for the empty range."""
+        """Whether the set has all of `first` up to `next_` (exclusive); true for the empty range."""
         if first >= next_:
             return True
         at = bisect_right(self._firsts, first) - 1
         return at >= 0 and next_ <= self._nexts[at]
 
     def overlaps(self, first: int, next_: int) -> bool:
-        """Whether any of `first` up to, not with, `next_` is in; false for the empty range."""
+        """Whether the set has any of `first` up to `next_` (exclusive); false for the empty range."""
         if first >= next_ or not self._nexts or first >= self._nexts[-1]:
             return False
         return self._firsts[bisect_right(self._nexts, first)] < next_
 
     def holes(self, first: int, next_: int) -> list[Range]:
-        """Return the parts of `first` up to, not with, `next_` that are missing, as ranges in order."""
+        """Return the missing parts of `first` up to `next_` (exclusive), as ranges in order."""
         found: list[Range] = []
         at = bisect_right(self._nexts, first)
         while first < next_:
@@ -81,17 +81,17 @@ class RangeSet:
 
     @property
     def total(self) -> int:
-        """How many integers are in."""
+        """Number of integers in the set."""
         return self._total
 
     @property
     def least(self) -> int:
-        """The least integer that is in. Raises: IndexError when empty."""
+        """The least integer of the set. Raises: IndexError for an empty set."""
         return self._firsts[0]
 
     @property
     def next(self) -> int:
-        """One above the greatest integer that is in. Raises: IndexError when empty."""
+        """The greatest integer of the set + 1. Raises: IndexError for an empty set."""
         return self._nexts[-1]
 
     def __iter__(self) -> Iterator[Range]:
@@ -99,7 +99,7 @@ class RangeSet:
         return zip(self._firsts, self._nexts, strict=True)
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Number of ranges."""
         return len(self._firsts)
 
     def __eq__(self, other: object) -> bool:

@@ -37,17 +37,17 @@ def balanced(view: ClusterView) -> AssignmentPlan:
     """Assign partitions without an owner, empty draining brokers, and balance traffic against capacity."""
     if _is_settled(view):
         return AssignmentPlan()
-    board = _Board(view)
-    board.assign_homeless()
-    board.empty_draining()
-    board.even_out()
-    return board.plan()
+    draft = _DraftPlan(view)
+    draft.assign_unowned()
+    draft.empty_draining()
+    draft.even_out()
+    return draft.plan()
 
 
 def _is_settled(view: ClusterView) -> bool:
     """Whether a plan would be empty: each partition has an owner, and no broker is busier than others.
 
-    This shortcut serves most rounds: for 10,000 partitions the board takes ten times as long.
+    This shortcut serves most rounds: for 10,000 partitions the draft takes ten times as long.
     """
     weights = {broker.id: 0 for broker in view.brokers if not broker.draining}
     owners: dict[PartitionKey, str] = {}
@@ -76,18 +76,18 @@ def _capacities(view: ClusterView) -> dict[str, float]:
 
 def sticky(view: ClusterView) -> AssignmentPlan:
     """Assign partitions without an owner and empty draining brokers; never move any for balance."""
-    board = _Board(view)
-    board.assign_homeless()
-    board.empty_draining()
-    return board.plan()
+    draft = _DraftPlan(view)
+    draft.assign_unowned()
+    draft.empty_draining()
+    return draft.plan()
 
 
 STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "sticky": sticky}
 
 
 @dataclass(slots=True)
-class _Piece:
-    """One partition on the board: its stored assignment, its planned broker, and its weight in bytes/s."""
+class _PlannedPartition:
+    """One partition of the draft: its stored assignment, its planned broker, and its weight in bytes/s."""
 
     key: PartitionKey
     before: Assignment
@@ -97,13 +97,13 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _PlannedBroker:
     """A broker that may get partitions."""
 
     entry: BrokerEntry
     capacity: float
     weight: int = 0
-    pieces: list[tuple[int, PartitionKey]] = field(default_factory=list)  # its partitions, lightest first
+    partitions: list[tuple[int, PartitionKey]] = field(default_factory=list)  # its partitions, lightest first
 
     @property
     def used(self) -> float:
@@ -111,40 +111,54 @@ class _Seat:
         return self.weight / self.capacity
 
 
-class _Board:
+class _DraftPlan:
+    """A plan that is being made: the partitions with their planned brokers."""
+
     def __init__(self, view: ClusterView) -> None:
         known = {(topic.id, part.partition) for topic in view.topics for part in topic.partitions}
         traffic = {(load.topic_id, load.partition): max(load.bytes_s, 0) for load in view.loads}
         assigned = {(entry.topic_id, entry.partition): entry for entry in view.assignments}
         self.live = {broker.id: broker for broker in sorted(view.brokers, key=lambda broker: broker.id)}
         self.sessions = {broker.session: None for broker in self.live.values()}
-        self.pieces = [
-            _Piece(key, assigned[key], assigned[key].broker, IDLE_BYTES_S + traffic.get(key, 0))
+        self.partitions = [
+            _PlannedPartition(key, assigned[key], assigned[key].broker, IDLE_BYTES_S + traffic.get(key, 0))
             for key in sorted(assigned)
             if key in known
         ]
         capacities = _capacities(view)
-        self.seats = {
-            broker.id: _Seat(broker, capacities[broker.id]) for broker in self.live.values() if not broker.draining
+        self.receivers = {
+            broker.id: _PlannedBroker(broker, capacities[broker.id])
+            for broker in self.live.values()
+            if not broker.draining
         }
         self.zones: dict[tuple[str, str], int] = {}  # (topic id, zone): number of the topic's partitions in the zone
-        self.by_key = {piece.key: piece for piece in self.pieces}
-        for piece in self.pieces:
-            self._sit(piece)
+        self.by_key = {partition.key: partition for partition in self.partitions}
+        for partition in self.partitions:
+            self._add(partition)
 
     # ---- the three steps ---------------------------------------------------------------------------
 
-    def assign_homeless(self) -> None:
+    def assign_unowned(self) -> None:
         """Give partitions without a live owner to brokers with room; the heaviest first, which fit worst."""
-        homeless = [piece for piece in self.pieces if piece.broker not in self.live]
-        for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.key)):
-            self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")
+        unowned = [partition for partition in self.partitions if partition.broker not in self.live]
+        for partition in sorted(unowned, key=lambda partition: (-partition.weight, partition.key)):
+            self._move(
+                partition,
+                self._best(partition),
+                f"'{partition.broker}' is gone" if partition.broker else "it has no owner",
+            )
 
     def empty_draining(self) -> None:
         """Move the partitions of draining brokers to other brokers, if any exist."""
-        leaving = [piece for piece in self.pieces if piece.broker in self.live and piece.broker not in self.seats]
-        for piece in sorted(leaving if self.seats else [], key=lambda piece: (-piece.weight, piece.key)):
-            self._move(piece, self._best(piece), f"'{piece.broker}' is draining")
+        leaving = [
+            partition
+            for partition in self.partitions
+            if partition.broker in self.live and partition.broker not in self.receivers
+        ]
+        for partition in sorted(
+            leaving if self.receivers else [], key=lambda partition: (-partition.weight, partition.key)
+        ):
+            self._move(partition, self._best(partition), f"'{partition.broker}' is draining")
 
     def even_out(self) -> None:
         """Move partitions from the busiest brokers to the least busy one, until the gain is too small."""
@@ -157,127 +171,127 @@ class _Board:
 
         Return whether any move remains.
         """
-        before = {name: seat.weight for name, seat in self.seats.items()}
-        moved: dict[str, list[tuple[_Piece, str]]] = {}  # with the reason for its broker before
-        for _ in range(len(self.pieces)):
+        before = {name: receiver.weight for name, receiver in self.receivers.items()}
+        moved: dict[str, list[tuple[_PlannedPartition, str]]] = {}  # with the reason for its broker before
+        for _ in range(len(self.partitions)):
             step = self._next_step()
             if step is None:
                 break
-            busy, idle, piece = step
-            moved.setdefault(busy.entry.id, []).append((piece, piece.reason))
+            busy, idle, partition = step
+            moved.setdefault(busy.entry.id, []).append((partition, partition.reason))
             text = f"'{busy.entry.id}' is at {busy.used:.2%}, '{idle.entry.id}' at {idle.used:.2%}"
-            self._move(piece, idle.entry.id, text)
+            self._move(partition, idle.entry.id, text)
         kept = False
-        for source, pieces in moved.items():
-            if sum(piece.weight for piece, _ in pieces) >= GAIN_MIN * before[source]:
+        for source, partitions in moved.items():
+            if sum(partition.weight for partition, _ in partitions) >= GAIN_MIN * before[source]:
                 kept = True
                 continue
-            for piece, reason in pieces:
-                self._move(piece, source, reason)
+            for partition, reason in partitions:
+                self._move(partition, source, reason)
         return kept
 
-    def _next_step(self) -> tuple[_Seat, _Seat, _Piece] | None:
+    def _next_step(self) -> tuple[_PlannedBroker, _PlannedBroker, _PlannedPartition] | None:
         """Return the busiest broker with a partition to give, the receiver, and the partition; or None."""
-        order = sorted(self.seats.values(), key=lambda seat: (seat.used, seat.entry.id))
+        order = sorted(self.receivers.values(), key=lambda receiver: (receiver.used, receiver.entry.id))
         for busy in reversed(order):
             if busy.used < BUSY_MIN or busy.used - order[0].used <= GAIN_MIN * busy.used:
                 return None
-            piece = self._best_piece(busy, order[0])
-            if piece is not None:
-                return busy, order[0], piece
+            partition = self._best_partition(busy, order[0])
+            if partition is not None:
+                return busy, order[0], partition
         return None
 
     def plan(self) -> AssignmentPlan:
         """Return the changes, first those of partitions without a live owner, and the notes."""
-        changes = [change for piece in self.pieces if (change := self._change(piece)) is not None]
+        changes = [change for partition in self.partitions if (change := self._change(partition)) is not None]
         changes.sort(key=lambda change: change.before in self.live)
         return AssignmentPlan(tuple(changes), tuple(self._notes()))
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _best(self, piece: _Piece) -> str:
+    def _best(self, partition: _PlannedPartition) -> str:
         """Return the broker that gets a partition; "" for none.
 
         The order: brokers that stay within their capacity; the zone with the fewest partitions of the topic; the
         least used broker.
         """
 
-        def rank(seat: _Seat) -> tuple[bool, int, float, str]:
-            used = (seat.weight + piece.weight) / seat.capacity
-            here = self.zones.get((piece.key[0], seat.entry.zone), 0)
-            return used > 1, here, used, seat.entry.id
+        def rank(receiver: _PlannedBroker) -> tuple[bool, int, float, str]:
+            used = (receiver.weight + partition.weight) / receiver.capacity
+            here = self.zones.get((partition.key[0], receiver.entry.zone), 0)
+            return used > 1, here, used, receiver.entry.id
 
-        return min(self.seats.values(), key=rank).entry.id if self.seats else ""
+        return min(self.receivers.values(), key=rank).entry.id if self.receivers else ""
 
-    def _best_piece(self, busy: _Seat, idle: _Seat) -> _Piece | None:
+    def _best_partition(self, busy: _PlannedBroker, idle: _PlannedBroker) -> _PlannedPartition | None:
         """Return the partition whose move leaves the busier of both least busy; None if none is worth it.
 
         The best weight is the one that would make both brokers equally used. A lighter partition leaves `busy` busier,
         a heavier one `idle`, and the more so the farther its weight is. So the search runs outwards from there.
         """
         even = (busy.weight * idle.capacity - idle.weight * busy.capacity) / (busy.capacity + idle.capacity)
-        middle = bisect_left(busy.pieces, (even, ("", 0)))
+        middle = bisect_left(busy.partitions, (even, ("", 0)))
         found: list[tuple[float, PartitionKey]] = []
-        for side in (range(middle - 1, -1, -1), range(middle, len(busy.pieces))):
+        for side in (range(middle - 1, -1, -1), range(middle, len(busy.partitions))):
             for number in side:
-                weight, key = busy.pieces[number]
+                weight, key = busy.partitions[number]
                 after = max((busy.weight - weight) / busy.capacity, (idle.weight + weight) / idle.capacity)
                 if busy.used - after < WORTH_MIN * weight / busy.capacity:
                     break
-                piece = self.by_key[key]
+                partition = self.by_key[key]
                 relieves = busy.used > 1 and (idle.weight + weight) / idle.capacity <= 1  # capacity before zones
-                if not self._in_flight(piece) and (relieves or not self._crowds(piece, busy, idle)):
+                if not self._in_flight(partition) and (relieves or not self._crowds(partition, busy, idle)):
                     found.append((after, key))
                     break
         return self.by_key[min(found)[1]] if found else None
 
-    def _in_flight(self, piece: _Piece) -> bool:
+    def _in_flight(self, partition: _PlannedPartition) -> bool:
         """Whether a partition is in a planned move that its old owner has not finished: it can't move again."""
-        holder = piece.before.session
-        return holder in self.sessions and self.live.get(piece.broker, _NOBODY).session != holder
+        holder = partition.before.session
+        return holder in self.sessions and self.live.get(partition.broker, _NOBODY).session != holder
 
-    def _crowds(self, piece: _Piece, busy: _Seat, idle: _Seat) -> bool:
+    def _crowds(self, partition: _PlannedPartition, busy: _PlannedBroker, idle: _PlannedBroker) -> bool:
         """Whether a move would spread the topic's partitions less evenly over the zones."""
         one, other = busy.entry.zone, idle.entry.zone
-        topic = piece.key[0]
+        topic = partition.key[0]
         return one != other and self.zones.get((topic, other), 0) >= self.zones.get((topic, one), 0)
 
-    def _move(self, piece: _Piece, broker: str, reason: str) -> None:
-        self._rise(piece)
-        piece.broker, piece.reason = broker, reason
-        self._sit(piece)
+    def _move(self, partition: _PlannedPartition, broker: str, reason: str) -> None:
+        self._remove(partition)
+        partition.broker, partition.reason = broker, reason
+        self._add(partition)
 
-    def _sit(self, piece: _Piece) -> None:
-        seat = self.seats.get(piece.broker)
-        if seat is not None:
-            seat.weight += piece.weight
-            insort(seat.pieces, (piece.weight, piece.key))
-            key = (piece.key[0], seat.entry.zone)
+    def _add(self, partition: _PlannedPartition) -> None:
+        receiver = self.receivers.get(partition.broker)
+        if receiver is not None:
+            receiver.weight += partition.weight
+            insort(receiver.partitions, (partition.weight, partition.key))
+            key = (partition.key[0], receiver.entry.zone)
             self.zones[key] = self.zones.get(key, 0) + 1
 
-    def _rise(self, piece: _Piece) -> None:
-        seat = self.seats.get(piece.broker)
-        if seat is not None:
-            seat.weight -= piece.weight
-            del seat.pieces[bisect_left(seat.pieces, (piece.weight, piece.key))]
-            self.zones[piece.key[0], seat.entry.zone] -= 1
+    def _remove(self, partition: _PlannedPartition) -> None:
+        receiver = self.receivers.get(partition.broker)
+        if receiver is not None:
+            receiver.weight -= partition.weight
+            del receiver.partitions[bisect_left(receiver.partitions, (partition.weight, partition.key))]
+            self.zones[partition.key[0], receiver.entry.zone] -= 1
 
-    def _change(self, piece: _Piece) -> AssignmentChange | None:
-        before = piece.before
-        if piece.broker == before.broker:
+    def _change(self, partition: _PlannedPartition) -> AssignmentChange | None:
+        before = partition.before
+        if partition.broker == before.broker:
             return None
         session = before.session if before.session in self.sessions else ""
-        after = msgspec.structs.replace(before, broker=piece.broker, session=session)
-        return AssignmentChange(after, before.broker, piece.reason)
+        after = msgspec.structs.replace(before, broker=partition.broker, session=session)
+        return AssignmentChange(after, before.broker, partition.reason)
 
     def _notes(self) -> Iterable[str]:
-        homeless = sum(1 for piece in self.pieces if not piece.broker)
-        if homeless:
-            yield f"{homeless} partitions have no owner: no broker takes any; start one that does not drain"
-        for seat in self.seats.values():
-            if seat.used > 1 and seat.entry.capacity_bytes_s > 0:
-                load = f"{seat.weight} bytes/s of {seat.entry.capacity_bytes_s} bytes/s"
-                yield f"broker '{seat.entry.id}' is over its capacity: {load}"
+        unowned = sum(1 for partition in self.partitions if not partition.broker)
+        if unowned:
+            yield f"{unowned} partitions have no owner: no broker takes any; start one that does not drain"
+        for receiver in self.receivers.values():
+            if receiver.used > 1 and receiver.entry.capacity_bytes_s > 0:
+                load = f"{receiver.weight} bytes/s of {receiver.entry.capacity_bytes_s} bytes/s"
+                yield f"broker '{receiver.entry.id}' is over its capacity: {load}"
 
 
 _NOBODY = BrokerEntry(id="", session="", address="")

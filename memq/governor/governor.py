@@ -36,20 +36,20 @@ class Planner:
 
     async def plan(self, view: ClusterView) -> AssignmentPlan:
         """Return the changes that the strategy proposes. Raises: ClosedError."""
-        return await self._of(view, self._strategy)
+        return await self._run(view, self._strategy)
 
     async def reshapes(self, view: ClusterView) -> list[Reshape]:
         """Return the write partitions to split and to join. Raises: ClosedError."""
-        return await self._of(view, reshapes)
+        return await self._run(view, reshapes)
 
     async def close(self) -> None:
         """Wait for the plan in progress; later plans that need the thread raise ClosedError."""
         await self._threads.close()
 
-    async def _of(self, view: ClusterView, made: Callable[[ClusterView], T]) -> T:
+    async def _run(self, view: ClusterView, decide: Callable[[ClusterView], T]) -> T:
         if len(view.assignments) <= AT_ONCE_PARTITIONS_MAX:
-            return made(view)
-        return await self._threads.run(made, view)
+            return decide(view)
+        return await self._threads.run(decide, view)
 
 
 async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:

@@ -34,13 +34,13 @@ class LocalCoordinator(ABC):
 
     async def register(self, broker: BrokerEntry) -> None:
         """See `Coordinator.register`."""
-        self._registry.enter(broker)
+        self._registry.register(broker)
         self._changed()
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""
         await self._change(lambda registry: registry.release(broker))
-        self._registry.leave(broker)
+        self._registry.unregister(broker)
         self._changed()
 
     async def brokers(self) -> Sequence[BrokerEntry]:
@@ -138,7 +138,7 @@ class MemoryCluster:
 
     def expire(self, broker: BrokerEntry) -> None:
         """End a broker's session as a crash does: it leaves the membership, its partitions are not released."""
-        if self.registry.leave(broker):
+        if self.registry.unregister(broker):
             self.changed()
 
 

@@ -90,9 +90,9 @@ def split(topic: Topic, partition: int, now_ms: int) -> Topic:
     assert part.slot_first < part.slot_last, f"partition {partition} can't be split"
     middle = (part.slot_first + part.slot_last) // 2
     idle = [each for each in topic.partitions if not each.takes_records and each.read_partition == part.read_partition]
-    heir = idle[0].partition if idle else len(topic.partitions)
+    number = idle[0].partition if idle else len(topic.partitions)
     lower = msgspec.structs.replace(part, slot_last=middle)
-    upper = msgspec.structs.replace(part, partition=heir, slot_first=middle + 1)
+    upper = msgspec.structs.replace(part, partition=number, slot_first=middle + 1)
     return _with(topic, (lower, upper), now_ms)
 
 

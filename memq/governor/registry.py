@@ -86,7 +86,7 @@ def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: i
     return all(each.registered_again and abs(now_ms - each.at_ms) >= TAKEOVER_INTERVAL_MS for each in last)
 
 
-def has_heir(brokers: Iterable[BrokerEntry], suspect: BrokerEntry) -> bool:
+def has_successor(brokers: Iterable[BrokerEntry], suspect: BrokerEntry) -> bool:
     """Whether another member takes partitions: of two brokers that refuse each other, one must stay."""
     return any(each.session != suspect.session and not each.draining for each in brokers)
 
@@ -245,7 +245,7 @@ class Registry:
             self._assignments[entry.topic_id, entry.partition] = entry
         self.mark = change.mark or self.mark
 
-    def enter(self, broker: BrokerEntry) -> None:
+    def register(self, broker: BrokerEntry) -> None:
         """Add a live broker; it replaces an older session of the same id."""
         check_name(broker.id, "broker")
         if not self._is_live(broker):
@@ -253,7 +253,7 @@ class Registry:
         self._brokers[broker.id] = broker
         self._takeovers = with_return(self._takeovers, broker.session)
 
-    def leave(self, broker: BrokerEntry) -> bool:
+    def unregister(self, broker: BrokerEntry) -> bool:
         """Remove a broker if this is its live session; return whether it was."""
         if not self._is_live(broker):
             return False
@@ -277,10 +277,10 @@ class Registry:
         governs = self._governor is not None and self._governor.session == suspect.session
         if self._brokers.get(suspect.id) != suspect or (not term and not governs):
             return False
-        if not may_take_over(self._takeovers, suspect, now_ms) or not has_heir(self._brokers.values(), suspect):
+        if not may_take_over(self._takeovers, suspect, now_ms) or not has_successor(self._brokers.values(), suspect):
             return False
         self._takeovers = with_takeover(self._takeovers, suspect, now_ms, self._sessions())
-        return self.leave(suspect)
+        return self.unregister(suspect)
 
     def _sessions(self) -> frozenset[str]:
         return frozenset(broker.session for broker in self._brokers.values())

@@ -259,7 +259,7 @@ class StandaloneCoordinator(LocalCoordinator):
     async def _reload(self) -> None:
         loaded = await self._pool.run(load_registry, self._connection, self._file)
         for broker in self._registry.brokers():
-            loaded.enter(broker)
+            loaded.register(broker)
         self._registry = loaded  # terms begin at 0 again, harmlessly: no other process governs
         self._in_doubt = False
         self._changed()

@@ -1,4 +1,4 @@
-"""A connection to a broker, from a client or another broker: frames out, answers to their requests."""
+"""A connection to a broker, for clients and other brokers: sends frames, returns answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LinkOwner(Protocol):
         ...
 
     def draining(self) -> None:
-        """The broker leaves: it acks what it holds and takes nothing new."""
+        """The broker drains: it acks the blocks that it holds, and takes no new ones."""
         ...
 
     def writable(self) -> None:
@@ -83,7 +83,7 @@ class LinkOwner(Protocol):
         ...
 
 
-class _Waiting(NamedTuple):
+class _PendingRequest(NamedTuple):
     """A request that has no answer yet."""
 
     api: Api
@@ -106,7 +106,7 @@ class Link(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
-        self._requests: dict[int, _Waiting] = {}
+        self._requests: dict[int, _PendingRequest] = {}
         self._opens: dict[int, int] = {}  # request id -> stream
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last whole frame from the broker
@@ -230,7 +230,7 @@ class Link(asyncio.BufferedProtocol):
             self._owner.writable()
 
     def eof_received(self) -> bool:
-        """The broker closed its side: so does this one."""
+        """Close this side after the broker has closed its side."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -282,7 +282,7 @@ class Link(asyncio.BufferedProtocol):
 
     async def _answer_of(self, number: int, api: Api, timeout_s: float) -> Frame:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._requests[number] = _Waiting(api, answer)
+        self._requests[number] = _PendingRequest(api, answer)
         sent_s, received_bytes = self._runtime.clock.monotonic(), self._received_bytes
         try:
             with self._waits.on(broker_name(self.address), api.name) as wait:
@@ -381,22 +381,22 @@ async def connect_link(
     timeout_s: float = CONNECT_TIMEOUT_S,
     waits: Waits | None = None,
 ) -> Link:
-    """Connect to a broker and say HELLO, with the names of the program and of the client.
+    """Connect to a broker and exchange HELLO, with the names of the program and of the client.
 
-    Without `owner` the link has requests and no streams. `waits` records the requests that wait for an answer.
+    Without `owner`, the link has requests, but no streams. `waits` records the requests that wait for an answer.
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
     link = Link(runtime, address, waits)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
         await link._hello(client, client_id, timeout_s)
-        if link._failure is not None:  # by what came directly after the HELLO
+        if link._failure is not None:  # by a frame directly after the HELLO
             raise link._failure
         link._owner = owner
     except BaseException as error:
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
-        if isinstance(error, ProtocolError):  # not a broker: the caller may try others, as after a dead one
+        if isinstance(error, ProtocolError):  # not a broker: the caller may try others, as for a dead broker
             text = f"{format_address(address)} does not speak memq's protocol: {error}"
             if not isinstance(error, ForeignProtocolError):
                 raise UnreachableError(text) from error

@@ -137,7 +137,7 @@ class Forward(msgspec.Struct, kw_only=True):
 
 
 class Nack(msgspec.Struct, kw_only=True):
-    """A block was not taken, or a request failed: `code` and `kind` as in memq.errors."""
+    """A block was refused, or a request failed: `code` and `kind` as in memq.errors."""
 
     code: str
     kind: str
@@ -156,20 +156,20 @@ class Throttle(msgspec.Struct, kw_only=True):
 
 
 class Redirect(msgspec.Struct, kw_only=True):
-    """The partition lives elsewhere: the stream is closed. An empty address means: ask for metadata."""
+    """The partition has another owner, and the stream is closed. Without `address`, request metadata."""
 
     address: str = ""
     epoch: Int64 = 0
 
 
 class Draining(msgspec.Struct, kw_only=True):
-    """The broker is leaving: it still acks what it holds and takes nothing new."""
+    """The broker drains: it acks the blocks that it holds, and takes no new ones."""
 
     retry_after_ms: Int64 = 0
 
 
 class MetadataRequest(msgspec.Struct, kw_only=True):
-    """Ask for topics by name; None means all. `create` makes missing ones where the broker allows it.
+    """Request topics by name, None for all. With `create`, a broker that may do so creates missing ones.
 
     `known` maps the names of topics that the client knows to their ids. A broker that has another id first reads the
     topic from the coordinator: the broker may have missed that it was deleted and created again.
@@ -181,7 +181,7 @@ class MetadataRequest(msgspec.Struct, kw_only=True):
 
 
 class Owner(msgspec.Struct, kw_only=True):
-    """The owner of a write partition; an empty address means it has none yet."""
+    """The owner of a write partition; `address` is empty while it has none."""
 
     partition: Int64
     epoch: Int64 = 0
@@ -197,14 +197,14 @@ class TopicMetadata(msgspec.Struct, kw_only=True):
 
 
 class StoreMetadata(msgspec.Struct, kw_only=True):
-    """A store of the cluster: the name that pointers use, and where a client may open it itself."""
+    """A store of the cluster: its name in pointers, and the URL by which a client may open it."""
 
     name: str
     url: str
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'.
+    """The cluster for a client: `missing` topics do not exist; `zones` has the zone of each broker.
 
     The coordinator did not confirm the `unconfirmed` topics: another broker may have newer data. `waits` names the
     store or queue for which the broker itself waits, and the reason; acks are late meanwhile.
@@ -248,7 +248,7 @@ class PollFrom(msgspec.Struct, kw_only=True):
 class PollEntries(msgspec.Struct, tag_field="op", tag="entries", kw_only=True):
     """Ask for pointers of several partitions; wait up to `wait_ms` when there are none.
 
-    `blocks_bytes_max` is how many bytes of blocks the client takes with new pointers (ADR 30).
+    `blocks_bytes_max` bounds the bytes of blocks that follow new pointers in the answer (ADR 30).
     """
 
     partitions: list[PollFrom]
@@ -326,9 +326,9 @@ class WireCommitted(msgspec.Struct, kw_only=True):
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):
-    """Store positions (all or none); with `fetch` read those of the partitions instead.
+    """Store positions (all or none); with `fetch`, return those of these partitions instead.
 
-    `number` counts the commits of the member from 1; 0: it does not count.
+    `number` counts the commits of the member from 1; 0: the member does not count.
     """
 
     group: str
@@ -346,7 +346,7 @@ class CommitAnswer(msgspec.Struct, kw_only=True):
 
 
 class JoinRequest(msgspec.Struct, kw_only=True):
-    """Enter a group with the read partitions to share, or leave it."""
+    """Join a group with the read partitions to share; with `leave`, leave it."""
 
     group: str
     member: str
@@ -373,7 +373,7 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
 
 
 class CreateTopic(msgspec.Struct, tag_field="op", tag="create-topic", kw_only=True):
-    """Make a topic; with `exist_ok` an existing one is returned as it is."""
+    """Create a topic; with `exist_ok`, an existing one is returned unchanged."""
 
     name: str
     partitions: Int64 = 1
@@ -400,7 +400,7 @@ class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=Tr
 
 
 class ListGroups(msgspec.Struct, tag_field="op", tag="list-groups", kw_only=True):
-    """Name all groups."""
+    """List all groups."""
 
 
 class DescribeGroup(msgspec.Struct, tag_field="op", tag="describe-group", kw_only=True):

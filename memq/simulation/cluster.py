@@ -299,7 +299,7 @@ class SimCluster:
                 lives = self.doors[name].coordinator.session == entry.session
                 lives = lives and not cluster.registry.was_taken_over(entry)  # the broker itself registers again
                 if lives and entry.id not in [known.id for known in cluster.registry.brokers()]:
-                    cluster.registry.enter(entry)  # its session is back
+                    cluster.registry.register(entry)  # its session is back
                     cluster.changed()
             elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:
                 cluster.expire(entry)

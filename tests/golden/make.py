@@ -22,8 +22,8 @@ from memq.format.compaction_manifest import (
     encode_compaction_manifest,
     encode_manifest_part,
 )
-from memq.format.key import large_object_key, manifest_part_key
-from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, object_key
+from memq.format.key import large_object_key, manifest_part_key, object_key
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import (
     Adopted,
     Location,

@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import memq
-from memq.format.key import parse_object_key
-from memq.format.object import ObjectKey
+from memq.format.key import ObjectKey, parse_object_key
 from tests.servers import DevServer
 from tests.spark.topics import make_topic, numbers, publish_again, read, send, values_of
 

@@ -25,8 +25,8 @@ from memq.format.key import (
     compaction_manifest_key,
     compaction_manifest_number,
     compaction_manifest_prefix,
+    has_many_batches,
     is_large_object,
-    is_of_many,
     large_object_key,
     manifest_part_key,
     object_key,
@@ -142,5 +142,5 @@ def test_keys_of_compacted_parts_are_distinguished() -> None:
     assert not third.startswith(compaction_manifest_prefix(*name, 70))
     assert (compaction_manifest_number(third), compaction_manifest_number(part)) == ((7, 3), (0, 0))
     own, shared = object_key(*name, 1, 2, 3, NOW_MS), shared_object_key("c", "broker-1", 1, 2, NOW_MS)
-    assert [is_of_many(each) for each in (key, shared, own, part)] == [True, True, False, False]
+    assert [has_many_batches(each) for each in (key, shared, own, part)] == [True, True, False, False]
     assert [is_large_object(each) for each in (key, shared, own, part)] == [True, False, False, False]

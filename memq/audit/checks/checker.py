@@ -22,7 +22,7 @@ from memq.audit.checks.batch_check import (
 from memq.audit.checks.object_reads import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.format.blocks.header import Buffer
-from memq.format.key import is_of_many
+from memq.format.key import has_many_batches
 from memq.format.pointer import Location, Pointer
 from memq.limits import MIB
 from memq.notification import Entry, PointerReader, Span
@@ -103,7 +103,7 @@ class Checker:
     ) -> BatchCheck:
         cause: MemqError
         try:
-            if is_of_many(location.key):
+            if has_many_batches(location.key):
                 check = await self._check_part(checked, pointer, location)
                 if check is not None:
                     return check

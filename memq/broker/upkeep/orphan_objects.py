@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedFormatError
-from memq.format.key import ObjectKey, is_large_object, is_of_many, is_staged_object, parse_object_key
+from memq.format.key import ObjectKey, has_many_batches, is_large_object, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
@@ -164,7 +164,7 @@ async def batches_of(
     shared and staged objects; the epoch of staged ones is 0. Raises: as `read_index`.
     """
     staged = is_staged_object(entry.key)
-    if staged or is_of_many(entry.key):
+    if staged or has_many_batches(entry.key):
         index, _ = await read_index(store, entry)
         for batch in index.batches:
             epoch = 0 if staged else batch.epoch

@@ -41,9 +41,9 @@ _HEADER_COST = 6  # per header: length and name
 
 @dataclass(frozen=True, slots=True)
 class SealedBlock:
-    """A block as it goes over the wire and into the object: `data` is header and payload in one piece.
+    """A block with the bytes of the wire and the object: `data` is header and payload in one piece.
 
-    `memory_bytes` are those that `data` holds, at least its length.
+    `memory_bytes` is the memory of `data` in bytes, at least its length.
     """
 
     header: BlockHeader
@@ -54,7 +54,7 @@ class SealedBlock:
 class BlockBuilder:
     """Records that wait for their block: `append`, `append_many`, then `seal`. One builder, one block.
 
-    The caller decides when to seal, by `raw_bytes`, `count` and the age, and where the block goes. The caller
+    The caller decides when to seal, by `raw_bytes`, `count` and the age, and chooses the partition. The caller
     also checks types: with one value that is not bytes, the seal of the whole block fails.
 
     Records are *rows* while all have the same shape, else *columns*. Threads may add rows without a lock, by the rule
@@ -79,7 +79,7 @@ class BlockBuilder:
 
     @property
     def count(self) -> int:
-        """How many records wait."""
+        """Number of records in the builder."""
         if self._columns is not None:
             return self._columns.count
         return 0 if self.rows is None else self.rows.count
@@ -107,7 +107,7 @@ class BlockBuilder:
     ) -> None:
         """Add one record. A record without timestamp gets the time of the seal.
 
-        Raises: TooLargeError, InvalidRequestError; the records are then as they were.
+        Raises: TooLargeError, InvalidRequestError; then the builder is unchanged.
         """
         if timestamp_ms is not None and not -TIME_MS_END < timestamp_ms < TIME_MS_END:
             _check_timestamps(timestamp_ms, timestamp_ms)
@@ -134,7 +134,7 @@ class BlockBuilder:
         """Add many records; the columns have equal lengths, `tag` holds for all of them.
 
         `size` is the sum of the bytes of values and keys, if the caller knows it: measuring costs 30 ns per record.
-        Raises: TooLargeError, InvalidRequestError; the records are then as they were.
+        Raises: TooLargeError, InvalidRequestError; then the builder is unchanged.
         """
         count = len(values)
         if keys is not None:
@@ -207,7 +207,7 @@ class BlockBuilder:
     ) -> SealedBlock:
         """Return the block. `now_ms` is the timestamp of the records that have none.
 
-        Rows in Python and columns may be sealed again; compiled rows are gone with their block.
+        Rows in Python and columns may be sealed again; compiled rows are empty after their seal.
 
         `slot_range` (first and last) must include the slots of all keys. It is the partition's range, or all slots
         when the caller chose the partition itself. A block with a null key, or without keys, gets 0 to 65535.
@@ -288,7 +288,7 @@ class _OpenColumns:
 
     @property
     def count(self) -> int:
-        """How many records wait."""
+        """Number of records in the builder."""
         return len(self.values)
 
     def append(

@@ -25,7 +25,7 @@ _BITS = tuple(tuple(byte >> bit & 1 for bit in range(8)) for byte in range(256))
 
 
 class Layout(NamedTuple):
-    """Where the columns of a block lie in its raw bytes. Offsets of columns that are not there are 0."""
+    """Byte offsets of a block's columns in its raw bytes; 0 for a missing column."""
 
     key_lengths: int
     timestamps: int
@@ -164,7 +164,7 @@ class BlockReader:
         return self._raw
 
     def layout(self) -> Layout:
-        """Return where the columns lie in `raw()`."""
+        """Return the offsets of the columns in `raw()`."""
         if self._layout is None:
             try:
                 self._layout = parse_layout(self.raw(), self.header)
@@ -173,11 +173,11 @@ class BlockReader:
         return self._layout
 
     def damage(self, cause: object) -> CorruptDataError:
-        """Return the error that names this block and what is wrong with it."""
+        """Return the error that names this block and the cause of its damage."""
         return CorruptDataError(f"{self.header.describe()}: {cause}")
 
     def cells(self) -> Cells:
-        """Return where the cells of keys, headers and values lie; together they fill the rest of the block."""
+        """Return the offsets of the cells of keys, headers and values, which fill the rest of the block."""
         if self._cells is None:
             layout = self.layout()
             keys = self._numbers("I", layout.key_lengths) if layout.key_lengths else ()
@@ -190,7 +190,7 @@ class BlockReader:
         return self._cells
 
     def cell_offsets(self, keys: int, headers: int, values: int) -> tuple[int, int, int]:
-        """Return where keys, header values and values start, which have so many bytes each."""
+        """Return the offsets of keys, header values and values; the arguments are their sizes in bytes."""
         at = self.layout().cells
         if at + keys + headers + values != self.header.raw_length:
             raise self.damage(
@@ -219,7 +219,7 @@ class BlockReader:
         return list(map(stream.read, lengths))
 
     def present(self, at: int, lengths: Sequence[int], what: str) -> list[int]:
-        """Return 1 for each cell that is there and 0 for null, from the bitmap at `at`."""
+        """Return 1 for each present cell and 0 for each null, from the bitmap at `at`."""
         count = self.count
         bits = list(chain.from_iterable(map(_BITS.__getitem__, self.raw()[at : at + (count + 7) // 8])))
         if any(bits[count:]):
@@ -229,7 +229,7 @@ class BlockReader:
         return bits[:count]
 
     def _with_nulls(self, cells: Sequence[bytes], at: int, lengths: Sequence[int], what: str) -> list[bytes | None]:
-        """Put None in place of the cells that are null by the bitmap at `at`."""
+        """Replace the cells that are null in the bitmap at `at` by None."""
         return [cell if bit else None for cell, bit in zip(cells, self.present(at, lengths, what), strict=True)]
 
     def values(self) -> list[bytes | None]:

@@ -67,9 +67,9 @@ class ZookeeperCoordinator:
         self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
         self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
-        self._entered: dict[str, BrokerEntry] = {}  # registered by this process, again after a lost session
+        self._registered: dict[str, BrokerEntry] = {}  # registered by this process, again after a lost session
         self._reports: dict[str, bytes] = {}  # the last loads of each of them, reported again with it
-        self._entering = asyncio.Lock()  # guards `_entered` and `_reports`, and the nodes of each entry
+        self._registering = asyncio.Lock()  # guards `_registered` and `_reports`, and the nodes of each broker
         self._ready = False
         self._following = False
         self._readying = asyncio.Lock()
@@ -96,23 +96,23 @@ class ZookeeperCoordinator:
         """See `Coordinator.register`."""
         check_name(broker.id, "broker")
         await self._open()
-        async with self._entering:
-            before = self._entered.get(broker.id)
-            self._entered[broker.id] = broker  # before the node exists: the session may be lost in between
+        async with self._registering:
+            before = self._registered.get(broker.id)
+            self._registered[broker.id] = broker  # before the node exists: the session may be lost in between
             try:
-                await self._enter(broker)
+                await self._register_node(broker)
             except BaseException:
-                del self._entered[broker.id]
+                del self._registered[broker.id]
                 if before is not None:
-                    self._entered[broker.id] = before
+                    self._registered[broker.id] = before
                 raise
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""
-        async with self._entering:
-            ours = self._entered.get(broker.id)
+        async with self._registering:
+            ours = self._registered.get(broker.id)
             if ours is not None and ours.session == broker.session:
-                del self._entered[broker.id]
+                del self._registered[broker.id]
                 self._reports.pop(broker.id, None)
         await self._open()
         found = await self.session.find(layout.broker_path(broker.id))
@@ -132,7 +132,7 @@ class ZookeeperCoordinator:
         ended = await self._takeovers.ended()
         return [entry for entry in entries if entry.session not in ended]
 
-    async def _enter(self, broker: BrokerEntry) -> None:
+    async def _register_node(self, broker: BrokerEntry) -> None:
         """Create the broker's node; it replaces the node of an older session."""
         path, data = layout.broker_path(broker.id), layout.encode(broker)
         while True:
@@ -368,8 +368,8 @@ class ZookeeperCoordinator:
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""
         await self._open()
-        async with self._entering:
-            ours = self._entered.get(broker.id)
+        async with self._registering:
+            ours = self._registered.get(broker.id)
             if ours is None or ours.session != broker.session:
                 return
             self._reports[broker.id] = layout.encode(list(loads))
@@ -478,10 +478,10 @@ class ZookeeperCoordinator:
         if self._ready:
             self._changed.set()
         if lost and not self._tasks.stopped:
-            for broker_id in self._entered:
-                self._tasks.start(self._enter_again(broker_id), f"enter {broker_id}")
+            for broker_id in self._registered:
+                self._tasks.start(self._register_again(broker_id), f"register {broker_id}")
 
-    async def _enter_again(self, broker_id: str) -> None:
+    async def _register_again(self, broker_id: str) -> None:
         """Register a broker after a lost session; retry until it is registered, or its id is taken.
 
         Every error of ZooKeeper is retried: one wrong answer must not exclude a broker until its restart.
@@ -489,11 +489,11 @@ class ZookeeperCoordinator:
         tries = 0
         while True:
             try:
-                async with self._entering:
-                    broker = self._entered.get(broker_id)
+                async with self._registering:
+                    broker = self._registered.get(broker_id)
                     if broker is not None and not await self._is_taken(broker):
-                        await self._report(broker_id)  # first: the governor plans again when the broker enters
-                        await self._enter(broker)
+                        await self._report(broker_id)  # first: the governor plans again when the broker is registered
+                        await self._register_node(broker)
                         self._events.info("broker-entered-again", f"broker '{broker_id}' after a lost session")
                 return
             except ClosedError:
@@ -512,7 +512,7 @@ class ZookeeperCoordinator:
             other = self._entry(broker.id, found).session if found is not None else broker.session
             if other == broker.session:
                 return False
-        text = f"broker '{broker.id}' was entered by session {other}, this one is {broker.session}"
+        text = f"broker '{broker.id}' was registered by session {other}, this one is {broker.session}"
         self._events.error("broker-id-taken", text)
         return True
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from memq.errors import AlreadyExistsError, CorruptDataError, NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry
-from memq.governor.registry import Takeover, has_heir, may_take_over, with_return, with_takeover
+from memq.governor.registry import Takeover, has_successor, may_take_over, with_return, with_takeover
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror
@@ -97,7 +97,7 @@ class Takeovers:
         if not term and not await self._governs(suspect, last.version):
             return False
         brokers, ended = await self._registered(), _ended(known)
-        if not has_heir((each for each in brokers if each.session not in ended), suspect):
+        if not has_successor((each for each in brokers if each.session not in ended), suspect):
             return False
         after = with_takeover(known, suspect, now_ms, frozenset(each.session for each in brokers))
         return await self._put(after, stored, Check(path, node.version), Check(layout.TERM, last.version))
