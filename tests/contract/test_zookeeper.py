@@ -24,7 +24,7 @@ from memq.errors import (
 )
 from memq.governor import Assignment, Coordinator, Load
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
-from memq.governor.zookeeper.session import Node, Operation, Put
+from memq.governor.zookeeper.session import Node, Operation, SetData
 from memq.topic import Topic, TopicSettings
 from memq_localstack.servers import Server, start_zookeeper
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
@@ -225,7 +225,7 @@ async def test_leaving_broker_releases_many_partitions_with_few_transactions(doo
     free[RELEASES_AT_ONCE_MAX] = replace(gone, version=2)
     assert list(await two.assignments()) == free, "what another one took meanwhile is his"
     # Of the three one failed: the hundred of it went one by one, but for the one that is another's.
-    assert [len(each) for each in transactions if isinstance(each[0], Put)] == [100, 100, *[1] * 99, 1]
+    assert [len(each) for each in transactions if isinstance(each[0], SetData)] == [100, 100, *[1] * 99, 1]
 
 
 def _transactions(coordinator: ZookeeperCoordinator) -> list[tuple[Operation, ...]]:

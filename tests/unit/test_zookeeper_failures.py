@@ -213,7 +213,7 @@ def test_a_first_connection_is_not_tried_for_ever(server: MemoryZookeeper, monke
     async def stops(session: ZookeeperSession, *_: object) -> None:
         raise UnreachableError("it stops")
 
-    monkeypatch.setattr(ZookeeperSession, "make_folders", stops)
+    monkeypatch.setattr(ZookeeperSession, "create_missing", stops)
 
     async def work(one: ZookeeperCoordinator) -> None:
         with pytest.raises(UnreachableError, match="it stops"):

@@ -40,7 +40,7 @@ from memq.governor import Assignment, MarkedCoordinator
 from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
 from memq.governor.zookeeper.mirror import Mirror
-from memq.governor.zookeeper.session import Make, Node, Put
+from memq.governor.zookeeper.session import CreateNode, Node, SetData
 from memq.topic import TopicSettings
 from tests.brokers import events_of
 from tests.contract import test_coordinator
@@ -326,13 +326,13 @@ def test_a_refresh_finds_the_changes_whose_events_were_lost(server: MemoryZookee
     async def scenario(one: ZookeeperCoordinator) -> None:
         changes: list[int] = []
         mirror = Mirror(one.session, lambda: changes.append(1))
-        await one.session.make_folders(["/a", "/a/x", "/b"])
+        await one.session.create_missing(["/a", "/a/x", "/b"])
         assert await mirror.children("/a") == ["x"]
         assert [node.data for node in await mirror.nodes(["/a", "/b"]) if node is not None] == [b"", b""]
         await mirror.refresh()
         assert changes == []
         server.deaf = True
-        await one.session.change(Make("/a/y"), Put("/b", b"new"))
+        await one.session.change(CreateNode("/a/y"), SetData("/b", b"new"))
         assert await mirror.children("/a") == ["x"]
         stamp = mirror.stamp()
         await mirror.refresh()
@@ -357,7 +357,7 @@ def test_names_are_checked_before_the_first_connection(server: MemoryZookeeper) 
 
 def test_a_cluster_whose_name_is_no_text_is_another_one(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
-        await one.session.change(Make("/cluster", b"\xff"))  # the first call connects
+        await one.session.change(CreateNode("/cluster", b"\xff"))  # the first call connects
         with pytest.raises(InvalidRequestError, match="belongs to cluster"):
             await one.topics()
 

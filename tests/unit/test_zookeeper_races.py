@@ -17,10 +17,10 @@ from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.mirror import DecodedNodes, Mirror, MirroredValue
 from memq.governor.zookeeper.session import (
+    CreateNode,
     KazooLog,
-    Make,
     Node,
-    Put,
+    SetData,
     ZookeeperSession,
     check_tools,
     make_client,
@@ -274,7 +274,7 @@ def test_the_stamp_of_a_mirror_grows_with_each_read_and_each_loss(server: Memory
     async def scenario(one: ZookeeperCoordinator) -> None:
         mirror = Mirror(one.session, lambda: None)
         assert mirror.stamp() is None, "there is no connection"
-        await one.session.make_folders(["/a", "/a/x"])
+        await one.session.create_missing(["/a", "/a/x"])
         stamps = [mirror.stamp()]
 
         async def after(work: Awaitable[object]) -> None:
@@ -284,8 +284,8 @@ def test_the_stamp_of_a_mirror_grows_with_each_read_and_each_loss(server: Memory
 
         await after(mirror.node("/a"))
         await after(mirror.children("/a"))
-        await after(one.session.change(Put("/a", b"new")))
-        await after(one.session.change(Make("/a/y")))
+        await after(one.session.change(SetData("/a", b"new")))
+        await after(one.session.change(CreateNode("/a/y")))
         mirror.forget("/a")
         stamps.append(mirror.stamp())
         mirror.clear()
@@ -299,10 +299,10 @@ def test_the_stamp_of_a_mirror_grows_with_each_read_and_each_loss(server: Memory
 def test_a_cleared_mirror_reads_nodes_and_children_again(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
         mirror = Mirror(one.session, lambda: None)
-        await one.session.make_folders(["/a", "/a/x"])
+        await one.session.create_missing(["/a", "/a/x"])
         assert (await mirror.children("/a"), await mirror.node("/a/y")) == (["x"], None)
         server.deaf = True
-        await one.session.change(Make("/a/y"))
+        await one.session.change(CreateNode("/a/y"))
         assert (await mirror.children("/a"), await mirror.node("/a/y")) == (["x"], None)
         mirror.clear()
         assert await mirror.children("/a") == ["x", "y"]
@@ -336,10 +336,10 @@ def test_a_read_without_a_watch_sets_none(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
         failures: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, failure: failures.append(failure))
-        await one.session.make_folders(["/a"])
+        await one.session.create_missing(["/a"])
         await one.session.find("/a")
         await one.session.children("/a")
-        await one.session.change(Put("/a", b"new"), Make("/a/x"))
+        await one.session.change(SetData("/a", b"new"), CreateNode("/a/x"))
         await settled()
         assert failures == []
 
@@ -437,7 +437,7 @@ def test_values_of_missing_nodes_are_left_out_and_known_ones_are_not_decoded_aga
 def test_a_known_node_is_read_once(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
         mirror = Mirror(one.session, lambda: None)
-        await one.session.make_folders(["/a"])
+        await one.session.create_missing(["/a"])
         assert mirror.known("/a") is None
         server.requests.clear()
         for _ in range(2):

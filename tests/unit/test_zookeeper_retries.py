@@ -15,7 +15,7 @@ from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.mirror import Mirror
-from memq.governor.zookeeper.session import Make, ZookeeperSession, check_tools, make_client
+from memq.governor.zookeeper.session import CreateNode, ZookeeperSession, check_tools, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.logs import EventLog
 from tests.brokers import events_of, log_lines
@@ -47,10 +47,10 @@ def test_the_pauses_of_a_first_connection_double(server: MemoryZookeeper, monkey
         fails -= 1
         if fails > 0:
             raise UnreachableError("it stops")
-        await make_folders(session, *_)  # type: ignore[arg-type]
+        await create_missing(session, *_)  # type: ignore[arg-type]
 
-    make_folders = ZookeeperSession.make_folders
-    monkeypatch.setattr(ZookeeperSession, "make_folders", stops)
+    create_missing = ZookeeperSession.create_missing
+    monkeypatch.setattr(ZookeeperSession, "create_missing", stops)
 
     async def work(one: ZookeeperCoordinator) -> None:
         assert list(await one.brokers()) == []
@@ -121,10 +121,10 @@ def test_a_governor_whose_node_was_replaced_meanwhile_leaves(server: MemoryZooke
 def test_a_changed_node_has_other_children(server: MemoryZookeeper) -> None:
     async def work(one: ZookeeperCoordinator) -> None:
         mirror = Mirror(one.session, lambda: None)
-        await one.session.make_folders(["/a", "/a/x"])
+        await one.session.create_missing(["/a", "/a/x"])
         assert await mirror.children("/a") == ["x"]
         server.deaf = True
-        await one.session.change(Make("/a/y"))
+        await one.session.change(CreateNode("/a/y"))
         mirror.forget("/a")
         assert await mirror.children("/a") == ["x", "y"]
 

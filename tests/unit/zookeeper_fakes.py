@@ -21,12 +21,12 @@ from memq.governor.zookeeper import coordinator as coordinator_module
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.session import (
-    Check,
-    Make,
+    CheckVersion,
+    CreateNode,
+    DeleteNode,
     Node,
     Operation,
-    Put,
-    Remove,
+    SetData,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.runtime import Runtime
@@ -81,7 +81,7 @@ class FakeSession:
     async def catch_up(self, path: str) -> None:
         """Nothing lags."""
 
-    async def make_folders(self, paths: Sequence[str]) -> None:
+    async def create_missing(self, paths: Sequence[str]) -> None:
         for path in paths:
             self.nodes[path] = Node(b"", 0, 0)
 
@@ -108,19 +108,19 @@ class FakeSession:
 
     def _apply(self, nodes: dict[str, Node], operation: Operation) -> None:
         found = nodes.get(operation.path)
-        if isinstance(operation, Make):
+        if isinstance(operation, CreateNode):
             if found is not None:
                 raise AlreadyExistsError(operation.path)
             nodes[operation.path] = Node(operation.data, 0, self.number if operation.ephemeral else 0)
             return
-        assert not isinstance(operation, Check)
+        assert not isinstance(operation, CheckVersion)
         if found is None:
             raise NotFoundError(operation.path)
         if operation.version not in (-1, found.version):
             raise VersionConflictError(operation.path)
-        if isinstance(operation, Put):
+        if isinstance(operation, SetData):
             nodes[operation.path] = Node(operation.data, found.version + 1, found.session)
-        elif isinstance(operation, Remove):
+        elif isinstance(operation, DeleteNode):
             del nodes[operation.path]
 
 

@@ -25,12 +25,12 @@ from memq.governor.zookeeper import layout, mirror
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import DecodedNodes, Mirror, MirroredValue, gathered
 from memq.governor.zookeeper.session import (
-    Check,
-    Make,
+    CheckVersion,
+    CreateNode,
+    DeleteNode,
     Node,
     Operation,
-    Put,
-    Remove,
+    SetData,
     ZookeeperSession,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
@@ -139,11 +139,11 @@ class ZookeeperCoordinator:
             found = await self.session.find(path)
             try:
                 if found is None:
-                    await self.session.change(Make(path, data, ephemeral=True))
+                    await self.session.change(CreateNode(path, data, ephemeral=True))
                 elif found.session == self.session.number:
-                    await self.session.change(Put(path, data, found.version))
+                    await self.session.change(SetData(path, data, found.version))
                 else:
-                    await self.session.change(Remove(path, found.version), Make(path, data, ephemeral=True))
+                    await self.session.change(DeleteNode(path, found.version), CreateNode(path, data, ephemeral=True))
             except (AlreadyExistsError, NotFoundError, VersionConflictError):
                 continue  # the node was created, removed or changed after `find`
             finally:
@@ -154,18 +154,18 @@ class ZookeeperCoordinator:
     async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:
         path = layout.broker_path(broker.id)
         try:
-            await self.session.change(Remove(path, found.version))
+            await self.session.change(DeleteNode(path, found.version))
         except (NotFoundError, VersionConflictError):
             pass  # another session with the same broker id has replaced the node
         finally:
             self._mirror.forget(path)
         governor = await self.session.find(layout.GOVERNOR)
         if governor is not None and self._government(governor).session == broker.session:
-            await self._give_up(Remove(layout.GOVERNOR, governor.version))
+            await self._give_up(DeleteNode(layout.GOVERNOR, governor.version))
         if await self.session.find(layout.loads_path(broker.id)) is not None:
-            await self._give_up(Remove(layout.loads_path(broker.id)))
+            await self._give_up(DeleteNode(layout.loads_path(broker.id)))
 
-    async def _give_up(self, operation: Remove) -> None:
+    async def _give_up(self, operation: DeleteNode) -> None:
         try:
             await self.session.change(operation)
         except (NotFoundError, VersionConflictError):
@@ -221,10 +221,10 @@ class ZookeeperCoordinator:
         await self._open()
         if await self.session.find(layout.topic_path(topic.name)) is not None:
             raise AlreadyExistsError(f"topic '{topic.name}' exists already")
-        owned = [Make(layout.partition_path(topic.id, part.partition), b"{}") for part in topic.partitions]
-        first = Make(layout.topic_path(topic.name), encode_topic(topic))
+        owned = [CreateNode(layout.partition_path(topic.id, part.partition), b"{}") for part in topic.partitions]
+        first = CreateNode(layout.topic_path(topic.name), encode_topic(topic))
         try:
-            await self._change(first, Make(layout.id_path(topic.id), topic.name.encode()), *owned)
+            await self._change(first, CreateNode(layout.id_path(topic.id), topic.name.encode()), *owned)
         except AlreadyExistsError as error:
             if await self.session.find(first.path) is not None:
                 raise AlreadyExistsError(f"topic '{topic.name}' exists already") from error
@@ -242,20 +242,20 @@ class ZookeeperCoordinator:
         if lost:
             raise InvalidRequestError(f"topic '{topic.name}' would lose its partitions {sorted(lost)}")
         added = [
-            Make(layout.partition_path(topic.id, part.partition), b"{}")
+            CreateNode(layout.partition_path(topic.id, part.partition), b"{}")
             for part in topic.partitions
             if part.partition not in known
         ]
         body = encode_topic(topic, stored)
-        await self._change(Put(layout.topic_path(topic.name), body, topic.version - 1), *added)
+        await self._change(SetData(layout.topic_path(topic.name), body, topic.version - 1), *added)
         return msgspec.structs.replace(topic, version=topic.version + 1)
 
     async def delete_topic(self, topic: Topic) -> None:
         """See `Coordinator.delete_topic`."""
         await self._open()
         before, _ = await self._current_topic(topic)
-        owned = [Remove(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
-        await self._change(Remove(layout.topic_path(topic.name), topic.version - 1), *owned)
+        owned = [DeleteNode(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
+        await self._change(DeleteNode(layout.topic_path(topic.name), topic.version - 1), *owned)
 
     async def current_topic(self, name: str) -> Topic | None:
         """See `Coordinator.current_topic`. Without `sync` a server of ZooKeeper may lag behind its leader."""
@@ -329,7 +329,7 @@ class ZookeeperCoordinator:
         if assignment.epoch < before.epoch:
             raise InvalidRequestError(f"epoch {assignment.epoch} is below {before.epoch}: epochs only grow")
         try:
-            await self._change(_put(assignment), *([Check(layout.TERM, term)] if term else []))
+            await self._change(_put(assignment), *([CheckVersion(layout.TERM, term)] if term else []))
         except VersionConflictError as error:
             await self._check_term(term)
             raise _conflict(assignment, None) from error
@@ -383,10 +383,10 @@ class ZookeeperCoordinator:
         path = layout.loads_path(broker_id)
         found = await self.session.find(path)
         if found is not None and found.session == self.session.number:
-            await self.session.change(Put(path, data))
+            await self.session.change(SetData(path, data))
         else:
-            older = [Remove(path)] if found is not None else []
-            await self.session.change(*older, Make(path, data, ephemeral=True))
+            older = [DeleteNode(path)] if found is not None else []
+            await self.session.change(*older, CreateNode(path, data, ephemeral=True))
 
     async def loads(self) -> Sequence[Load]:
         """See `Coordinator.loads`."""
@@ -407,9 +407,10 @@ class ZookeeperCoordinator:
         found = node.data.decode(errors="replace") if node is not None else ""
         if not mark or found != before:
             return found
-        put = Make(layout.STORE, mark.encode()) if node is None else Put(layout.STORE, mark.encode(), node.version)
+        path, data = layout.STORE, mark.encode()
+        operation = CreateNode(path, data) if node is None else SetData(path, data, node.version)
         with suppress(AlreadyExistsError, NotFoundError, VersionConflictError):  # another broker was faster
-            await self.session.change(put)
+            await self.session.change(operation)
         return (await self.session.read(layout.STORE)).data.decode(errors="replace")
 
     # ---- inside ------------------------------------------------------------------------------------
@@ -441,11 +442,11 @@ class ZookeeperCoordinator:
     async def _open_once(self) -> None:
         if self._ready:
             return
-        await self.session.make_folders(layout.FOLDERS)
+        await self.session.create_missing(layout.INITIAL_NODES)
         node = await self.session.find(layout.CLUSTER)
         if node is None:
             try:
-                await self.session.change(Make(layout.CLUSTER, self.cluster.encode()))
+                await self.session.change(CreateNode(layout.CLUSTER, self.cluster.encode()))
             except AlreadyExistsError:
                 node = await self.session.read(layout.CLUSTER)
         found = node.data.decode(errors="replace") if node is not None else self.cluster
@@ -556,9 +557,9 @@ def _assignment(path: str, node: Node) -> Assignment:
     return layout.decode_assignment(path, node.data, node.version)
 
 
-def _put(assignment: Assignment) -> Put:
+def _put(assignment: Assignment) -> SetData:
     path = layout.partition_path(assignment.topic_id, assignment.partition)
-    return Put(path, layout.encode_assignment(assignment), assignment.version)
+    return SetData(path, layout.encode_assignment(assignment), assignment.version)
 
 
 def _conflict(assignment: Assignment, version: int | None) -> VersionConflictError:

@@ -199,7 +199,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
+class CreateNode:
     """Operation: create a node that does not exist."""
 
     path: str
@@ -208,7 +208,7 @@ class Make:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class SetData:
     """Operation: replace the content of a node of this version; -1 is any version."""
 
     path: str
@@ -217,22 +217,22 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
-    """Operation: remove a node of this version; -1 is any version."""
+class DeleteNode:
+    """Operation: delete a node of this version; -1 is any version."""
 
     path: str
     version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckVersion:
     """Operation: fail the transaction unless the node has this version."""
 
     path: str
     version: int
 
 
-Operation = Make | Put | Remove | Check
+Operation = CreateNode | SetData | DeleteNode | CheckVersion
 
 
 class ZookeeperSession:
@@ -265,7 +265,7 @@ class ZookeeperSession:
         self._closed = False
         self._kazoo_log = KazooLog()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE_MAX)
-        self._farewell = ThreadPool("zookeeper", 1)
+        self._end_pool = ThreadPool("zookeeper", 1)
 
     @property
     def up(self) -> bool:
@@ -297,13 +297,13 @@ class ZookeeperSession:
             self._loop = asyncio.get_running_loop()
             self._client = self._begin()
         if self._was_up:
-            self._live()
+            self._connected_client()
             return
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
                 await self._up.wait()
         except TimeoutError as error:
-            raise self._not_there() from error
+            raise self._unreachable() from error
 
     async def close(self) -> None:
         """End the session; ZooKeeper removes its ephemeral nodes. Closing twice is fine."""
@@ -316,7 +316,7 @@ class ZookeeperSession:
             if client is not None:
                 await self._end(client)
         self._client = self._spare = None
-        await self._farewell.close()
+        await self._end_pool.close()
 
     def _begin(self) -> Any:
         """Return a client that connects with a new session."""
@@ -327,7 +327,7 @@ class ZookeeperSession:
 
     async def _end(self, client: Any) -> None:
         try:
-            await self._farewell.run(end_client, client)
+            await self._end_pool.run(end_client, client)
         except KazooException as error:
             self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
 
@@ -337,7 +337,7 @@ class ZookeeperSession:
         with suppress(RuntimeError):  # the loop has ended: no caller is left
             self._loop.call_soon_threadsafe(self._take_state, client, state)
 
-    def _watch_over(self) -> None:
+    def _schedule_renewal(self) -> None:
         """While there is no connection, try periodically whether a client with a new session gets one.
 
         Theory: a client sends the id of the newest change that it saw, and ZooKeeper refuses a client that saw more
@@ -353,7 +353,7 @@ class ZookeeperSession:
         self._renewal = None
         if self._closed or self._up.is_set():
             return
-        self._watch_over()  # first: `_begin` raises if no thread can be started, and must be tried again
+        self._schedule_renewal()  # first: `_begin` raises if no thread can be started, and must be tried again
         if self._spare is None:
             self._spare = self._begin()
         elif self._spare.connected:
@@ -383,9 +383,9 @@ class ZookeeperSession:
                 self._events.warning("zookeeper-lost", f"the session with {self._address.hosts} is lost")
             else:
                 self._events.warning("zookeeper-suspended", f"{self._address.hosts} do not answer")
-            self._watch_over()
+            self._schedule_renewal()
 
-    def _not_there(self) -> MemqError:
+    def _unreachable(self) -> MemqError:
         hosts = self._address.hosts
         if self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED:
             return _denied(f"ZooKeeper at {hosts} refuses the credentials")
@@ -436,7 +436,7 @@ class ZookeeperSession:
         """
         await self.start()
         async with self._turns:
-            transaction = self._live().transaction()
+            transaction = self._connected_client().transaction()
             for operation in operations:
                 _add(transaction, operation, self._address.path + operation.path)
             results = await self._answer(transaction.commit_async(), operations[0].path)
@@ -444,7 +444,7 @@ class ZookeeperSession:
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise self._error(result, operation.path) from result
 
-    async def make_folders(self, paths: Sequence[str]) -> None:
+    async def create_missing(self, paths: Sequence[str]) -> None:
         """Create the node of the URL, and the nodes `paths` below it, if they do not exist."""
         for path in ("", *paths):
             await self._call("ensure_path_async", path)
@@ -452,11 +452,12 @@ class ZookeeperSession:
     async def _call(self, method: str, path: str, **options: object) -> Any:
         await self.start()
         async with self._turns:
-            return await self._answer(getattr(self._live(), method)(self._address.path + path, **options), path)
+            request = getattr(self._connected_client(), method)
+            return await self._answer(request(self._address.path + path, **options), path)
 
-    def _live(self) -> Any:
+    def _connected_client(self) -> Any:
         if not self.up:
-            raise self._not_there()
+            raise self._unreachable()
         return self._client
 
     async def _answer(self, result: Any, path: str) -> Any:
@@ -480,7 +481,7 @@ class ZookeeperSession:
             async with asyncio.timeout(self._settings.session_timeout_ms / 1000):
                 return await future
         except TimeoutError as error:
-            raise self._not_there() from error
+            raise self._unreachable() from error
         except Exception as error:  # also any error of kazoo about an unreadable answer
             raise self._error(error, path) from error
 
@@ -500,11 +501,11 @@ class ZookeeperSession:
 
 
 def _add(transaction: Any, operation: Operation, path: str) -> None:
-    if isinstance(operation, Make):
+    if isinstance(operation, CreateNode):
         transaction.create(path, operation.data, ephemeral=operation.ephemeral)
-    elif isinstance(operation, Put):
+    elif isinstance(operation, SetData):
         transaction.set_data(path, operation.data, operation.version)
-    elif isinstance(operation, Remove):
+    elif isinstance(operation, DeleteNode):
         transaction.delete(path, operation.version)
     else:
         transaction.check(path, operation.version)

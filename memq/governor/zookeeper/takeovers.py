@@ -18,7 +18,15 @@ from memq.governor.registry import Takeover, has_successor, may_take_over, with_
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror
-from memq.governor.zookeeper.session import Check, Make, Node, Operation, Put, Remove, ZookeeperSession
+from memq.governor.zookeeper.session import (
+    CheckVersion,
+    CreateNode,
+    DeleteNode,
+    Node,
+    Operation,
+    SetData,
+    ZookeeperSession,
+)
 from memq.runtime.logs import EventLog
 
 
@@ -68,10 +76,10 @@ class Takeovers:
             held = layout.decode(layout.GOVERNOR, left.data, Government)
             if held.session not in ended or held.term != term.version:
                 return 0
-            operations.append(Remove(layout.GOVERNOR, left.version))
+            operations.append(DeleteNode(layout.GOVERNOR, left.version))
         begun = Government(id=broker.id, session=broker.session, term=term.version + 1)
-        operations.append(Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True))
-        operations.append(Put(layout.TERM, b"", term.version))
+        operations.append(CreateNode(layout.GOVERNOR, layout.encode(begun), ephemeral=True))
+        operations.append(SetData(layout.TERM, b"", term.version))
         try:
             await self._session.change(*operations)
         except (AlreadyExistsError, NotFoundError, VersionConflictError):
@@ -100,7 +108,7 @@ class Takeovers:
         if not has_successor((each for each in brokers if each.session not in ended), suspect):
             return False
         after = with_takeover(known, suspect, now_ms, frozenset(each.session for each in brokers))
-        return await self._put(after, stored, Check(path, node.version), Check(layout.TERM, last.version))
+        return await self._put(after, stored, CheckVersion(path, node.version), CheckVersion(layout.TERM, last.version))
 
     async def note_return(self, session: str) -> None:
         """Note that a session which an early takeover ended has registered again."""
@@ -134,11 +142,11 @@ class Takeovers:
         held = layout.decode(layout.GOVERNOR, node.data, Government)
         return held.session == suspect.session and held.term == term
 
-    async def _put(self, takeovers: tuple[Takeover, ...], stored: Node, *checks: Check) -> bool:
+    async def _put(self, takeovers: tuple[Takeover, ...], stored: Node, *checks: CheckVersion) -> bool:
         """Replace the node; return False when it, or a checked node, was changed in between."""
         data = layout.encode(takeovers) if takeovers else b""
         try:
-            await self._session.change(Put(layout.TAKEOVERS, data, stored.version), *checks)
+            await self._session.change(SetData(layout.TAKEOVERS, data, stored.version), *checks)
         except (NotFoundError, VersionConflictError):
             return False
         finally:
