@@ -359,7 +359,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         REPLAY,
         "a block is brought although retention took the proof that it is absent",
-        "known = [entry for entry in blocks if entry.queue_offset >= span.begin]",
+        "known = [entry for entry in blocks if entry.queue_offset >= begin]",
         "known = list(blocks)",
     ),
     (
