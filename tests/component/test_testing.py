@@ -111,6 +111,8 @@ def test_a_broker_that_runs_is_not_started_again(memq_cluster: Cluster) -> None:
 
 
 def test_a_broker_that_can_not_start_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()  # of what earlier tests left
+    caplog.clear()
     with Cluster() as cluster, pytest.raises(UnreachableError, match="another process listens there"):
         Cluster(port=int(cluster.address.rpartition(":")[2]))
     gc.collect()
