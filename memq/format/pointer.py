@@ -72,7 +72,10 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """A late pointer at `offset` of the queue; the owner counts it from this pointer on."""
+    """A late pointer at `offset` of the queue; the owner counts it from this pointer on.
+
+    The last entry of a full list may stand for several: it has `offset`, `epoch` and `batch_sequence` of the first one.
+    """
 
     offset: Number
     epoch: U32

@@ -6,8 +6,8 @@ copies and late pointers too. Lag is S(end) - S(position), so a reader must know
 read from offset 0.
 
 1. *Stated totals never exceed the real ones.* An owner counts each pointer that it met or published once. So the totals
-   T of a pointer P are S(k), where k <= P is the offset up to which the owner had read when it made P. Late pointers
-   that do not fit into `adopted` are left out until they fit. T <= S(P), whatever was late, doubled or refused.
+   T of a pointer P are S(k), where k <= P is the offset up to which the owner had read when it made P. T <= S(P),
+   whatever was late, doubled or refused.
 2. *So a reader takes the greater of its own count and the stated totals, and then adds the pointer's content.* The
    result never exceeds S. From offset 0 it is S without any statement. From another offset it is S from the first
    *tight* pointer on. A tight pointer has T = S: its owner had read everything before it.
@@ -21,8 +21,10 @@ read from offset 0.
    after the one before it, and adopts nothing. Then the last one is tight: a pointer that came twice is listed by
    the next one but one.
 
-`adopted` needs no fold: it names for the audit the batches that are counted late. An owner that opens folds the same
-way, from a tail that settles (3). It states S of what it read in `opened`, so no error grows from owner to owner.
+`adopted` needs no fold: it names for the audit the batches that are counted late. T counts all that the owner met, so
+the last entry of a full list stands for all late pointers without an entry. If T left them out, P would not be tight,
+and (3) would not hold. An owner that opens folds the same way, from a tail that settles (3). It states S of what it
+read in `opened`, so no error grows from owner to owner.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import open_partition, release_partition
+from memq.broker.partition.ownership import ADOPTED_MAX
 from memq.broker.partition.publishing import Publisher
 from memq.errors import DeniedError, MemqError, StoreError
 from memq.format.pointer import ProducerRanges, encode_pointer
@@ -125,6 +126,34 @@ def test_an_opening_knows_what_lands_just_before_its_pointer() -> None:
             assert list(own.producer(PRODUCER).queued) == [(0, 2)]
             assert [entry.batch_sequence for entry in own.next_adopted()] == [1]
             queue.publish = publish  # type: ignore[method-assign]
+            await client.close()
+
+    run(work())
+
+
+def test_an_owner_counts_at_once_all_that_a_former_owner_published_while_it_opened() -> None:
+    """The former owner fills its ring again and again until it meets `opened`, which may take S to land."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings(ring_slots=4))
+            await client.open(topic)
+            (read,) = read_partitions(topic)
+            queue, late = broker.services.queue, ADOPTED_MAX + 4
+            publish = queue.publish
+
+            async def publish_behind(publication: Publication) -> int:
+                queue.publish = publish  # type: ignore[method-assign]  # the former owner's do not wait
+                for sequence in range(late):
+                    client.write(write_frame(block_of(topic, sequence, [b"v"])))
+                    assert (await client.frame()).argument == sequence + 1
+                return await publish(publication)
+
+            queue.publish = publish_behind  # type: ignore[method-assign]
+            own = await open_partition(broker.services, topic, 0, read)
+            await release_partition(broker.services, Publisher(broker.services, own, read, patient=True), topic)
+            found = [(each.kind, each.epoch, each.totals.records) for each in (await pointers(broker, topic))[-2:]]
+            assert found == [("opened", 2, 0), ("closed", 2, late)]
             await client.close()
 
     run(work())

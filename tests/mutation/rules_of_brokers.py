@@ -417,6 +417,18 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         OWNERSHIP,
+        "late pointers that have no entry in a full list are not counted",
+        "records, stored = last.records + late.records, last.bytes + late.bytes",
+        "records, stored = last.records, last.bytes",
+    ),
+    (
+        OWNERSHIP,
+        "an entry that grew after an earlier try is taken as counted by that try",
+        "self.adopted = [entry for entry in self.adopted if entry not in listed]",
+        "self.adopted = [entry for entry in self.adopted if entry.offset not in {one.offset for one in listed}]",
+    ),
+    (
+        OWNERSHIP,
         "batches that earlier owners counted are adopted",
         "if before >= stated]",
         "if before >= 0]",

@@ -30,7 +30,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.partition.known_blocks:RECENT_BLOCKS_MAX": (0, 2),
     "memq.broker.partition.known_blocks:CLAIMS_MAX": (1, 3),
     "memq.broker.partition.known_blocks:ANSWERS_MAX": (1, 10),
-    "memq.broker.partition.ownership:ADOPTED_MAX": (16, 20),  # at least `ring_slots`: else totals are late
+    "memq.broker.partition.ownership:ADOPTED_MAX": (1, 2),
     "memq.broker.ingest.intake:ASIDE_BYTES": (1_000,),
     "memq.broker.ingest.intake:MOVED_BYTES_MAX": (0, 200),
     "memq.broker.ingest.slabs:READ_BYTES_MIN": (100, 1_000),

@@ -192,25 +192,40 @@ def test_the_queue_time_is_the_moment_of_the_last_proof() -> None:
     assert own.needs_proof(102.6)
 
 
-def test_one_pointer_adopts_a_bounded_number() -> None:
-    own = owner(2)
-    own.state()
-    for offset in range(ADOPTED_MAX + 10):
+@pytest.mark.parametrize("opening", [True, False])
+def test_an_owner_counts_all_late_pointers_at_once_in_a_bounded_list(opening: bool) -> None:
+    own, late = owner(2), ADOPTED_MAX + 10
+    if opening:
+        own.meet(0, 1, pointer("opened", 2))  # a batch of epoch 1 after it is late
+    else:
+        own.state()
+    for offset in range(1, late + 1):
         own.meet(offset, 1, pointer("data", 1, offset, offset, offset + 1))
+    if opening:
+        own.state()
     adopted = own.next_adopted()
-    assert len(adopted) == ADOPTED_MAX
-    counted = Pointer(
-        kind="data",
-        cluster="c",
-        topic="t",
-        topic_id=TOPIC_ID,
-        partition=0,
-        epoch=2,
-        totals=own.totals_with(adopted),
-        adopted=adopted,
-    )
-    own.published(own.read_to, counted, 1)
-    assert len(own.next_adopted()) == 10
+    assert [entry.offset for entry in adopted] == list(range(1, ADOPTED_MAX + 1))
+    assert [entry.records for entry in adopted] == [1] * (ADOPTED_MAX - 1) + [11]
+    assert own.totals_with(adopted) == Totals(late, 10 * late)
+    data = pointer("data", 2, 0, late, late + 1)
+    own.published(own.read_to, msgspec.structs.replace(data, adopted=adopted, totals=own.totals_with(adopted)), 1)
+    assert (own.totals, own.next_adopted()) == (Totals(late + 1, 10 * late + 10), ())
+
+
+def test_an_owner_counts_late_pointers_that_it_met_after_a_try_that_landed() -> None:
+    own, late = owner(2), ADOPTED_MAX + 10
+    own.state()
+    for offset in range(ADOPTED_MAX):
+        own.meet(offset, 1, pointer("data", 1, offset, offset, offset + 1))
+    tried = pointer("data", 2, 0, late, late + 1, before=ADOPTED_MAX)
+    tried = msgspec.structs.replace(tried, adopted=own.next_adopted())
+    for offset in range(ADOPTED_MAX, late):
+        own.meet(offset, 1, pointer("data", 1, offset, offset, offset + 1))
+    own.meet(late, 1, tried)
+    own.take_landed(0)
+    (last,) = own.next_adopted()
+    assert last.offset == ADOPTED_MAX - 1
+    assert own.totals_with([last]) == Totals(late + 1, 10 * late + 10)
 
 
 def test_silent_producers_are_forgotten_and_those_with_a_stream_are_not() -> None:

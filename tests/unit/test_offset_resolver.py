@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.broker.partition.ownership import ADOPTED_MAX, Ownership
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver, late_ms, window_ms
 from memq.client.consumer.progress import ReadProgress
@@ -122,6 +123,19 @@ def test_a_quiet_partition_is_read_back_to_what_came_shortly_before_its_last_poi
     log.batch(Block(1, 3), time_ms=last_ms)
     found = ask(OffsetResolver(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
     assert found.records == 9
+
+
+def test_a_reader_of_a_quiet_partition_knows_its_totals_after_very_many_late_pointers() -> None:
+    log, own = Log(), Ownership(0, 2, 0.0, 0, stale_publish_s=30.0, dedup_window_ms=120_000)
+    own.state()
+    own.published(log.control(epoch=2), decode_pointer(log.entries[-1].body), 0)
+    for number in range(ADOPTED_MAX + 10):
+        offset = log.batch(Block(1, 3 * number), epoch=1, late=True)
+        own.meet(offset, offset, decode_pointer(log.entries[-1].body))
+    last_ms = 10 * CONTENDED_MS
+    log.batch(Block(2, 0), epoch=2, adopted=own.next_adopted(), time_ms=last_ms)
+    found = ask(OffsetResolver(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
+    assert found.records == stored_before(log, log.next_offset)
 
 
 def two_writers() -> Log:

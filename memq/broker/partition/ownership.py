@@ -24,7 +24,7 @@ from memq.format.totals import TotalsFold, adopted_of
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.topic import CLOCK_ERROR_MS, Totals
 
-ADOPTED_MAX = 256  # late pointers that one pointer can count: a former owner's ring has no more; others wait
+ADOPTED_MAX = 256  # entries for late pointers in one pointer; the last one stands for all that have no entry
 RETRY_MS_MAX = 5_000
 INSTANCES_PER_EPOCH = 1 << 10  # instances of one name in one epoch of the owner; more take numbers of the next epoch
 NUMBERED_EPOCHS = 1 << 21  # so that numbers of instances fit in 32 bits, with room for 2^31 after the last epoch
@@ -167,7 +167,7 @@ class Ownership:
     stated: bool = False  # `opened` has fixed the totals: later foreign pointers are adopted
     totals: Totals = field(default_factory=Totals)  # of all known batches except `adopted` and `landed`
     producers: dict[int, ProducerState] = field(default_factory=dict)
-    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own pointers list and count
+    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own pointer lists and counts
     landed: dict[int, Pointer] = field(default_factory=dict)  # own pointers found by a read, by batch sequence
     last_mark: int = 0  # of the entry before `read_to`; 0: unknown
     highest_epoch: int = 0
@@ -269,13 +269,27 @@ class Ownership:
         if own and pointer.batch_sequence not in self.landed:
             self.landed[pointer.batch_sequence] = pointer  # `take_landed` counts it
         else:
-            self.adopted.append(adopted_of(offset, pointer))
+            self._adopt(adopted_of(offset, pointer))
+
+    def _adopt(self, late: Adopted) -> None:
+        """Note a late pointer that the next own pointer counts.
+
+        The next pointer must count all of them: with a part of them its totals would be too low, and nothing near it
+        in a quiet partition would show that (`memq.format.totals`, rule 3).
+        """
+        if len(self.adopted) < ADOPTED_MAX:
+            self.adopted.append(late)
+        else:
+            last = self.adopted[-1]
+            records, stored = last.records + late.records, last.bytes + late.bytes
+            self.adopted[-1] = msgspec.structs.replace(last, records=records, bytes=stored)
 
     def state(self) -> None:
         """Fix the totals of the `opened` pointer, which include late pointers of earlier owners."""
         self.stated = True
         self.totals = self.tail.counted()
-        self.adopted = self.tail.uncounted()
+        for late in self.tail.uncounted():
+            self._adopt(late)
         self.tail = QueueTail()
 
     def named_since_ms(self) -> int:
@@ -289,8 +303,8 @@ class Ownership:
     # ---- what is published -------------------------------------------------------------------
 
     def next_adopted(self) -> tuple[Adopted, ...]:
-        """Return the late pointers that the next pointer counts."""
-        return tuple(self.adopted[:ADOPTED_MAX])
+        """Return the late pointers that the next pointer counts, in at most ADOPTED_MAX entries."""
+        return tuple(self.adopted)
 
     def totals_with(self, adopted: Iterable[Adopted]) -> Totals:
         """Return the totals before a pointer that counts `adopted`."""
@@ -322,9 +336,9 @@ class Ownership:
 
     def _count_own(self, pointer: Pointer) -> None:
         """Add a pointer and its adopted ones to the totals; the totals in an earlier try may be too small."""
-        listed = {entry.offset for entry in pointer.adopted}
-        totals = self.totals_with(entry for entry in self.adopted if entry.offset in listed)
-        self.adopted = [entry for entry in self.adopted if entry.offset not in listed]
+        listed = set(pointer.adopted)  # without an entry that grew after an earlier try: the next pointer counts it
+        totals = self.totals_with(entry for entry in self.adopted if entry in listed)
+        self.adopted = [entry for entry in self.adopted if entry not in listed]
         self.totals = totals.plus(pointer.records, pointer.stored_bytes)
         if pointer.kind == "data":
             self._published = max(self._published, pointer.batch_sequence)
