@@ -26,6 +26,7 @@ from memq.errors import (
     NotFoundError,
     NotReadyError,
     RetryableError,
+    UnreachableError,
 )
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import GroupMachine
@@ -65,6 +66,7 @@ class GroupHosts:
         self._opening: dict[PartitionKey, asyncio.Task[_Host | MemqError]] = {}
         self._closing: dict[PartitionKey, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
+        self._connecting: dict[str, asyncio.Lock] = {}
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow
@@ -110,11 +112,17 @@ class GroupHosts:
 
     async def link(self, address: str) -> Link:
         """Return a link to another broker. Raises: RetryableError."""
-        link = self._links.get(address)
-        if link is None or not link.open:
-            link = await connect_link(self._services.runtime, None, parse_address(address), client=PROGRAM)
-            self._links[address] = link
-        return link
+        async with self._connecting.setdefault(address, asyncio.Lock()):
+            link = self._links.get(address)
+            if link is None or not link.open:
+                try:
+                    link = await connect_link(self._services.runtime, None, parse_address(address), client=PROGRAM)
+                except UnreachableError as error:
+                    if error.refused:
+                        self._services.suspicions.report(address)
+                    raise
+                self._links[address] = link
+            return link
 
     async def _topic(self) -> Topic:
         """Return `_memq_state`; create it if it does not exist.

@@ -9,10 +9,10 @@ keeps no member alive for longer than F after the opening of the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.errors import GenerationFencedError, MemqError, NotReadyError
+from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError
 from memq.groups.machine import (
     CommitDecision,
     Decision,
@@ -25,7 +25,6 @@ from memq.groups.machine import (
     difference,
     encode_decision,
     missing_group,
-    referenced_topics,
 )
 from memq.notification import GroupState, Membership, check_position
 from memq.notification.groups import Group, Member, check_member
@@ -55,7 +54,8 @@ class GroupCoordinator:
 
     See `memq.notification.Groups`. All times are monotonic. The log is open since `opened_s`. `tasks` run until the log
     is closed.
-    Raises: as `StateLog.propose`: MovedError, OutcomeUnknownError, NotReadyError, ThrottledError, TooLargeError.
+    Raises: as `StateLog.propose`: MovedError, NotReadyError, ThrottledError, TooLargeError. If the outcome of a request
+    is unknown, the error is NotReadyError, too: each request may be repeated, and commits have numbers.
     """
 
     def __init__(self, log: StateLog, machine: GroupMachine, clock: Clock, tasks: TaskOwner, opened_s: float) -> None:
@@ -106,7 +106,7 @@ class GroupCoordinator:
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
         check_group(group)
-        await self._log.fresh()
+        await _known(self._log.fresh())
         if member in self._machine.membership(group).members:
             await self._decide(group, lambda state: state.leave(member, self._now_ms()))
 
@@ -122,7 +122,7 @@ class GroupCoordinator:
             await self.expire()
 
     async def _expire(self, group: str) -> None:
-        if self._may_be_silent(group, self._machine.membership(group)):
+        if group in self._machine.groups and self._may_be_silent(group, self._machine.membership(group)):
             await self._decide(group, lambda state: state.expire(self._now_ms()))
 
     # ---- positions -------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class GroupCoordinator:
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
         check_group(group)
-        await self._log.fresh()
+        await _known(self._log.fresh())
         stored = self._machine.groups.get(group)
         found = stored.positions if stored is not None else {}
         return {partition: found[partition] for partition in partitions if partition in found}
@@ -150,13 +150,13 @@ class GroupCoordinator:
 
     async def groups(self) -> list[str]:
         """See `Groups.groups`; those of this service partition only."""
-        await self._log.fresh()
+        await _known(self._log.fresh())
         return sorted(self._machine.groups)
 
     async def describe(self, group: str) -> GroupState:
         """See `Groups.describe`."""
         await self._expire(group)
-        await self._log.fresh()
+        await _known(self._log.fresh())
         state = self._existing(group)
         positions = dict(sorted(self._machine.groups[group].positions.items()))
         return GroupState(group, state.generation, state.held(), positions)
@@ -167,10 +167,6 @@ class GroupCoordinator:
         await self._expire(group)
         await self._propose(DeleteDecision(group))
         self._heard.pop(group, None)
-
-    def topics(self) -> set[tuple[str, str]]:
-        """Return name and id of each topic of which a group has a member or a position."""
-        return referenced_topics(self._machine.groups)
 
     async def forget(self, partitions: Sequence[ReadPartition]) -> None:
         """Remove partitions of a deleted topic from all members and positions."""
@@ -225,7 +221,7 @@ class GroupCoordinator:
             self._set_heard(group, after)
             ends = [_end_of(change, after) for change in changes]
             if after.generation == generation:
-                await self._log.fresh()
+                await _known(self._log.fresh())
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
@@ -237,7 +233,7 @@ class GroupCoordinator:
             return ends
 
     async def _propose(self, decision: Decision) -> None:
-        answer: Answer = await self._log.propose(MACHINE, encode_decision(decision))
+        answer = await _known(self._log.propose(MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError | StalePlanError):
             raise answer
 
@@ -246,7 +242,7 @@ class GroupCoordinator:
         known = self._machine.membership(group).members.get(member)
         fresh_ms = known.session_timeout_ms // FRESH_SHARE if known is not None else 0
         if known is None or self._clock.monotonic() - self._log.proved_s > fresh_ms / 1_000:
-            await self._log.fresh()
+            await _known(self._log.fresh())
 
     def _existing(self, group: str) -> Group:
         stored = self._machine.groups.get(check_group(group))
@@ -288,6 +284,14 @@ class GroupCoordinator:
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1_000)
+
+
+async def _known(work: Awaitable[Answer]) -> Answer:
+    """Return an outcome. Raises: NotReadyError for an unknown one, so that the client asks the next owner."""
+    try:
+        return await work
+    except OutcomeUnknownError as error:
+        raise NotReadyError(f"the outcome is unknown: {error}") from error
 
 
 def _closed() -> NotReadyError:

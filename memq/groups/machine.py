@@ -13,7 +13,7 @@ Times are no part of the state: a new owner begins to count the silence of all m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -264,13 +264,3 @@ class GroupMachine:
 def missing_group(name: str) -> NotFoundError:
     """Return the error about a group that does not exist."""
     return NotFoundError(f"group '{name}' does not exist", hint="memq group list shows the groups")
-
-
-def referenced_topics(groups: Mapping[str, StoredGroup]) -> set[tuple[str, str]]:
-    """Return name and id of each topic of which a group has a member or a position."""
-    found: set[tuple[str, str]] = set()
-    for stored in groups.values():
-        found |= {(partition.topic, partition.topic_id) for partition in stored.positions}
-        for member in stored.membership.members.values():
-            found |= {(partition.topic, partition.topic_id) for partition in member.wanted}
-    return found

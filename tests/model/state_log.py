@@ -509,7 +509,7 @@ class StateLogModel:
             owners[action](broker, owner)
 
     def _check_failed(self) -> None:
-        """What was told as not done must never count, unless it was sent again."""
+        """A claim that was answered as not done must never count, unless it was sent again."""
         for number, client in enumerate(self.clients):
             if client.failed and client.sent == 1 and number in self.reference.counted:
                 raise BrokenPromiseError(f"client {number} was told that its claim does not count, and it does")

@@ -106,7 +106,7 @@ Found = tuple[int, int, bytes]  # pointer offset, record index, value
 
 
 class BoundedPart:
-    """What one read must give: the part of a log from `start` up to `end` as it is now."""
+    """The expected result of one read: the part of a log from `start` up to `end` as it is now."""
 
     def __init__(
         self, partition: ReadPartition, start: Position, end: Position, wish: Wish | None, log: ReadLog

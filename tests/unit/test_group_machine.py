@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +15,8 @@ from memq.errors import (
     InvalidRequestError,
     MovedError,
     NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
     UnsupportedFormatError,
 )
 from memq.groups.coordinator import GroupCoordinator
@@ -30,6 +34,8 @@ from memq.groups.machine import (
     encode_decision,
 )
 from memq.notification.groups import Group
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.manual_clock import ManualClock
 from tests.contract.state_log_queue import StateLogQueue
@@ -230,5 +236,31 @@ def test_members_that_join_at_once_need_few_decisions() -> None:
         assert len(log.entries) <= 4  # `opened`, the first join, all others
         assert len((await coordinator.describe("g")).members) == 40
         await queue.close()
+
+    asyncio.run(work())
+
+
+def test_a_coordinator_lets_its_client_ask_again_when_an_outcome_is_unknown() -> None:
+    """A consumer would end by OutcomeUnknownError, and each request about a group may be repeated."""
+
+    async def unknown(*_: object) -> None:
+        raise OutcomeUnknownError("the decision may count, or not")
+
+    async def work() -> None:
+        clock = ManualClock()
+        log = SimpleNamespace(propose=unknown, fresh=unknown, proved_s=0.0)
+        tasks = TaskOwner(lambda error: None, EventLog(clock))
+        coordinator = GroupCoordinator(cast(Any, log), GroupMachine(), clock, tasks, 0.0)
+        for asked in (
+            coordinator.join("g", "a", LOGS, SESSION_MS),
+            coordinator.heartbeat("g", "a", 1),
+            coordinator.commit("g", "a", 1, {LOGS[0]: Committed(Position(0, 1))}),
+            coordinator.committed("g", LOGS),
+            coordinator.leave("g", "a"),
+            coordinator.delete_group("g"),
+        ):
+            with pytest.raises(NotReadyError, match="the outcome is unknown"):
+                await asked
+        await tasks.stop()
 
     asyncio.run(work())
