@@ -20,11 +20,12 @@ from memq.groups.machine import (
     ForgetDecision,
     GroupMachine,
     StalePlanError,
-    StoredPosition,
     copy_of,
     difference,
     encode_decision,
     missing_group,
+    pack,
+    pack_positions,
 )
 from memq.notification import GroupState, Membership, check_position
 from memq.notification.groups import Group, Member, check_member
@@ -36,6 +37,7 @@ from memq.topic import Committed, ReadPartition, check_group
 
 MACHINE = "groups"  # the name of the machine in the log
 FRESH_SHARE = 4  # F is this part of a session time-out
+POSITIONS_MAX = 1_000  # in one decision: each takes up to 42 bytes of an entry of 64 KiB
 EXPIRY_S = 0.25  # between two searches for silent members
 
 Change = Callable[[Group], object]
@@ -134,9 +136,11 @@ class GroupCoordinator:
         check_group(group)
         for partition, committed in positions.items():
             check_position(partition, committed)
-        stored = tuple(StoredPosition.of(*each) for each in positions.items())
         await self._expire(group)
-        await self._propose(CommitDecision(group, member, generation, number, stored))
+        items = list(positions.items())
+        for at in range(0, max(len(items), 1), POSITIONS_MAX):
+            some = pack_positions(dict(items[at : at + POSITIONS_MAX]))
+            await self._propose(CommitDecision(group, member, generation, number, some))
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
@@ -174,7 +178,7 @@ class GroupCoordinator:
         for group, stored in list(self._machine.groups.items()):
             if gone & _partitions_of(stored.membership):
                 await self._decide(group, lambda state: state.forget(partitions))
-        await self._propose(ForgetDecision(tuple(partitions)))
+        await self._propose(ForgetDecision(pack(partitions)))
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ Times are no part of the state: a new owner begins to count the silence of all m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from memq.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
-from memq.notification.groups import Group, Member
+from memq.notification.groups import Group, Hold, Member
 from memq.state_log import Answer
 from memq.topic import Committed, Position, ReadPartition, Totals
 
@@ -35,43 +35,36 @@ class StalePlanError(Exception):
     """A decision was made on a state that has changed meanwhile. The coordinator decides again."""
 
 
-class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
-    """The position of a group in one read partition, as decisions and snapshots have it."""
+class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
+    """Read partitions of one topic, as ranges: `bounds` has begin and end (exclusive) of each, in order."""
 
     topic: str
     topic_id: str
-    partition: int
-    pointer_offset: int
-    record_index: int
-    records: int
-    bytes: int
-    mark: int
+    bounds: tuple[int, ...]
 
-    @classmethod
-    def of(cls, partition: ReadPartition, committed: Committed) -> StoredPosition:
-        """Return a committed position as it is stored."""
-        at, totals = committed.position, committed.totals
-        return cls(
-            partition.topic,
-            partition.topic_id,
-            partition.partition,
-            at.pointer_offset,
-            at.record_index,
-            totals.records,
-            totals.bytes,
-            committed.mark,
-        )
 
-    @property
-    def read_partition(self) -> ReadPartition:
-        """The read partition in which the position is."""
-        return ReadPartition(self.topic, self.topic_id, self.partition)
+class TopicPositions(msgspec.Struct, frozen=True, array_like=True):
+    """Positions in read partitions of one topic.
 
-    @property
-    def committed(self) -> Committed:
-        """The position with its totals and its mark."""
-        at = Position(self.partition, self.pointer_offset, self.record_index)
-        return Committed(at, Totals(self.records, self.bytes), self.mark)
+    Each has partition, pointer offset, record index, records, bytes and mark.
+    """
+
+    topic: str
+    topic_id: str
+    positions: tuple[tuple[int, int, int, int, int, int], ...]
+
+
+class StoredMember(msgspec.Struct, frozen=True, array_like=True):
+    """A member as decisions and snapshots have it: `Member` without times.
+
+    `holds` has the generations `since` and `revoking` of some holds, and their partitions.
+    """
+
+    session_timeout_ms: int
+    joined: int
+    commits: int
+    wanted: tuple[TopicPartitions, ...]
+    holds: tuple[tuple[int, int, tuple[TopicPartitions, ...]], ...]
 
 
 class MembersDecision(msgspec.Struct, frozen=True, tag="members"):
@@ -83,7 +76,7 @@ class MembersDecision(msgspec.Struct, frozen=True, tag="members"):
     group: str
     base: int
     generation: int
-    changed: dict[str, Member]
+    changed: dict[str, StoredMember]
     gone: tuple[str, ...] = ()
 
 
@@ -94,7 +87,7 @@ class CommitDecision(msgspec.Struct, frozen=True, tag="commit"):
     member: str
     generation: int
     number: int
-    positions: tuple[StoredPosition, ...]
+    positions: tuple[TopicPositions, ...]
 
 
 class DeleteDecision(msgspec.Struct, frozen=True, tag="delete"):
@@ -106,7 +99,7 @@ class DeleteDecision(msgspec.Struct, frozen=True, tag="delete"):
 class ForgetDecision(msgspec.Struct, frozen=True, tag="forget"):
     """The removal of all positions in partitions of a deleted topic."""
 
-    partitions: tuple[ReadPartition, ...]
+    partitions: tuple[TopicPartitions, ...]
 
 
 Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision
@@ -120,8 +113,9 @@ class StoredGroup(msgspec.Struct):
 
 
 class _SavedGroup(msgspec.Struct, frozen=True):
-    membership: Group
-    positions: tuple[StoredPosition, ...]
+    generation: int
+    members: dict[str, StoredMember]
+    positions: tuple[TopicPositions, ...]
 
 
 class _SavedGroups(msgspec.Struct, frozen=True):
@@ -133,7 +127,6 @@ class _SavedGroups(msgspec.Struct, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_decision = msgspec.msgpack.Decoder(Decision).decode
 _decode_groups = msgspec.msgpack.Decoder(_SavedGroups).decode
-_decode_group = msgspec.msgpack.Decoder(Group).decode
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -150,18 +143,78 @@ def decode_decision(body: bytes) -> Decision:
     return decision
 
 
+def pack(partitions: Iterable[ReadPartition]) -> tuple[TopicPartitions, ...]:
+    """Return read partitions by topic, as ranges."""
+    bounds: dict[tuple[str, str], list[int]] = {}
+    for partition in sorted(set(partitions)):
+        found = bounds.setdefault((partition.topic, partition.topic_id), [])
+        if found and found[-1] == partition.partition:
+            found[-1] += 1
+        else:
+            found += [partition.partition, partition.partition + 1]
+    return tuple(TopicPartitions(*topic, tuple(found)) for topic, found in bounds.items())
+
+
+def unpack(packed: Iterable[TopicPartitions]) -> list[ReadPartition]:
+    """Return the read partitions, sorted within each topic."""
+    return [
+        ReadPartition(each.topic, each.topic_id, number)
+        for each in packed
+        for begin, end in zip(each.bounds[::2], each.bounds[1::2], strict=True)
+        for number in range(begin, end)
+    ]
+
+
+def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[TopicPositions, ...]:
+    """Return positions by topic."""
+    found: dict[tuple[str, str], list[tuple[int, int, int, int, int, int]]] = {}
+    for partition, committed in sorted(positions.items(), key=lambda item: item[0]):
+        at, totals = committed.position, committed.totals
+        numbers = (at.pointer_offset, at.record_index, totals.records, totals.bytes, committed.mark)
+        found.setdefault((partition.topic, partition.topic_id), []).append((partition.partition, *numbers))
+    return tuple(TopicPositions(*topic, tuple(each)) for topic, each in found.items())
+
+
+def unpack_positions(packed: Iterable[TopicPositions]) -> dict[ReadPartition, Committed]:
+    """Return positions by read partition."""
+    return {
+        ReadPartition(each.topic, each.topic_id, partition): Committed(
+            Position(partition, offset, index), Totals(records, size), mark
+        )
+        for each in packed
+        for partition, offset, index, records, size, mark in each.positions
+    }
+
+
+def _stored(member: Member) -> StoredMember:
+    kinds = sorted({(hold.since, hold.revoking) for hold in member.holds})
+    holds = tuple(
+        (*kind, pack(hold.partition for hold in member.holds if (hold.since, hold.revoking) == kind)) for kind in kinds
+    )
+    return StoredMember(member.session_timeout_ms, member.joined, member.commits, pack(member.wanted), holds)
+
+
+def _restored(stored: StoredMember) -> Member:
+    holds = [Hold(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)]
+    return Member(stored.session_timeout_ms, 0, stored.joined, tuple(unpack(stored.wanted)), holds, stored.commits)
+
+
 def copy_of(membership: Group) -> Group:
     """Return a copy of a membership that shares nothing with it."""
-    return _decode_group(_encode(membership))
+    members = {
+        name: msgspec.structs.replace(member, holds=[msgspec.structs.replace(hold) for hold in member.holds])
+        for name, member in membership.members.items()
+    }
+    return Group(membership.generation, members)
 
 
 def difference(group: str, before: Group, after: Group) -> MembersDecision:
     """Return the decision that makes `after` of `before`. Times of heartbeats are left out."""
-    changed: dict[str, Member] = {}
+    changed: dict[str, StoredMember] = {}
     for name, member in after.members.items():
         member.heard_ms = 0
         if before.members.get(name) != member:
-            changed[name] = member
+            changed[name] = _stored(member)
     gone = tuple(name for name in before.members if name not in after.members)
     return MembersDecision(group, before.generation, after.generation, changed, gone)
 
@@ -190,7 +243,7 @@ class GroupMachine:
                 case DeleteDecision():
                     self._delete(decision.group)
                 case ForgetDecision():
-                    self._forget(decision.partitions)
+                    self._forget(unpack(decision.partitions))
         except (GenerationFencedError, InvalidRequestError, NotFoundError, StalePlanError) as error:
             return error
         return None
@@ -207,8 +260,8 @@ class GroupMachine:
             raise StalePlanError(f"group '{decision.group}' is in generation {membership.generation}")
         for name in decision.gone:
             membership.members.pop(name, None)
-        for name, member in decision.changed.items():
-            before = membership.members.get(name)  # it may have committed since the owner decided
+        for name, changed in decision.changed.items():
+            member, before = _restored(changed), membership.members.get(name)  # which may have committed meanwhile
             member.commits = max(member.commits, before.commits if before is not None else 0)
             membership.members[name] = member
         membership.generation = decision.generation
@@ -216,7 +269,7 @@ class GroupMachine:
 
     def _commit(self, decision: CommitDecision) -> None:
         stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
-        positions = {each.read_partition: each.committed for each in decision.positions}
+        positions = unpack_positions(decision.positions)
         stored.membership.check_commit(decision.member, decision.generation, positions, 0, decision.number)
         stored.positions |= positions
         self.groups[decision.group] = stored
@@ -240,7 +293,9 @@ class GroupMachine:
         """Return all groups as bytes."""
         groups = {
             name: _SavedGroup(
-                stored.membership, tuple(StoredPosition.of(*each) for each in sorted(stored.positions.items()))
+                stored.membership.generation,
+                {member: _stored(stored.membership.members[member]) for member in sorted(stored.membership.members)},
+                pack_positions(stored.positions),
             )
             for name, stored in sorted(self.groups.items())
         }
@@ -256,7 +311,10 @@ class GroupMachine:
             raise UnsupportedFormatError(f"snapshot of groups has version {saved.version}, not {STATE_VERSION}")
         self.floor = saved.floor
         self.groups = {
-            name: StoredGroup(group.membership, {each.read_partition: each.committed for each in group.positions})
+            name: StoredGroup(
+                Group(group.generation, {member: _restored(stored) for member, stored in group.members.items()}),
+                unpack_positions(group.positions),
+            )
             for name, group in saved.groups.items()
         }
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memq.errors import (
     CorruptDataError,
@@ -28,10 +30,14 @@ from memq.groups.machine import (
     GroupMachine,
     MembersDecision,
     StalePlanError,
-    StoredPosition,
+    TopicPositions,
     copy_of,
     difference,
     encode_decision,
+    pack,
+    pack_positions,
+    unpack,
+    unpack_positions,
 )
 from memq.notification.groups import Group
 from memq.runtime.logs import EventLog
@@ -46,8 +52,10 @@ LOGS = [ReadPartition("clicks", "0a" * 16, number) for number in range(4)]
 OTHER = ReadPartition("views", "0b" * 16, 0)
 
 
-def position(partition: ReadPartition, offset: int) -> StoredPosition:
-    return StoredPosition.of(partition, Committed(Position(partition.partition, offset, 3), Totals(offset, 7), mark=9))
+def positions(*offsets: tuple[ReadPartition, int]) -> tuple[TopicPositions, ...]:
+    return pack_positions(
+        {each: Committed(Position(each.partition, at, 3), Totals(at, 7), mark=9) for each, at in offsets}
+    )
 
 
 def join(machine: GroupMachine, member: str, group: str = "g") -> MembersDecision:
@@ -60,7 +68,7 @@ def join(machine: GroupMachine, member: str, group: str = "g") -> MembersDecisio
 
 def commit(machine: GroupMachine, member: str, offset: int, number: int = 0, group: str = "g") -> CommitDecision:
     generation = machine.membership(group).generation
-    return CommitDecision(group, member, generation, number, (position(LOGS[0], offset),))
+    return CommitDecision(group, member, generation, number, positions((LOGS[0], offset)))
 
 
 def stored(machine: GroupMachine, group: str = "g") -> dict[ReadPartition, int]:
@@ -87,7 +95,7 @@ def test_a_machine_stores_a_commit_of_the_holder_in_its_generation_alone() -> No
     for refused in (old, commit(machine, "b", 7), commit(machine, "a", 4, 0, group="unknown")):
         assert isinstance(machine.apply(encode_decision(refused)), GenerationFencedError)
     assert isinstance(machine.apply(encode_decision(commit(machine, "", 8))), GenerationFencedError)
-    outside = CommitDecision("g", "", -1, 0, (position(LOGS[0], 8),))
+    outside = CommitDecision("g", "", -1, 0, positions((LOGS[0], 8)))
     assert isinstance(machine.apply(encode_decision(outside)), InvalidRequestError)
     assert stored(machine) == {LOGS[0]: 5}
     assert "unknown" not in machine.groups
@@ -123,9 +131,9 @@ def test_a_group_that_is_made_again_continues_the_generations() -> None:
 def test_positions_in_a_deleted_topic_are_forgotten() -> None:
     machine = GroupMachine()
     machine.apply(encode_decision(join(machine, "a")))
-    both = CommitDecision("g", "a", machine.membership("g").generation, 1, (position(LOGS[0], 1), position(OTHER, 2)))
+    both = CommitDecision("g", "a", machine.membership("g").generation, 1, positions((LOGS[0], 1), (OTHER, 2)))
     machine.apply(encode_decision(both))
-    machine.apply(encode_decision(ForgetDecision(tuple(LOGS))))
+    machine.apply(encode_decision(ForgetDecision(pack(LOGS))))
     assert stored(machine) == {OTHER: 2}
 
 
@@ -144,7 +152,7 @@ def test_a_machine_that_is_restored_answers_and_ends_like_the_one_that_was_saved
             commit(machine, draw.choice("abc"), step, draw.choice((0, step)), group),
             DeleteDecision(group),
             _left(machine, draw.choice("abc"), group),
-            ForgetDecision((draw.choice(LOGS),)),
+            ForgetDecision(pack([draw.choice(LOGS)])),
         ]
         decision = draw.choice(decisions)
         answer = machine.apply(encode_decision(decision))
@@ -223,6 +231,35 @@ def test_a_former_owner_answers_no_heartbeat_when_its_proof_is_old() -> None:
         await queue.close()
 
     asyncio.run(work())
+
+
+def test_members_of_a_topic_with_very_many_partitions_fit_into_the_log() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        coordinator = await opened(queue, clock)
+        logs = [ReadPartition("clicks" * 40, "0a" * 16, number) for number in range(10_000)]
+        alone = await coordinator.join("g", "a", logs, SESSION_MS)
+        assert alone.assigned == tuple(logs)
+        every = {each: Committed(Position(each.partition, (1 << 39) - 1, (1 << 24) - 1)) for each in logs}
+        await coordinator.commit("g", "a", alone.generation, every, 1)
+        await coordinator.join("g", "b", logs, SESSION_MS)
+        known = await coordinator.heartbeat("g", "a", alone.generation)
+        assert (len(known.assigned), len(known.revoking)) == (5_000, 5_000)
+        assert await coordinator.committed("g", logs) == every
+        await queue.close()
+
+    asyncio.run(work())
+
+
+@given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 20))))
+def test_partitions_and_positions_are_packed_without_a_loss(numbers: set[tuple[str, int]]) -> None:
+    logs = sorted(ReadPartition("t", topic_id, number) for topic_id, number in numbers)
+    assert unpack(pack(reversed(logs))) == logs
+    stored = {each: Committed(Position(each.partition, 7, 1), Totals(2, 3), mark=4) for each in logs}
+    found = unpack_positions(pack_positions(stored))
+    assert found == stored
+    assert [each.mark for each in found.values()] == [4] * len(logs)
 
 
 def test_members_that_join_at_once_need_few_decisions() -> None:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memq.format.state_entry import StateDecisions, decode_state_entry
 from memq.groups.coordinator import MACHINE, GroupCoordinator
-from memq.groups.machine import CommitDecision, Decision, GroupMachine, MembersDecision, decode_decision
+from memq.groups.machine import (
+    CommitDecision,
+    Decision,
+    GroupMachine,
+    MembersDecision,
+    decode_decision,
+    unpack_positions,
+)
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
@@ -48,7 +55,8 @@ class StateLogs:
                 joined = name in decision.changed and state.members[name].joined > decision.base
                 observer.granted(decision.group, name, state.membership(name), joined=joined)
         elif isinstance(decision, CommitDecision):
-            written = [(each.read_partition, each.committed.position) for each in decision.positions]
+            stored = unpack_positions(decision.positions)
+            written = [(partition, committed.position) for partition, committed in stored.items()]
             observer.stored_by(decision.group, decision.member, decision.generation, decision.number, written)
             for partition, position in written:
                 observer.committed(decision.group, partition, position)
