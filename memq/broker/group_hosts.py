@@ -21,6 +21,7 @@ from memq.broker.services import Services
 from memq.errors import (
     EpochFencedError,
     InvalidSettingError,
+    LogLostError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -28,6 +29,7 @@ from memq.errors import (
     RetryableError,
     UnreachableError,
 )
+from memq.format.key import state_prefix
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import GroupMachine
 from memq.protocol.link import Link, connect_link
@@ -35,7 +37,7 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog, StateLogSettings
-from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings
+from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings, read_partitions
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
@@ -152,9 +154,11 @@ class GroupHosts:
             log = self._log(topic, partition, machine)
             try:
                 epoch = await claim_epoch(services, topic, partition, seen)
-                await log.open(epoch)
+                await self._open_log(topic, partition, log, epoch)
             except EpochFencedError:
                 seen = max(seen, log.highest_epoch)
+            except LogLostError as error:
+                return self._lost(partition, error)
             except (MovedError, NotReadyError) as error:
                 return error
             except RetryableError as error:
@@ -164,10 +168,34 @@ class GroupHosts:
                     return error
                 await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
             except MemqError as error:
-                services.events.error("state-log-lost", f"service partition {partition}: {error}; {error.hint}")
-                return error
+                return self._lost(partition, error)
             else:
                 return self._opened(topic, partition, epoch, log, machine)
+
+    def _lost(self, partition: int, error: MemqError) -> MemqError:
+        self._services.events.error("state-log-lost", f"service partition {partition}: {error}; {error.hint}")
+        return error
+
+    async def _open_log(self, topic: Topic, partition: int, log: StateLog, epoch: int) -> None:
+        """Open a log; create it if the queue does not have it yet.
+
+        The broker that created the topic may have died before it created the logs. Raises: LogLostError if the queue
+        has no entry, and the store has a snapshot; NotReadyError in place of NotFoundError; as `StateLog.open`.
+        """
+        services, read = self._services, topic.read_partition_of(partition)
+        try:
+            if not (await services.queue.span(read)).end:
+                prefix = state_prefix(services.settings.cluster, topic.name, topic.id, read.partition)
+                async for entry in services.store.list(prefix):
+                    raise LogLostError(
+                        f"the queue has lost the log of service partition {partition}: it is empty, and the store has"
+                        f" the snapshot '{entry.key}'",
+                        hint=f"restore the queue from a backup; without one, delete '{prefix}': its groups begin again",
+                    )
+            await log.open(epoch)
+        except NotFoundError as error:
+            await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+            raise NotReadyError(f"the queue had no log yet: {error}") from error
 
     def _log(self, topic: Topic, partition: int, machine: GroupMachine) -> StateLog:
         services = self._services

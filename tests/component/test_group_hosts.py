@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.group_hosts import PROGRAM
@@ -15,7 +16,15 @@ from memq.broker.upkeep.retention import run_upkeep
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import GenerationFencedError, InvalidSettingError, MovedError, NotFoundError, RetryableError
+from memq.errors import (
+    GenerationFencedError,
+    InvalidSettingError,
+    LogLostError,
+    MovedError,
+    NotFoundError,
+    RetryableError,
+)
+from memq.format.key import state_prefix
 from memq.notification import Membership
 from memq.notification.remote import RemoteQueue
 from memq.protocol.link import connect_link
@@ -156,6 +165,50 @@ def test_the_sweep_and_retention_of_a_cluster_pass_over_state_logs() -> None:
             assert await read_of(brokers[2], "new") == list(range(20))
 
     run(work())
+
+
+def test_an_owner_creates_the_log_that_the_queue_does_not_have_yet() -> None:
+    """The broker that created the topic may have died before it created its logs."""
+
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            logs = await filled(brokers[0])
+            await (await member_at(brokers[0])).groups()  # creates the topic, and opens its logs
+            (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
+            for broker in brokers:
+                assert broker.hosts is not None
+                await broker.hosts.drain()
+            await cluster.queue.drop(read_partitions(topic))
+            for broker in brokers:
+                member = await member_at(broker)
+                joined = await retried(lambda member=member: member.join("report", "m", logs, SESSION_MS))  # type: ignore[misc]
+                assert joined.assigned == tuple(logs)
+
+    run(work())
+
+
+def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Else members would begin as those of a new group, at `start`."""
+
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            logs = await filled(brokers[0])
+            member = await member_at(brokers[0])
+            await member.join("report", "m", logs, SESSION_MS)
+            (owner,) = hosts_of(brokers)
+            assert owner.hosts is not None
+            ((topic_id, partition),) = owner.hosts.held()
+            await owner.hosts.drain()
+            prefix = state_prefix("memq", STATE_TOPIC, topic_id, partition)
+            await cluster.store.put(f"{prefix}0000000001-0000000000000003/0000", [b"s"], crc32c(b"s"))
+            log = ReadPartition(STATE_TOPIC, topic_id, partition)
+            await cluster.queue.drop([log])
+            await cluster.queue.create([log], 30_000)
+            with pytest.raises(LogLostError, match="the queue has lost the log of service partition"):
+                await member.committed("report", logs)
+
+    run(work())
+    assert any(getattr(record, "event", "") == "state-log-lost" for record in caplog.records)
 
 
 def test_a_cluster_with_groups_in_its_queue_gets_no_state_log() -> None:
