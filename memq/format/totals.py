@@ -14,8 +14,10 @@ read from offset 0.
 3. *Where a tight pointer is.* P is not tight only if another pointer landed between the owner's last read and P. The
    queue refuses pointers older than the stale-publish bound (or all that are not its owner's own tries). So the queue
    time of that neighbour is before the read by at most the bound plus the clock error. The neighbour is tight itself,
-   or has such a neighbour. In a quiet partition there is none, and P is tight. `CONTENDED` spans of this length before
-   a partition's last pointer settle the totals: openings and readers read these spans, and retention keeps them.
+   or has such a neighbour. An owner publishes nothing, also no `opened`, after a read that is older than a third of the
+   bound: else P could be much younger than the pointers that it lacks. In a quiet partition there is no neighbour, and
+   P is tight. `CONTENDED` spans of this length before a partition's last pointer settle the totals: openings and
+   readers read these spans, and retention keeps them.
 4. *How a tight pointer is recognised.* An owner reads up to its last pointer before it makes the next, and lists the
    pointers that it met between. Take three adjacent batches of one epoch, numbered in order. Each states the totals
    after the one before it, and adopts nothing. Then the last one is tight: a pointer that came twice is listed by

@@ -26,13 +26,13 @@ from memq.errors import (
     UnreachableError,
     VersionConflictError,
 )
-from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_pointer
+from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, decode_pointer, encode_pointer
 from memq.governor import Assignment, BrokerEntry
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, equal_slots, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Totals, equal_slots, read_partitions
 from tests.brokers import block_of, events_of, run, write_frame
 from tests.partition_owners import Opening, control, failing, owning, pointers, processor_of, publisher_of
 from tests.skipping_loop import run_skipping, skip
@@ -179,6 +179,34 @@ def test_an_opening_is_dated_when_its_pointer_is_handed_over() -> None:
         ((_, (publication,)),) = calls
         assert publication.time_ms == opening.clock.wall_ms()
         assert own.proof_s == opening.clock.monotonic() == 7.0
+
+    run_skipping(work())
+
+
+def test_an_opening_reads_again_when_its_reading_is_old() -> None:
+    """Its pointer would be much younger than the late pointers before it: no later opening would read these."""
+
+    class VerySlow(MemoryHandler):
+        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            await skip(8.0)
+            if not published:
+                said = control(opening.topic, "closed", 3)
+                late = msgspec.structs.replace(decode_pointer(said.body), totals=Totals(5, 50))
+                published.append(await opening.queue.publish(replace(said, body=encode_pointer(late))))
+            async for entry in super().list(prefix):
+                yield entry
+
+    opening, published = Opening(), list[int]()
+
+    async def work() -> None:
+        opening.store.__class__ = VerySlow
+        await opening.assign(epoch=4)
+        own = await opening.open()
+        assert published
+        entries = await opening.queue.read(opening.read, 0, 1 << 20)
+        stated = [(found.epoch, found.totals) for found in (decode_pointer(entry.body) for entry in entries)]
+        assert stated == [(3, Totals(5, 50)), (5, Totals(5, 50))]
+        assert own.totals == Totals(5, 50)
 
     run_skipping(work())
 

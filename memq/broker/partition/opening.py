@@ -148,6 +148,8 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     clock = services.runtime.clock
     if own.highest_epoch >= own.epoch:  # a coordinator that was set back: the epoch's keys are used
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
+    if own.needs_proof(clock.monotonic()):  # the process was paused: late pointers would be much older than this one
+        await publisher.read_to_end()
     own.state()
     if topic.settings.retention_ms:
         own.named.forget(clock.wall_ms() - topic.settings.retention_ms)
