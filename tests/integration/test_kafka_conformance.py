@@ -297,7 +297,7 @@ async def lied_to(proxy: KafkaProxy, fault: Fault, times: int) -> None:
         for number in range(4):
             assert await writer.publish(publication(clock, b"%d" % number)) == number
     async with opened(proxy, prefix=prefix, request_timeout_ms=700) as reader:
-        assert await reader.span(part()) == Span(0, 4)
+        assert await patiently(lambda: reader.span(part())) == Span(0, 4)  # 700 ms are little on a busy machine
         for ask, right in questions(reader, clock.wall_ms()).items():
             fault.times = times
             with suppress(RetryableError):
