@@ -195,7 +195,7 @@ def test_a_lost_queue_is_restored_though_gets_are_stuck(data_path: str, place: S
             queue = MemoryQueue(services.runtime.clock)
             restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
             proxy.choose = every("GET", PlannedFault("body", "hang"))
-            with pytest.raises(StoreError, match="nothing in 0"):
+            with pytest.raises(StoreError, match="nothing in"):
                 await restorer.restore(topic)
             proxy.choose = some("GET", data_path)
             output = await again(lambda: restorer.restore(topic))
@@ -213,7 +213,7 @@ def test_a_listing_that_is_stuck_ends_the_sweep_and_is_no_empty_one(data_path: s
         async with stored_batches(place, data_path, 1_000) as (broker, proxy, _):
             for harm in STUCK:
                 proxy.choose = every("LIST", harm)
-                with pytest.raises(StoreError, match="nothing in 0" if harm.harm in ("hang", "trickle") else None):
+                with pytest.raises(StoreError, match="nothing in" if harm.harm in ("hang", "trickle") else None):
                     await sweep(broker.services, 0)
             proxy.choose = some("LIST", data_path)
             await again(lambda: sweep(broker.services, 0))
