@@ -19,15 +19,7 @@ from memq.format.blocks.header import CHECKED_FROM, scope_of
 from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES, KIB, MIB
 from memq.protocol.frames import ACK, HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, encode_frame
 from memq.protocol.frames import PREFIX as FRAME_PREFIX
-from memq.protocol.messages import (
-    Hello,
-    Metadata,
-    MetadataRequest,
-    Open,
-    OpenAnswer,
-    decode_message,
-    encode_message,
-)
+from memq.protocol.messages import Hello, Metadata, MetadataRequest, Open, OpenAnswer, decode_message, encode_message
 from memq.runtime.network import parse_address
 
 WINDOW_BYTES = 32 * MIB  # unacked, of all connections

@@ -12,8 +12,8 @@ from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, ProtocolError
 from memq.format.ranges import Range, RangeSet
 from memq.limits import SOUGHT_RANGES_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeCluster, DescribeHeld, WireRecords
 from memq.protocol.frames import Api
-from memq.protocol.messages import AdminAnswer, AdminRequest, DescribeCluster, DescribeHeld, WireRecords
 from memq.protocol.wire_types import WireBroker
 from memq.runtime.network import parse_address
 from memq.topic import Topic

@@ -20,9 +20,9 @@ from memq.broker.services import Services
 from memq.errors import MemqError, UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.governor import Governor
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.protocol.frames import Api
 from memq.protocol.link import connect_link
-from memq.protocol.messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.runtime.network import parse_address
 from memq.runtime.process import is_running
 

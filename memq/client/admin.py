@@ -23,8 +23,7 @@ from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, Not
 from memq.limits import PARTITIONS_MAX
 from memq.notification import GroupState, Span
 from memq.notification.remote import RemoteQueue
-from memq.protocol.frames import Api
-from memq.protocol.messages import (
+from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
     AlterTopic,
@@ -34,8 +33,9 @@ from memq.protocol.messages import (
     DescribeCluster,
     DescribeLoad,
     DrainBroker,
-    TopicMetadata,
 )
+from memq.protocol.frames import Api
+from memq.protocol.messages import TopicMetadata
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime

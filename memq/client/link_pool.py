@@ -17,9 +17,9 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.protocol.frames import Api, Frame
 from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
-from memq.protocol.messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.runtime.logs import EventLog
 from memq.runtime.network import FILES_HINT, Address, format_address, parse_address
 from memq.runtime.runtime import Runtime

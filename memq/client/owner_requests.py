@@ -12,9 +12,9 @@ from memq.client.metadata import ClusterMetadata
 from memq.errors import MovedError, NotReadyError, RetryableError, TimedOutError
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, BeginProducer, PublishStaged
 from memq.protocol.frames import Api
 from memq.protocol.link import Link
-from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, PublishStaged
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic

@@ -10,10 +10,9 @@ import msgspec
 from memq.errors import MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span, check_position, checked_span
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, TrimCompacted
 from memq.protocol.frames import Api
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
+from memq.protocol.group_messages import (
     CommitAnswer,
     CommitRequest,
     DeleteGroup,
@@ -22,6 +21,9 @@ from memq.protocol.messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+    WireCommitted,
+)
+from memq.protocol.messages import (
     PartitionEntries,
     PartitionRef,
     PollAnswer,
@@ -30,8 +32,6 @@ from memq.protocol.messages import (
     PollRequest,
     PollSpans,
     PollTime,
-    TrimCompacted,
-    WireCommitted,
     error_of,
 )
 from memq.topic import Committed, Position, ReadPartition, Totals

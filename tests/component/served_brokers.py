@@ -13,17 +13,9 @@ from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits
 from memq.errors import MemqError, UnreachableError
 from memq.limits import MIB
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import AckLevel, Api, Frame
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    Metadata,
-    MetadataRequest,
-    Nack,
-    Open,
-    ReadRequest,
-    decode_message,
-)
+from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, ReadRequest, decode_message
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.component.cluster_rig import Rig, rig
 from tests.memory_network import Client, MemoryNetwork, memory_runtime

@@ -13,7 +13,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
 from memq.format.manifest import Manifest, StagedObject
 from memq.format.pointer import Pointer, decode_pointer
-from memq.protocol.messages import PublishStaged
+from memq.protocol.admin_messages import PublishStaged
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions

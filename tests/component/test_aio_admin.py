@@ -25,8 +25,9 @@ from memq.errors import (
 )
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import PARTITIONS_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DrainBroker
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, Metadata, TopicMetadata, decode_message
+from memq.protocol.messages import Metadata, TopicMetadata, decode_message
 from memq.protocol.wire_types import WireBroker
 from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.brokers import run, running_broker

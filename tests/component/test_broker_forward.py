@@ -26,6 +26,7 @@ from memq.errors import (
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entries, Publication
+from memq.protocol.admin_messages import AdminRequest, DescribeCluster
 from memq.protocol.frames import (
     HELLO_MAGIC,
     VERSIONS,
@@ -38,17 +39,7 @@ from memq.protocol.frames import (
     take_checksum,
 )
 from memq.protocol.link import Link, connect_link
-from memq.protocol.messages import (
-    AdminRequest,
-    DescribeCluster,
-    Forward,
-    Hello,
-    HelloAnswer,
-    Nack,
-    decode_message,
-    encode_message,
-    error_of,
-)
+from memq.protocol.messages import Forward, Hello, HelloAnswer, Nack, decode_message, encode_message, error_of
 from memq.runtime.network import parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame

@@ -13,12 +13,10 @@ import uvloop
 
 from memq.broker.broker import Broker
 from memq.limits import KIB, MIB
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, CreateTopic
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
+from memq.protocol.group_messages import JoinRequest
 from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    CreateTopic,
-    JoinRequest,
     MetadataRequest,
     PartitionRef,
     PollAnswer,

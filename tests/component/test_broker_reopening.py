@@ -15,8 +15,9 @@ from memq.errors import LogCutError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import MIB
 from memq.notification import Entries, Publication
+from memq.protocol.admin_messages import AdminRequest, BeginProducer
 from memq.protocol.frames import Api
-from memq.protocol.messages import AdminRequest, BeginProducer, Close
+from memq.protocol.messages import Close
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.cluster_rig import Rig

@@ -20,10 +20,7 @@ from memq.format.sealed_json import seal
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.frames import Api, Frame, encode_frame
-from memq.protocol.messages import (
-    Nack,
-    decode_message,
-)
+from memq.protocol.messages import Nack, decode_message
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler

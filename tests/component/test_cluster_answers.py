@@ -11,23 +11,17 @@ from memq.broker.api.stream_requests import OPEN_TIMEOUT_S
 from memq.broker.partition.ownership import INSTANCES_PER_EPOCH
 from memq.governor import Load
 from memq.governor.memory import MemoryCoordinator
-from memq.protocol.frames import PREFIX, Api
-from memq.protocol.messages import (
+from memq.protocol.admin_messages import (
     AdminRequest,
     BeginProducer,
-    Close,
     CreateTopic,
     DescribeClients,
     DescribeCluster,
     DescribeLoad,
     DrainBroker,
-    Metadata,
-    MetadataRequest,
-    Nack,
-    OpenAnswer,
-    ReadRequest,
-    decode_message,
 )
+from memq.protocol.frames import PREFIX, Api
+from memq.protocol.messages import Close, Metadata, MetadataRequest, Nack, OpenAnswer, ReadRequest, decode_message
 from memq.storage_handlers import Count
 from memq.topic import Topic
 from tests.brokers import block_of, write_frame

@@ -24,7 +24,7 @@ from memq.client.link_pool import LinkPool
 from memq.errors import UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCoordinator
-from memq.protocol.messages import ReportSuspicion
+from memq.protocol.admin_messages import ReportSuspicion
 from memq.runtime.network import ProtocolFactory, parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Topic, TopicSettings

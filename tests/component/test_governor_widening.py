@@ -18,8 +18,8 @@ from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planning import JOIN_REST_MS, SPLIT_REST_MS, ClusterView, join, neighbours, reshapes, split
 from memq.governor.registry import check_topic
 from memq.limits import SLOTS
+from memq.protocol.admin_messages import AdminAnswer, DescribeCluster
 from memq.protocol.connection import ANONYMOUS
-from memq.protocol.messages import AdminAnswer, DescribeCluster
 from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.component.cluster_rig import rig

@@ -18,17 +18,9 @@ from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.errors import SpoolError
 from memq.format.pointer import decode_pointer
 from memq.limits import SOUGHT_RANGES_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeHeld, WireRecords
 from memq.protocol.frames import AckLevel, Api, encode_frame
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    Close,
-    DescribeHeld,
-    Nack,
-    WireRecords,
-    decode_message,
-    encode_message,
-)
+from memq.protocol.messages import Close, Nack, decode_message, encode_message
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, until, write_frame

@@ -13,18 +13,16 @@ from memq.broker.api import requests
 from memq.broker.api.requests import ANSWERS_SHARE, HELD_MS_MAX
 from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.errors import DamagedMessageError
+from memq.protocol.admin_messages import AdminRequest, CreateTopic
 from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, Api, encode_forward, encode_frame
+from memq.protocol.group_messages import CommitRequest, WireCommitted
 from memq.protocol.messages import (
-    AdminRequest,
-    CommitRequest,
-    CreateTopic,
     Forward,
     Hello,
     HelloAnswer,
     MetadataRequest,
     Nack,
     PartitionRef,
-    WireCommitted,
     decode_message,
     encode_message,
     error_of,

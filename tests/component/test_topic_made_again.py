@@ -15,17 +15,9 @@ from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotFoundError, NotReadyError, QueueError, UnreachableError
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, AlterTopic, DeleteTopic
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    AlterTopic,
-    DeleteTopic,
-    Metadata,
-    MetadataRequest,
-    TopicMetadata,
-    decode_message,
-)
+from memq.protocol.messages import Metadata, MetadataRequest, TopicMetadata, decode_message
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions

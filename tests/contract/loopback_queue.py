@@ -23,13 +23,7 @@ from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
-    Nack,
-    decode_message,
-    encode_message,
-    error_of,
-    nack_of,
-)
+from memq.protocol.messages import Nack, decode_message, encode_message, error_of, nack_of
 from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots

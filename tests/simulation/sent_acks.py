@@ -17,8 +17,8 @@ from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.format.report import AUDIT_TOPIC
+from memq.protocol.admin_messages import PublishStaged
 from memq.protocol.frames import AckLevel, AckPosition
-from memq.protocol.messages import PublishStaged
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from tests.simulation.checker import Checker
 from tests.simulation.staged_rules import StagedRules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from memq.format.manifest import Manifest
-from memq.protocol.messages import PublishStaged
+from memq.protocol.admin_messages import PublishStaged
 from memq.topic import writer_id
 from tests.simulation.checker import Checker
 

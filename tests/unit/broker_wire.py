@@ -15,11 +15,7 @@ from memq.errors import (
 )
 from memq.protocol.frames import Api, Frame, FrameReader, add_checksum, encode_frame
 from memq.protocol.link import Link, connect_link
-from memq.protocol.messages import (
-    HelloAnswer,
-    encode_message,
-    nack_of,
-)
+from memq.protocol.messages import HelloAnswer, encode_message, nack_of
 from tests.skipping_loop import skipping_runtime
 
 

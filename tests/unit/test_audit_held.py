@@ -22,7 +22,7 @@ from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import SOUGHT_RANGES_MAX
 from memq.notification import Span
-from memq.protocol.messages import AdminAnswer, AdminRequest, DescribeHeld, WireRecords
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeHeld, WireRecords
 from memq.protocol.wire_types import WireBroker
 from memq.topic import Topic
 from tests.unit.audited import TOPIC, data_pointer, pointer

@@ -17,13 +17,7 @@ from memq.errors import (
 )
 from memq.protocol.frames import Api, Frame, encode_frame
 from memq.protocol.link import Link, connect_link
-from memq.protocol.messages import (
-    Metadata,
-    MetadataRequest,
-    Open,
-    encode_message,
-    nack_of,
-)
+from memq.protocol.messages import Metadata, MetadataRequest, Open, encode_message, nack_of
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, silent_at, until
 

@@ -20,13 +20,7 @@ from memq.errors import (
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
-    Metadata,
-    MetadataRequest,
-    Owner,
-    TopicMetadata,
-    decode_message,
-)
+from memq.protocol.messages import Metadata, MetadataRequest, Owner, TopicMetadata, decode_message
 from memq.topic import PartitionSlots, Topic
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.stepped_time import step, stepped_runtime

@@ -19,9 +19,10 @@ from memq.errors import UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.protocol.frames import Api
 from memq.protocol.link import Link
-from memq.protocol.messages import AdminAnswer, AdminRequest, Hello, ReportSuspicion, decode_message
+from memq.protocol.messages import Hello, decode_message
 from memq.runtime.network import ProtocolFactory
 from tests.contract.coordinators import topic
 from tests.memory_network import MemoryNetwork, Wire

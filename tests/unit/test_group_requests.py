@@ -28,9 +28,9 @@ from memq.format.pointer import Location
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
 from memq.notification.remote import partition_of, ref_of, wire_of
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.connection import ANONYMOUS
-from memq.protocol.messages import (
-    AdminAnswer,
+from memq.protocol.group_messages import (
     CommitAnswer,
     CommitRequest,
     DeleteGroup,
@@ -39,6 +39,8 @@ from memq.protocol.messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+)
+from memq.protocol.messages import (
     PartitionEntries,
     PartitionRef,
     PollAnswer,

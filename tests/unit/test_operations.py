@@ -20,34 +20,42 @@ from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol import messages
-from memq.protocol.connection import ALLOWED, ANONYMOUS, ConnectionState, Side
-from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
+from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
     AlterTopic,
     BeginProducer,
-    Close,
-    CommitAnswer,
-    CommitRequest,
     CreateTopic,
-    DeleteGroup,
     DeleteTopic,
     DescribeClients,
     DescribeCluster,
-    DescribeGroup,
     DescribeHeld,
     DescribeLoad,
-    Done,
     DrainBroker,
-    Draining,
-    Forward,
+    PublishStaged,
+    ReportSuspicion,
+    TrimCompacted,
+    WireRecords,
+)
+from memq.protocol.connection import ALLOWED, ANONYMOUS, ConnectionState, Side
+from memq.protocol.frames import Api, Frame
+from memq.protocol.group_messages import (
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
     HeartbeatRequest,
-    Hello,
-    HelloAnswer,
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+)
+from memq.protocol.messages import (
+    Close,
+    Done,
+    Draining,
+    Forward,
+    Hello,
+    HelloAnswer,
     Metadata,
     MetadataRequest,
     Nack,
@@ -60,13 +68,9 @@ from memq.protocol.messages import (
     PollRequest,
     PollSpans,
     PollTime,
-    PublishStaged,
     ReadRequest,
     Redirect,
-    ReportSuspicion,
     Throttle,
-    TrimCompacted,
-    WireRecords,
     encode_message,
 )
 

@@ -22,18 +22,9 @@ from memq.errors import (
     TimedOutError,
 )
 from memq.notification import Span
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    BeginProducer,
-    PartitionEntries,
-    PollAnswer,
-    PollRequest,
-    PollSpans,
-    WireInstance,
-    decode_message,
-)
+from memq.protocol.messages import PartitionEntries, PollAnswer, PollRequest, PollSpans, decode_message
 from memq.topic import ReadPartition
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, pool_of, run, toy_topic, turns

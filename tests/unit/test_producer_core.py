@@ -21,14 +21,9 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.limits import KIB
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance
 from memq.protocol.frames import AckLevel, Api, Frame
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
-    BeginProducer,
-    WireInstance,
-    decode_message,
-)
+from memq.protocol.messages import decode_message
 from memq.topic import TopicSettings, producer_id_of
 from tests.producer_cores import RecordingCore, note_cores
 from tests.stepped_time import step

@@ -24,11 +24,7 @@ from memq.errors import (
 )
 from memq.format.report import Stage
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
-    MetadataRequest,
-    Open,
-    decode_message,
-)
+from memq.protocol.messages import MetadataRequest, Open, decode_message
 from memq.topic import Topic
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.producer_parts import producer_on, refuse_writes

@@ -26,8 +26,9 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import scope_of
+from memq.protocol.admin_messages import AdminAnswer, WireInstance
 from memq.protocol.frames import AckLevel, Api, Frame, encode_ack, encode_frame
-from memq.protocol.messages import AdminAnswer, Throttle, WireInstance, encode_message, nack_of
+from memq.protocol.messages import Throttle, encode_message, nack_of
 from memq.topic import TopicSettings
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic, turns, until

@@ -15,7 +15,7 @@ from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, NamedProducer
 from memq.limits import OBJECT_BYTES_MAX, SEQUENCE_END, TRAILER_BYTES
-from memq.protocol.messages import WirePiece
+from memq.protocol.admin_messages import WirePiece
 from tests.unit.audited import TOPIC
 from tests.unit.blocks import NOW_MS, Record, build, seal
 

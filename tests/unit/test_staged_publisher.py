@@ -33,7 +33,7 @@ from memq.errors import (
 )
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX, TRAILER_BYTES
-from memq.protocol.messages import PublishStaged, WirePiece
+from memq.protocol.admin_messages import PublishStaged, WirePiece
 from memq.topic import CLOCK_ERROR_MS, TopicSettings, writer_id
 from tests.contract.manual_clock import ManualClock
 from tests.partition_owners import turns

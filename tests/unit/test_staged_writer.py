@@ -14,8 +14,9 @@ from memq.client.producer.partitioner import PartitionMap
 from memq.errors import InvalidRequestError, MemqError, ProtocolError, StoreError, TooLargeError, UnreachableError
 from memq.format.manifest import StagedObject
 from memq.limits import BLOCK_RAW_BYTES_MAX, NAME_BYTES_MAX
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import AdminAnswer, MetadataRequest, StoreMetadata, decode_message
+from memq.protocol.messages import MetadataRequest, StoreMetadata, decode_message
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler

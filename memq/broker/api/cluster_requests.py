@@ -15,7 +15,7 @@ from memq.format.ranges import RangeSet
 from memq.governor.governor import view_of
 from memq.governor.planning import AssignmentChange, ClusterView
 from memq.limits import HELD_RANGES_MAX, SOUGHT_RANGES_MAX
-from memq.protocol.messages import (
+from memq.protocol.admin_messages import (
     AdminAnswer,
     DescribeClients,
     DescribeCluster,

@@ -19,11 +19,9 @@ from memq.groups.coordinator import GroupCoordinator
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Groups, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.link import Link
-from memq.protocol.messages import (
-    AdminAnswer,
-    AdminRequest,
+from memq.protocol.group_messages import (
     CommitAnswer,
     CommitRequest,
     DeleteGroup,
@@ -32,6 +30,11 @@ from memq.protocol.messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+    WireGroup,
+    WireMember,
+)
+from memq.protocol.link import Link
+from memq.protocol.messages import (
     PartitionEntries,
     PartitionRef,
     PollAnswer,
@@ -39,8 +42,6 @@ from memq.protocol.messages import (
     PollSpans,
     PollTime,
     WireEntry,
-    WireGroup,
-    WireMember,
     nack_of,
 )
 from memq.topic import ReadPartition, Topic, check_group

@@ -14,36 +14,40 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.errors import ProtocolError
 from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import (
+from memq.protocol.admin_messages import (
     AdminRequest,
     AlterTopic,
     BeginProducer,
-    Close,
-    CommitRequest,
     CreateTopic,
-    DeleteGroup,
     DeleteTopic,
     DescribeClients,
     DescribeCluster,
-    DescribeGroup,
     DescribeHeld,
     DescribeLoad,
     DrainBroker,
-    Forward,
+    PublishStaged,
+    ReportSuspicion,
+    TrimCompacted,
+)
+from memq.protocol.frames import Api, Frame
+from memq.protocol.group_messages import (
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
     HeartbeatRequest,
     JoinRequest,
     ListGroups,
+)
+from memq.protocol.messages import (
+    Close,
+    Forward,
     MetadataRequest,
     Open,
     PollEntries,
     PollRequest,
     PollSpans,
     PollTime,
-    PublishStaged,
     ReadRequest,
-    ReportSuspicion,
-    TrimCompacted,
     decode_message,
 )
 

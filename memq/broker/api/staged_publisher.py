@@ -21,7 +21,7 @@ from memq.format.key import staged_prefix
 from memq.format.object import ObjectIndex
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
-from memq.protocol.messages import PublishStaged, WirePiece
+from memq.protocol.admin_messages import PublishStaged, WirePiece
 from memq.storage_handlers import ObjectReader
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import CLOCK_ERROR_MS, check_name, writer_id

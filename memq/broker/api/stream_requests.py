@@ -15,18 +15,9 @@ from memq.errors import InvalidRequestError, LogLostError, MovedError, NotFoundE
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import PRODUCER_ID_END, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
+from memq.protocol.admin_messages import AdminAnswer, BeginProducer, PublishStaged, WireInstance
 from memq.protocol.frames import AckLevel
-from memq.protocol.messages import (
-    AdminAnswer,
-    BeginProducer,
-    Close,
-    Done,
-    Forward,
-    Open,
-    OpenAnswer,
-    PublishStaged,
-    WireInstance,
-)
+from memq.protocol.messages import Close, Done, Forward, Open, OpenAnswer
 
 OPEN_TIMEOUT_S = 10.0
 NOT_READY_MS = 200

@@ -10,18 +10,8 @@ from memq.broker.services import Services
 from memq.broker.upkeep.retention import trim_compacted
 from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, StoreError, TooLargeError
 from memq.limits import READ_BYTES_MAX
-from memq.protocol.messages import (
-    AdminAnswer,
-    AlterTopic,
-    CreateTopic,
-    DeleteTopic,
-    Metadata,
-    MetadataRequest,
-    ReadRequest,
-    StoreMetadata,
-    TopicMetadata,
-    TrimCompacted,
-)
+from memq.protocol.admin_messages import AdminAnswer, AlterTopic, CreateTopic, DeleteTopic, TrimCompacted
+from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, StoreMetadata, TopicMetadata
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, check_name, is_internal, parse_settings
 

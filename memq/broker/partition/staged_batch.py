@@ -15,7 +15,7 @@ from memq.format.blocks.header import Buffer
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, parse_index, parse_trailer
 from memq.format.pointer import Location, NamedProducer
 from memq.limits import OBJECT_BYTES_MAX, SEQUENCE_END, TRAILER_BYTES
-from memq.protocol.messages import WirePiece
+from memq.protocol.admin_messages import WirePiece
 
 
 @dataclass(frozen=True, slots=True)

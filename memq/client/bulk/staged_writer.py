@@ -40,7 +40,8 @@ from memq.format.manifest import (
     same_rows,
 )
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
-from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
+from memq.protocol.admin_messages import PublishStaged, WirePiece
+from memq.protocol.messages import StoreMetadata
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler

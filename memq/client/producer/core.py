@@ -29,9 +29,10 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
+from memq.protocol.admin_messages import BeginProducer
 from memq.protocol.frames import Api
 from memq.protocol.link import broker_name
-from memq.protocol.messages import BeginProducer, Metadata, MetadataRequest
+from memq.protocol.messages import Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime

@@ -1,0 +1,98 @@
+"""The messages about groups: members, their positions, and what operators ask."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memq.protocol.messages import PartitionRef
+from memq.protocol.wire_types import Int64
+
+
+class WireCommitted(msgspec.Struct, kw_only=True):
+    """A committed position of a group, with the totals before it, and the mark of the last pointer read."""
+
+    partition: PartitionRef
+    pointer_offset: Int64
+    record_index: Int64
+    records: Int64 = 0
+    bytes: Int64 = 0
+    mark: Int64 = 0
+
+
+class CommitRequest(msgspec.Struct, kw_only=True):
+    """Store positions (all or none); with `fetch`, return those of these partitions instead.
+
+    `number` counts the commits of the member from 1; 0: the member does not count.
+    """
+
+    group: str
+    member: str = ""
+    generation: Int64 = -1
+    number: Int64 = 0
+    positions: list[WireCommitted] = []
+    fetch: list[PartitionRef] = []
+
+
+class CommitAnswer(msgspec.Struct, kw_only=True):
+    """The requested committed positions."""
+
+    positions: list[WireCommitted] = []
+
+
+class JoinRequest(msgspec.Struct, kw_only=True):
+    """Join a group with the read partitions to share; with `leave`, leave it."""
+
+    group: str
+    member: str
+    partitions: list[PartitionRef] = []
+    session_timeout_ms: Int64 = 10_000
+    leave: bool = False
+
+
+class HeartbeatRequest(msgspec.Struct, kw_only=True):
+    """Report that the member is alive, and the partitions that it released."""
+
+    group: str
+    member: str
+    generation: Int64
+    released: list[PartitionRef] = []
+
+
+class MembershipAnswer(msgspec.Struct, kw_only=True):
+    """Answer to JOIN and HEARTBEAT."""
+
+    generation: Int64
+    assigned: list[PartitionRef] = []
+    revoking: list[PartitionRef] = []
+
+
+class ListGroups(msgspec.Struct, tag_field="op", tag="list-groups", kw_only=True):
+    """List all groups."""
+
+
+class DescribeGroup(msgspec.Struct, tag_field="op", tag="describe-group", kw_only=True):
+    """Show a group's members and positions."""
+
+    group: str
+
+
+class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=True):
+    """Delete a group that has no members."""
+
+    group: str
+
+
+class WireMember(msgspec.Struct, kw_only=True):
+    """A member of a group and its partitions."""
+
+    member: str
+    assigned: list[PartitionRef] = []
+
+
+class WireGroup(msgspec.Struct, kw_only=True):
+    """A group, for operators."""
+
+    group: str
+    generation: Int64 = 0
+    members: list[WireMember] = []
+    positions: list[WireCommitted] = []
