@@ -19,7 +19,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol import messages
+from memq.protocol import admin_messages, group_messages, messages
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
@@ -128,8 +128,9 @@ def test_each_message_of_the_protocol_is_an_operation_an_answer_or_a_part_of_one
     assert inside & set(asks) == in_envelopes, "a request inside of something else than its envelope"
     every = {
         each
-        for _, each in inspect.getmembers(messages, inspect.isclass)
-        if issubclass(each, msgspec.Struct) and each.__module__ == messages.__name__
+        for module in (messages, group_messages, admin_messages)
+        for _, each in inspect.getmembers(module, inspect.isclass)
+        if issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
     }
     assert every - whole - inside == set(), "neither a row of the table nor an answer"
     assert {*asks} <= every

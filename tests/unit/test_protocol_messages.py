@@ -23,7 +23,7 @@ from memq.errors import (
     kind_of,
 )
 from memq.format.sealed_json import is_sealed
-from memq.protocol import messages
+from memq.protocol import admin_messages, group_messages, messages
 from memq.protocol.messages import (
     Done,
     Nack,
@@ -40,8 +40,9 @@ from memq.topic import TopicSettings
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = tuple(
     kind
-    for kind in vars(messages).values()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__
+    for module in (messages, group_messages, admin_messages)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
 )
 
 
