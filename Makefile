@@ -43,7 +43,7 @@ check: tools $(DEV)             ## everything that CI runs
 	  $(MAKE) --no-print-directory lint imports; others=$$?; \
 	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
 	  wait $$types && exit $$others
-	$(PYTEST) --durations=25 tests
+	$(PYTHON) -m tests.second_try $(JOBS)
 	@$(PYTHON) -m tests.without_kernel $(JOBS)
 	@$(MUTATE) --gate --sample 12 --hand-sample 6 --seed $(COMMIT) --seconds 70 --jobs 2
 
