@@ -121,7 +121,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["verify", "nosuch", "-b", "127.0.0.1:1"],
             5,
-            ["can't reach 127.0.0.1:1", "(no file or folder 'nosuch' is here"],
+            ["127.0.0.1:1", "(no file or folder 'nosuch' is here"],
         ),
         (["topic", "descibe"], 2, ["'descibe' (did you mean 'describe'?)"]),
         (["produce", "a/b"], 2, ["topic name 'a/b'"]),
