@@ -10,7 +10,6 @@ import msgspec
 
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
-from memq.broker.group_hosts import GroupHosts
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
@@ -19,6 +18,7 @@ from memq.broker.metrics import Counters, Traffic
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.storing import SharedObjects
 from memq.broker.partitions import Partitions
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.held_records import HeldRecords
@@ -128,9 +128,9 @@ class Broker:
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
-        self.hosts: GroupHosts | None = None
+        self.hosts: ServiceHosts | None = None
         if settings.groups == "state-log":
-            self.hosts = GroupHosts(self.services, self.partitions, self._task_failed)
+            self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
         self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
-from memq.broker.group_hosts import PROGRAM, GroupHosts
 from memq.broker.partitions import Partitions
+from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups.coordinator import GroupCoordinator
@@ -58,7 +58,7 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 class GroupRequests:
     """Answers the requests of consumers to the queue."""
 
-    def __init__(self, services: Services, partitions: Partitions, hosts: GroupHosts | None = None) -> None:
+    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts | None = None) -> None:
         """`hosts`: the groups are on state logs; None: in the queue."""
         self._services = services
         self._hosts = hosts
@@ -309,7 +309,7 @@ class GroupRequests:
         if self._hosts is None:
             return AdminAnswer(groups=list(await self._queue.groups()))
         names: list[str] = []
-        for home in await self._hosts.homes():
+        for home in await self._hosts.homes(self._hosts.groups):
             if isinstance(home, GroupCoordinator):
                 names += await home.groups()
             elif call.connection.program != PROGRAM:
@@ -348,7 +348,7 @@ class GroupRequests:
         check_group(group)
         if self._hosts is None:
             return self._queue
-        home = await self._hosts.home(group)
+        home = await self._hosts.home(self._hosts.groups, group)
         if isinstance(home, GroupCoordinator):
             return home
         if call.connection.program == PROGRAM:

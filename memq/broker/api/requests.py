@@ -13,11 +13,11 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import Operation, operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
-from memq.broker.group_hosts import GroupHosts
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
@@ -58,7 +58,7 @@ class Requests:
         partitions: Partitions,
         hand_over: Callable[[], Awaitable[None]],
         held: HeldRecords,
-        hosts: GroupHosts | None = None,
+        hosts: ServiceHosts | None = None,
     ) -> None:
         self._services = services
         self._operations = operations_of(

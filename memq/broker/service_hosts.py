@@ -1,17 +1,19 @@
-"""The group coordinators of a broker: one for each service partition of `_memq_state` that it owns.
+"""The services of a broker: those of each service partition of `_memq_state` that it owns.
 
-A group is in the service partition that its name hashes to. The owner of that partition opens its state log with the
-first request, and keeps it open until the partition is assigned to another broker. Any broker takes the requests of
-members: it forwards them to the owner.
+A service partition hosts one service of each kind, such as a group coordinator. A group is in the service partition
+that its name hashes to. The owner of the partition opens its state log, with the machines of all kinds, and keeps it
+open until the partition is assigned to another broker. Any broker takes the requests of clients: it forwards them to
+the owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -36,6 +38,7 @@ from memq.protocol.link import Link, connect_link
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
+from memq.state_log import StateMachine
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings, read_partitions
 
@@ -45,21 +48,50 @@ OPENING_TRIES = 5  # then the waiting requests get the error; the next one begin
 PROGRAM = "memq-broker"  # in the HELLO of a broker: its requests are not forwarded again
 
 
-@dataclass(slots=True)
-class _Host:
-    """An open state log with its coordinator, and the tasks of both."""
+class Service(Protocol):
+    """The service of one kind in one service partition, while its state log is open here."""
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises: MemqError when the log has ended."""
+        ...
+
+
+Made = TypeVar("Made", bound=Service)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """A state log that was just opened in `epoch`, and the tasks that run until it is closed."""
 
     topic: Topic
+    partition: int
     epoch: int
     log: StateLog
-    coordinator: GroupCoordinator
     tasks: TaskOwner
 
 
-class GroupHosts:
-    """Opens, finds and closes the coordinators of groups. `failed` gets the error of a task that dies."""
+@dataclass(frozen=True, slots=True)
+class ServiceKind(Generic[Made]):
+    """One kind of service: the name of its machine in the log, and how machine and service are made."""
+
+    machine: str
+    make_machine: Callable[[], StateMachine]
+    make: Callable[[OpenLog], Made]
+
+
+@dataclass(slots=True)
+class _Host:
+    """An open state log with its services, by the name of their machines."""
+
+    opened: OpenLog
+    services: Mapping[str, Service]
+
+
+class ServiceHosts:
+    """Opens, finds and closes the services. `failed` gets the error of a task that dies."""
 
     def __init__(self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None]) -> None:
+        self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, GroupMachine, self._make_groups)
         self._services = services
         self._partitions = partitions
         self._failed = failed
@@ -69,22 +101,23 @@ class GroupHosts:
         self._closing: dict[PartitionKey, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
+        self._drained = False
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow
 
     # ---- requests --------------------------------------------------------------------------------
 
-    async def home(self, group: str) -> GroupCoordinator | str:
-        """Return the coordinator of a group, or the address of the broker that has it.
+    async def home(self, kind: ServiceKind[Made], name: str) -> Made | str:
+        """Return the service that has a name, or the address of the broker that has it.
 
         Raises: NotReadyError while the service partition has no owner; as the coordinator port and the state log.
         """
         topic = await self._topic()
-        return await self.host(topic, zlib.crc32(group.encode()) % len(topic.partitions))
+        return await self.host(kind, topic, zlib.crc32(name.encode()) % len(topic.partitions))
 
-    async def host(self, topic: Topic, partition: int) -> GroupCoordinator | str:
-        """Return the coordinator of a service partition, or the address of its owner. Raises: as `home`."""
+    async def host(self, kind: ServiceKind[Made], topic: Topic, partition: int) -> Made | str:
+        """Return the service of a service partition, or the address of its owner. Raises: as `home`."""
         if not self._partitions.serving:
             raise NotReadyError(f"broker '{self._services.settings.broker_id}' is starting")
         if not self._partitions.owns(topic, partition):
@@ -92,24 +125,18 @@ class GroupHosts:
             if not address:
                 raise not_owner(topic, partition, "")
             return address
-        key = (topic.id, partition)
-        host = self._hosts.get(key)
-        if host is None or not host.log.is_owner:
-            opening = self._opening.get(key)
-            if opening is None:
-                opening = self._tasks.start(self._open(topic, partition), f"open state log {partition}")
-                self._opening[key] = opening
-                opening.add_done_callback(lambda task: self._opening.pop(key, None))
-            opened = await asyncio.shield(opening)
+        host = self._hosts.get((topic.id, partition))
+        if host is None or not host.opened.log.is_owner:
+            opened = await asyncio.shield(self._opening_of(topic, partition))
             if isinstance(opened, MemqError):
                 raise opened
             host = opened
-        return host.coordinator
+        return host.services[kind.machine]  # type: ignore[return-value]  # `kind` made it
 
-    async def homes(self) -> list[GroupCoordinator | str]:
-        """Return all coordinators here, and the addresses of the brokers that have others. Raises: as `home`."""
+    async def homes(self, kind: ServiceKind[Made]) -> list[Made | str]:
+        """Return the services of a kind here, and the addresses of others. Raises: as `home`."""
         topic = await self._topic()
-        found = [await self.host(topic, part.partition) for part in topic.partitions]
+        found = [await self.host(kind, topic, part.partition) for part in topic.partitions]
         return list(dict.fromkeys(found))
 
     async def link(self, address: str) -> Link:
@@ -144,14 +171,30 @@ class GroupHosts:
 
     # ---- opening and closing ---------------------------------------------------------------------
 
+    def _kinds(self) -> list[ServiceKind[Service]]:
+        return [self.groups]  # type: ignore[list-item]  # each makes its own kind
+
+    def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
+        clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
+        return self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+
+    def _opening_of(self, topic: Topic, partition: int) -> asyncio.Task[_Host | MemqError]:
+        """Return the task that opens a state log: the one that runs, or a new one."""
+        key = (topic.id, partition)
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = self._tasks.start(self._open(topic, partition), f"open state log {partition}")
+            self._opening[key] = opening
+            opening.add_done_callback(lambda task: self._opening.pop(key, None))
+        return opening
+
     async def _open(self, topic: Topic, partition: int) -> _Host | MemqError:
         """Open the state log of a service partition in a new epoch; return the error if that fails."""
         services, key = self._services, (topic.id, partition)
         tries, seen = 0, 0
         await self._end(key)
         while True:
-            machine = GroupMachine()
-            log = self._log(topic, partition, machine)
+            log = self._log(topic, partition)
             try:
                 epoch = await claim_epoch(services, topic, partition, seen)
                 await self._open_log(topic, partition, log, epoch)
@@ -170,7 +213,7 @@ class GroupHosts:
             except MemqError as error:
                 return self._lost(partition, error)
             else:
-                return self._opened(topic, partition, epoch, log, machine)
+                return self._opened(topic, partition, epoch, log)
 
     def _lost(self, partition: int, error: MemqError) -> MemqError:
         self._services.events.error("state-log-lost", f"service partition {partition}: {error}; {error.hint}")
@@ -190,43 +233,57 @@ class GroupHosts:
                     raise LogLostError(
                         f"the queue has lost the log of service partition {partition}: it is empty, and the store has"
                         f" the snapshot '{entry.key}'",
-                        hint=f"restore the queue from a backup; without one, delete '{prefix}': its groups begin again",
+                        hint=f"restore the queue from a backup; without one, delete '{prefix}': its state is lost",
                     )
             await log.open(epoch)
         except NotFoundError as error:
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
             raise NotReadyError(f"the queue had no log yet: {error}") from error
 
-    def _log(self, topic: Topic, partition: int, machine: GroupMachine) -> StateLog:
+    def _log(self, topic: Topic, partition: int) -> StateLog:
         services = self._services
         settings = StateLogSettings(cluster=services.settings.cluster, broker=services.settings.broker_id)
         parts = (services.queue, services.store, services.runtime, services.events)
-        return StateLog(*parts, topic.read_partition_of(partition), settings, lambda: {MACHINE: machine})
+        return StateLog(*parts, topic.read_partition_of(partition), settings, self._machines)
 
-    def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog, machine: GroupMachine) -> _Host:
-        clock = self._services.runtime.clock
-        tasks = TaskOwner(self._failed, self._services.events)
-        coordinator = self.make_coordinator(log, machine, clock, tasks, clock.monotonic())
-        host = self._hosts[topic.id, partition] = _Host(topic, epoch, log, coordinator, tasks)
-        tasks.start(self._expire(coordinator), f"expire members {partition}")
+    def _machines(self) -> dict[str, StateMachine]:
+        return {kind.machine: kind.make_machine() for kind in self._kinds()}
+
+    def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> _Host:
+        opened = OpenLog(topic, partition, epoch, log, TaskOwner(self._failed, self._services.events))
+        host = _Host(opened, {kind.machine: kind.make(opened) for kind in self._kinds()})
+        self._hosts[topic.id, partition] = host
+        for name, service in host.services.items():
+            opened.tasks.start(self._run(service), f"{name} {partition}")
         self._services.events.info("state-log-opened", f"service partition {partition} in epoch {epoch}")
         return host
 
-    async def _expire(self, coordinator: GroupCoordinator) -> None:
-        with suppress(MemqError):  # the log has ended: the next request opens it again
-            await coordinator.run()
+    async def _run(self, service: Service) -> None:
+        with suppress(MemqError):  # the log has ended: the next refresh or request opens it again
+            await service.run()
 
     def held(self) -> list[PartitionKey]:
         """Return the service partitions whose logs are open here."""
         return [*self._hosts, *self._opening, *self._closing]
 
     def _follow(self) -> None:
-        """Close the logs whose partitions belong to another broker now."""
+        """Close logs whose partitions belong to another broker now; open those of this broker.
+
+        A new owner has work without any request: it expires members, and releases what is due.
+        """
         for key, host in list(self._hosts.items()):
-            if not self._partitions.owns(host.topic, key[1]) and key not in self._closing:
+            if not self._partitions.owns(host.opened.topic, key[1]) and key not in self._closing:
                 task = self._tasks.start(self._release(key), f"release state log {key[1]}")
                 self._closing[key] = task
                 task.add_done_callback(lambda task, key=key: self._released(key))  # type: ignore[misc]
+        if self._drained or self._partitions.draining or not self._partitions.serving:
+            return
+        with suppress(NotFoundError):
+            topic = self._partitions.topic(STATE_TOPIC)
+            for part in topic.partitions:
+                known = self._hosts.get((topic.id, part.partition))
+                if self._partitions.owns(topic, part.partition) and (known is None or not known.opened.log.is_owner):
+                    self._opening_of(topic, part.partition)
 
     def _released(self, key: PartitionKey) -> None:
         self._closing.pop(key, None)
@@ -240,7 +297,7 @@ class GroupHosts:
         try:
             coordinator, session = self._services.coordinator, self._services.session
             current = await coordinator.assignment(*key)
-            if current.session == session and current.epoch == host.epoch:
+            if current.session == session and current.epoch == host.opened.epoch:
                 await coordinator.set_assignment(msgspec.structs.replace(current, session=""))
         except MemqError as error:
             self._services.events.warning("release-failed", f"service partition {key[1]}: {error}")
@@ -248,12 +305,13 @@ class GroupHosts:
     async def _end(self, key: PartitionKey) -> _Host | None:
         host = self._hosts.pop(key, None)
         if host is not None:
-            await host.tasks.stop()
-            await host.log.close()
+            await host.opened.tasks.stop()
+            await host.opened.log.close()
         return host
 
     async def drain(self) -> None:
         """Close all logs, and release their partitions."""
+        self._drained = True
         for key in list(self._hosts):
             await self._release(key)
 

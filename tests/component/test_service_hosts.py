@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
-from memq.broker.group_hosts import PROGRAM
+from memq.broker.service_hosts import PROGRAM
 from memq.broker.upkeep.retention import run_upkeep
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -46,8 +47,12 @@ async def three_brokers(**settings: Any) -> AsyncIterator[tuple[Rig, list[Broker
         yield cluster, brokers
 
 
-def hosts_of(brokers: list[Broker]) -> list[Broker]:
-    return [broker for broker in brokers if broker.hosts is not None and broker.hosts.held()]
+def owner_of(cluster: Rig, brokers: list[Broker], group: str = "report") -> tuple[Broker, ReadPartition]:
+    """Return the broker that has a group, and the log of the group's service partition."""
+    (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
+    number = zlib.crc32(group.encode()) % len(topic.partitions)
+    (owner,) = (broker for broker in brokers if broker.hosts is not None and (topic.id, number) in broker.hosts.held())
+    return owner, ReadPartition(STATE_TOPIC, topic.id, number)
 
 
 async def filled(broker: Broker, values: int = 20, partitions: int = 4) -> list[ReadPartition]:
@@ -98,7 +103,7 @@ def test_a_new_owner_of_a_group_knows_its_positions_and_members(*, drains: bool)
             assert known.assigned == tuple(logs)
             at = {logs[0]: committed(2, 5)}
             await member.commit("report", "m", known.generation, at, 1)
-            (owner,) = hosts_of(brokers)
+            owner, _ = owner_of(cluster, brokers)
             if drains:
                 await owner.hand_over()
             await owner.close()
@@ -136,10 +141,10 @@ def test_a_silent_member_keeps_its_partitions_until_its_session_ends() -> None:
 
 def test_a_request_that_a_broker_forwarded_is_not_forwarded_again() -> None:
     async def work() -> None:
-        async with three_brokers() as (_, brokers):
+        async with three_brokers() as (cluster, brokers):
             logs = await filled(brokers[0])
             await (await member_at(brokers[0])).join("report", "m", logs, SESSION_MS)
-            (owner,) = hosts_of(brokers)
+            owner, _ = owner_of(cluster, brokers)
             for broker in brokers:
                 forwarded = await member_at(broker, program=PROGRAM)
                 if broker is owner:
@@ -148,6 +153,22 @@ def test_a_request_that_a_broker_forwarded_is_not_forwarded_again() -> None:
                     assert await forwarded.groups() == []
                     with pytest.raises(MovedError):
                         await forwarded.describe("report")
+
+    run(work())
+
+
+def test_a_new_owner_opens_its_state_logs_without_a_request() -> None:
+    """It expires members, and releases what is due."""
+
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            await (await member_at(brokers[0])).groups()
+            owner, log = owner_of(cluster, brokers)
+            await owner.close()
+            left = [broker for broker in brokers if broker is not owner]
+            async with asyncio.timeout(20):
+                while not any(broker.hosts and (log.topic_id, log.partition) in broker.hosts.held() for broker in left):
+                    await asyncio.sleep(0)
 
     run(work())
 
@@ -195,13 +216,11 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
             logs = await filled(brokers[0])
             member = await member_at(brokers[0])
             await member.join("report", "m", logs, SESSION_MS)
-            (owner,) = hosts_of(brokers)
+            owner, log = owner_of(cluster, brokers)
             assert owner.hosts is not None
-            ((topic_id, partition),) = owner.hosts.held()
             await owner.hosts.drain()
-            prefix = state_prefix("memq", STATE_TOPIC, topic_id, partition)
+            prefix = state_prefix("memq", STATE_TOPIC, log.topic_id, log.partition)
             await cluster.store.put(f"{prefix}0000000001-0000000000000003/0000", [b"s"], crc32c(b"s"))
-            log = ReadPartition(STATE_TOPIC, topic_id, partition)
             await cluster.queue.drop([log])
             await cluster.queue.create([log], 30_000)
             with pytest.raises(LogLostError, match="the queue has lost the log of service partition"):
