@@ -14,7 +14,8 @@ from memq.audit.live.report_partition import Client
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.broker.http import HttpPort
-from memq.client.admin import AsyncAdmin, GroupDescription
+from memq.client.admin import AsyncAdmin
+from memq.client.group_admin import GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError
 from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog

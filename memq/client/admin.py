@@ -1,95 +1,34 @@
-"""Topics and groups for operators: `Admin` for threads, `AsyncAdmin` for an event loop.
+"""`Admin` for threads, `AsyncAdmin` for an event loop: topics, groups and brokers for operators.
 
 `Admin` calls `AsyncAdmin` on the process's one I/O thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from memq.client.arguments import check_connect_timeout, public_name, runtime_of, with_kafka_hints
-from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.batch import TopicPartition, topic_partition_of
-from memq.client.consumer.offset_resolver import Lag, OffsetResolver
-from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
-from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
-from memq.client.metadata import ClusterMetadata
-from memq.client.producer.fields import check_kind, check_switch
-from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
-from memq.limits import PARTITIONS_MAX
-from memq.notification import GroupState, Span
-from memq.notification.remote import RemoteQueue
+from memq.client.arguments import public_name
+from memq.client.group_admin import AsyncGroupAdmin, GroupAdmin
+from memq.client.lifecycle import Background
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
+from memq.client.topic_admin import ANSWER_S
+from memq.errors import NotFoundError
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
-    AlterTopic,
-    CreateTopic,
-    DeleteTopic,
     DescribeClients,
     DescribeCluster,
     DescribeLoad,
     DrainBroker,
 )
 from memq.protocol.frames import Api
-from memq.protocol.messages import TopicMetadata
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
+from memq.topic import check_name
 
-ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
-SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
-GROUPS_NAMED_MAX = 20  # in the error about one that is not there
-Settings = Mapping[str, int | bool | str]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionProgress:
-    """A group's state in one partition: position (None: none), member ("" when free), and lag.
-
-    `measured` is the lag, or an error if the log of the partition does not answer.
-    """
-
-    topic_partition: TopicPartition
-    position: Position | None
-    member: str
-    measured: Lag | MemqError
-
-    @property
-    def lag(self) -> Lag:
-        """The lag. Raises: the error of the partition's log when it is not known."""
-        if isinstance(self.measured, MemqError):
-            raise self.measured
-        return self.measured
-
-    @property
-    def error(self) -> MemqError | None:
-        """The reason why the lag is not known; None when it is."""
-        return self.measured if isinstance(self.measured, MemqError) else None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """A consumer group: its generation, its members, and its progress in each partition."""
-
-    group: str
-    generation: int
-    members: tuple[str, ...]
-    partitions: tuple[PartitionProgress, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """One partition of a reset: the group's position before (None: none stored) and after."""
-
-    topic_partition: TopicPartition
-    before: Position | None
-    after: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,222 +39,12 @@ class GovernorPlan:
     notes: tuple[str, ...]
 
 
-class AsyncAdmin(KafkaHints, AsyncClosing):
+class AsyncAdmin(AsyncGroupAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
     Any broker can answer.
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.
     """
-
-    @public_name("Admin")
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None = None,
-        *,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
-        self._runtime = runtime_of(runtime)
-        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="admin client")
-        self._metadata = ClusterMetadata(self._runtime, self._pool)
-        self._any = BrokerRouter(self._pool)
-        self._queue = RemoteQueue(self._any)
-        self._resolver = OffsetResolver(self._queue)
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._metadata.close()
-        await self._pool.close()
-
-    @property
-    def cluster(self) -> str:
-        """The name of the cluster; "" before the first answer."""
-        return self._metadata.cluster
-
-    # ---- topics --------------------------------------------------------------------------------
-
-    @with_kafka_hints
-    async def create_topic(
-        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
-    ) -> Topic:
-        """Create a topic and return it; with `exist_ok` return an existing one unchanged.
-
-        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
-        """
-        check_name(name)
-        check_kind("partitions", partitions, int)
-        check_switch("exist_ok", exist_ok)
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
-        sent = {} if settings is None else _sendable(settings)
-        ask = CreateTopic(name=name, partitions=partitions, settings=sent, exist_ok=exist_ok)
-        return _topic_of(await self._ask(AdminRequest(ask=ask)))
-
-    async def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics, ordered by name; `internal` adds memq's own, whose names begin with `_memq`."""
-        check_switch("internal", internal)
-        await self._pool.reach(self._connect_timeout_s)
-        found = [found.topic for found in await self._metadata.all_topics()]
-        return [topic for topic in found if internal or not is_internal(topic.name)]
-
-    async def topic(self, name: str) -> TopicMetadata:
-        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
-        check_name(name, internal=True)
-        await self._pool.reach(self._connect_timeout_s)
-        self._metadata.doubt(name)
-        found = await self._metadata.refresh(name)
-        if found is None:
-            raise NotFoundError(f"topic '{name}' does not exist")
-        return found
-
-    async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
-        """Return the pointer offset at which each read partition ends, by topic name and partition.
-
-        `unknown` of a topic has the error of each log that fails. Raises: NotFoundError; the first error if all fail.
-        """
-        _check_topics(topics)
-        await self._pool.reach(self._connect_timeout_s)
-        partitions = [partition for topic in topics for partition in read_partitions(topic)]
-        found: dict[ReadPartition, int | MemqError] = {}
-        for at in range(0, len(partitions), SPANS_MAX):
-            found |= await self._ends_of(partitions[at : at + SPANS_MAX])
-        _there(LogAnswers(found)).one_known()
-        return {
-            topic.name: LogAnswers({each.partition: found[each] for each in read_partitions(topic)}) for topic in topics
-        }
-
-    async def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
-        """Return the records and bytes ever committed to each read partition, by partition.
-
-        Removed records count, too. `partitions` limits the answer. `unknown` has the error of each log that fails.
-        Raises: NotFoundError; the first error if all logs fail.
-        """
-        _check_topics([topic])
-        await self._pool.reach(self._connect_timeout_s)
-        wanted = None if partitions is None else _numbers(partitions)
-        found = await ask_logs(
-            [each for each in read_partitions(topic) if wanted is None or each.partition in wanted],
-            lambda each: self._resolver.end_totals(each, topic.settings, topic.writers_of(each)),
-        )
-        return _there(LogAnswers({each.partition: answer for each, answer in found.items()})).one_known()
-
-    async def count(self, topic: str, first: Position, last: Position) -> int:
-        """Return how many records are from position `first` up to position `last`, which is not counted.
-
-        Both are of one partition. It reads pointers, no records. Copies are counted, too.
-        Raises: NotFoundError; InvalidRequestError for positions of two partitions, or a `last` before `first`;
-        PositionExpiredError for a position that retention removed; PositionLostError if the log was cut before it.
-        """
-        for position in (first, last):
-            if not isinstance(position, Position):
-                raise TypeError(f"positions must be of memq.Position, not {type(position).__name__}")
-        if first.read_partition != last.read_partition or last.offset < first.offset:
-            raise InvalidRequestError(
-                f"no record is from {first} up to {last}",
-                hint="give two positions of one partition, the lower one first",
-            )
-        found = (await self.topic(topic)).topic
-        (partition,) = named_partitions(found, first)
-        before: list[int] = []
-        for position in (first, last):
-            await self._resolver.start_at(position, partition, found.settings)
-            await self._resolver.checked_mark(partition, position)
-            before.append((await self._totals_before(found, partition, position)).records)
-        return before[1] - before[0]
-
-    @with_kafka_hints
-    async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
-        """Change settings of a topic and return it.
-
-        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
-        """
-        sent, topic = _sendable(settings), (await self.topic(name)).topic
-        return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, topic_id=topic.id, settings=sent))))
-
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its pointers; the sweep deletes its objects later.
-
-        A delayed request never deletes a later topic of the same name. Raises: NotFoundError.
-        """
-        topic = (await self.topic(name)).topic
-        await self._ask(AdminRequest(ask=DeleteTopic(name=name, topic_id=topic.id)))
-
-    # ---- groups --------------------------------------------------------------------------------
-
-    async def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, in order; `internal` adds memq's own."""
-        check_switch("internal", internal)
-        await self._pool.reach(self._connect_timeout_s)
-        return [name for name in await self._queue.groups() if internal or not is_internal(name)]
-
-    async def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. A failing log hides only its own partition's lag.
-
-        Raises: NotFoundError, InvalidNameError.
-        """
-        check_name(name, "group", internal=True)
-        await self._pool.reach(self._connect_timeout_s)
-        state = await self._described(name)
-        holders = {partition: member for member, held in state.members.items() for partition in held}
-        read = {partition.topic_id: None for partition in (*state.committed, *holders)}
-        # Also partitions without a stored position: all their records are lag.
-        partitions = [
-            (topic, partition)
-            for topic in await self.topics(internal=True)
-            if topic.id in read
-            for partition in read_partitions(topic)
-        ]
-        of = {partition: topic for topic, partition in partitions}
-        lags = await ask_logs(of, lambda each: self._lag(of[each], each, state.committed.get(each)))
-        progress = [
-            PartitionProgress(topic_partition_of(each), _position_in(state, each), holders.get(each, ""), measured)
-            for each, measured in lags.items()
-        ]
-        return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
-
-    async def reset_group(
-        self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
-    ) -> list[Reset]:
-        """Set new positions of a group without members, in all partitions of a topic.
-
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
-        do not change. With `dry_run` nothing is stored; with `new_ok` the group need not exist.
-
-        Raises: NotFoundError, InvalidRequestError.
-        """
-        check_name(group, "group")
-        check_point(to, "to", (topic,))
-        check_switch("dry_run", dry_run)
-        found = (await self.topic(topic)).topic
-        if not new_ok:
-            await self._described(group)  # a misspelt name must not make a group
-        partitions = named_partitions(found, to)
-        stored = await self._queue.committed(group, partitions)
-        resets: dict[ReadPartition, Committed] = {}
-        for partition in partitions:
-            point = point_of(to, topic_partition_of(partition))
-            position = await self._resolver.start_at(point, partition, found.settings)
-            totals = await self._totals_before(found, partition, position)
-            resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
-        if not dry_run and resets:
-            await self._queue.commit(group, "", -1, resets)
-        return [
-            Reset(
-                topic_partition_of(partition),
-                stored[partition].marked_position if partition in stored else None,
-                committed.marked_position,
-            )
-            for partition, committed in resets.items()
-        ]
-
-    async def delete_group(self, name: str) -> None:
-        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
-        check_name(name, "group", internal=True)
-        await self._pool.reach(self._connect_timeout_s)
-        await self._queue.delete_group(name)
-
-    # ---- brokers -------------------------------------------------------------------------------
 
     async def brokers(self) -> list[WireBroker]:
         """Return the live brokers, by id."""
@@ -325,13 +54,6 @@ class AsyncAdmin(KafkaHints, AsyncClosing):
         """Return the changes that the governor would make now, without making them."""
         answer = await self._ask(AdminRequest(ask=DescribeCluster()))
         return GovernorPlan(tuple(answer.changes), tuple(answer.notes))
-
-    async def drain_broker(self, name: str) -> None:
-        """Move all partitions of a broker to others; it owns none until it is restarted.
-
-        Returns when all are moved. Raises: NotFoundError, InvalidRequestError without another broker, TimedOutError.
-        """
-        await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
 
     async def clients(self, broker: str) -> list[WireClient]:
         """Return the limits of clients at one broker: "default", then by name. Raises: NotFoundError."""
@@ -343,13 +65,12 @@ class AsyncAdmin(KafkaHints, AsyncClosing):
         assert load is not None, "the broker answered without its load"
         return load
 
-    # ---- inside --------------------------------------------------------------------------------
+    async def drain_broker(self, name: str) -> None:
+        """Move all partitions of a broker to others; it owns none until it is restarted.
 
-    async def _ask(self, request: AdminRequest) -> AdminAnswer:
-        """Ask once: a request that was lost may have been done, and a second one would hide that."""
-        self._check_loop()
-        await self._pool.reach(self._connect_timeout_s)
-        return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+        Returns when all are moved. Raises: NotFoundError, InvalidRequestError without another broker, TimedOutError.
+        """
+        await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
 
     async def _ask_broker(
         self, name: str, ask: DrainBroker | DescribeClients | DescribeLoad, timeout_s: float
@@ -362,99 +83,14 @@ class AsyncAdmin(KafkaHints, AsyncClosing):
         session = await self._pool.session(parse_address(addresses[0]))
         return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
-    async def _described(self, group: str) -> GroupState:
-        """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
-        try:
-            return await self._queue.describe(group)
-        except NotFoundError as error:
-            names = await self.groups()
-            there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
-            hint = f"the groups are: {there}" if names else "there are no groups"
-            raise NotFoundError(str(error), hint=hint) from error
 
-    async def _ends_of(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, int | MemqError]:
-        """Ask for the ends of partitions in one request; when all fail, each has the error."""
-        try:
-            found = await self._queue.spans(partitions)
-        except MemqError as error:
-            return dict.fromkeys(partitions, error)
-        return {each: span.end if isinstance(span, Span) else span for each, span in found.items()}
-
-    async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
-        if committed is None:
-            position = await self._resolver.position_of("beginning", partition, topic.settings)
-            here = await self._pointers_before(topic, partition, position)
-        else:
-            position, totals = committed.position, committed.totals
-            here = Totals(totals.records - position.record_index, totals.bytes)
-        return await self._resolver.lag(topic, partition, position, here, self._runtime.clock)
-
-    async def _pointers_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
-        """Return how much lies before the pointer of a position."""
-        offset, writers = position.pointer_offset, topic.writers_of(partition)
-        return await self._resolver.totals_before(partition, offset, topic.settings, writers)
-
-    async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
-        """Return how much lies before a position."""
-        here = await self._pointers_before(topic, partition, position)
-        return here.plus(position.record_index, 0)
-
-
-def _there(answers: LogAnswers[Key, Value]) -> LogAnswers[Key, Value]:
-    """Return the answers. Raises: NotFoundError when one is about a topic that does not exist."""
-    for error in answers.unknown.values():
-        if isinstance(error, NotFoundError):
-            raise error
-    return answers
-
-
-def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
-    committed = state.committed.get(partition)
-    return committed.marked_position if committed else None
-
-
-def _sendable(settings: Settings) -> dict[str, bool | int | str]:
-    """Return settings that a request can carry; what they mean the broker knows."""
-    if not isinstance(settings, Mapping):
-        raise TypeError(f"settings must be a mapping of names to values, not {type(settings).__name__}")
-    for name, value in settings.items():
-        check_kind("the name of a topic setting", name, str)
-        if not isinstance(value, bool | int | str):
-            raise TypeError(f"topic setting {name} must be a number, a text or a bool, not {type(value).__name__}")
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise InvalidSettingError(f"topic setting {name} = {value:.3g} is beyond 2^63")
-    return dict(settings)
-
-
-def _check_topics(topics: Sequence[Topic]) -> None:
-    """Refuse names in place of topics. Raises: TypeError."""
-    if not isinstance(topics, Sequence):
-        raise TypeError(f"topics must be a sequence of memq.topic.Topic, not {type(topics).__name__}")
-    for topic in topics:
-        if not isinstance(topic, Topic):
-            raise TypeError(f"topic must be a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
-
-
-def _numbers(partitions: Iterable[int]) -> frozenset[int]:
-    """Refuse what names no partitions. Raises: TypeError."""
-    if not isinstance(partitions, Iterable):
-        raise TypeError(f"partitions are a sequence of int, not {type(partitions).__name__}")
-    numbers = tuple(partitions)
-    for number in numbers:
-        check_kind("partition", number, int)
-    return frozenset(numbers)
-
-
-def _topic_of(answer: AdminAnswer) -> Topic:
-    assert answer.topic is not None, "the broker answered without a topic"
-    return answer.topic
-
-
-class Admin(KafkaHints, BlockingClient):
+class Admin(GroupAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.
     """
+
+    _core: AsyncAdmin
 
     @public_name("Admin")
     def __init__(
@@ -468,94 +104,13 @@ class Admin(KafkaHints, BlockingClient):
         self._background = Background("admin", self._core)
         self._closed = False
 
-    def close(self) -> None:
-        """Disconnect. May be called twice."""
-        self._finish(None)
-
-    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
-        return self._core.close()
-
-    @property
-    def cluster(self) -> str:
-        """The name of the cluster; "" before the first answer."""
-        return self._core.cluster
-
-    @with_kafka_hints
-    def create_topic(
-        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
-    ) -> Topic:
-        """Create a topic and return it; with `exist_ok` return an existing one unchanged.
-
-        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
-        """
-        work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
-        return self._background.run(work)
-
-    def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics, ordered by name; `internal` adds memq's own, whose names begin with `_memq`."""
-        return self._background.run(self._core.topics(internal=internal))
-
-    def topic(self, name: str) -> TopicMetadata:
-        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
-        return self._background.run(self._core.topic(name))
-
-    def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
-        """Return the pointer offset at which each read partition ends, by topic name and partition.
-
-        `unknown` of a topic has the error of each log that fails. Raises: NotFoundError; the first error if all fail.
-        """
-        return self._background.run(self._core.ends(topics))
-
-    def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
-        """Return the records and bytes ever committed to each read partition, by partition.
-
-        Removed records count, too. `partitions` limits the answer. `unknown` has the error of each log that fails.
-        Raises: NotFoundError; the first error if all logs fail.
-        """
-        return self._background.run(self._core.end_totals(topic, partitions))
-
-    def count(self, topic: str, first: Position, last: Position) -> int:
-        """Return how many records are from position `first` up to position `last`, which is not counted.
-
-        Copies are counted, too. Raises: NotFoundError, InvalidRequestError, PositionExpiredError, PositionLostError.
-        """
-        return self._background.run(self._core.count(topic, first, last))
-
-    @with_kafka_hints
-    def alter_topic(self, name: str, *, settings: Settings) -> Topic:
-        """Change settings of a topic and return it.
-
-        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
-        """
-        return self._background.run(self._core.alter_topic(name, settings=settings))
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic and its pointers; the sweep deletes its objects later. Raises: NotFoundError."""
-        self._background.run(self._core.delete_topic(name))
-
-    def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, in order; `internal` adds memq's own."""
-        return self._background.run(self._core.groups(internal=internal))
-
-    def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. Raises: NotFoundError."""
-        return self._background.run(self._core.group(name))
-
-    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
-        """Set new positions of a group without members, in all partitions of a topic.
-
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
-        do not change. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
-        """
-        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
-
-    def delete_group(self, name: str) -> None:
-        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
-        self._background.run(self._core.delete_group(name))
-
     def brokers(self) -> list[WireBroker]:
         """Return the live brokers, by id."""
         return self._background.run(self._core.brokers())
+
+    def plan(self) -> GovernorPlan:
+        """Return the changes that the governor would make now, without making them."""
+        return self._background.run(self._core.plan())
 
     def clients(self, broker: str) -> list[WireClient]:
         """Return the limits of clients at one broker: "default", then by name. Raises: NotFoundError."""
@@ -564,10 +119,6 @@ class Admin(KafkaHints, BlockingClient):
     def load(self, broker: str) -> WireLoad:
         """Return the load of one broker. Raises: NotFoundError."""
         return self._background.run(self._core.load(broker))
-
-    def plan(self) -> GovernorPlan:
-        """Return the changes that the governor would make now, without making them."""
-        return self._background.run(self._core.plan())
 
     def drain_broker(self, name: str) -> None:
         """Move all partitions of a broker to others; it owns none until it is restarted.

@@ -21,11 +21,11 @@ from memq.audit.minutes import MinuteRow
 from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.broker.process import metrics_of
 from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
-from memq.client.admin import GroupDescription, PartitionProgress
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.cursor_outcomes import Counts
 from memq.client.consumer.offset_resolver import Lag
+from memq.client.group_admin import GroupDescription, PartitionProgress
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import METRICS, lines_of
 from memq.runtime.runtime import Runtime

@@ -55,8 +55,8 @@ LIVENESS_BUGS = (
     ),
     Planted(
         "a group's lag counts what it has committed",
-        "memq.client.admin",
-        "AsyncAdmin._lag",
+        "memq.client.group_admin",
+        "AsyncGroupAdmin._lag",
         swap("committed is None", "True"),
         level="calm",
         seed=1_014,

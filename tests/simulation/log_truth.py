@@ -16,8 +16,9 @@ from memq.audit.dashboard.poller import TOPICS_S, Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, GroupRow, PartitionRow
 from memq.broker.api.group_requests import LOG_S_MAX
-from memq.client.admin import AsyncAdmin, PartitionProgress
+from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.group_admin import PartitionProgress
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError, UnreachableError
 from memq.runtime.runtime import Runtime

@@ -25,7 +25,8 @@ from memq.audit.dashboard.view import (
 from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.live.view import doubted
 from memq.audit.minutes import MINUTE_MS
-from memq.client.admin import AsyncAdmin, GroupDescription, PartitionProgress
+from memq.client.admin import AsyncAdmin
+from memq.client.group_admin import GroupDescription, PartitionProgress
 from memq.client.log_answers import LogAnswers
 from memq.errors import DeniedError, MemqError, NotFoundError
 from memq.protocol.messages import TopicMetadata

@@ -18,7 +18,8 @@ from memq.cli.output import (
     print_ready,
     print_table,
 )
-from memq.client.admin import Admin, GroupDescription
+from memq.client.admin import Admin
+from memq.client.group_admin import GroupDescription
 from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import Value

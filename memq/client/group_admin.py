@@ -1,0 +1,187 @@
+"""Groups for operators: the part of `Admin` that shows, resets and deletes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memq.client.consumer.batch import TopicPartition, topic_partition_of
+from memq.client.consumer.offset_resolver import Lag
+from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
+from memq.client.log_answers import ask_logs
+from memq.client.producer.fields import check_switch
+from memq.client.topic_admin import AsyncTopicAdmin, TopicAdmin
+from memq.errors import MemqError, NotFoundError
+from memq.notification import GroupState
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
+
+GROUPS_NAMED_MAX = 20  # in the error about one that is not there
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """A group's state in one partition: position (None: none), member ("" when free), and lag.
+
+    `measured` is the lag, or an error if the log of the partition does not answer.
+    """
+
+    topic_partition: TopicPartition
+    position: Position | None
+    member: str
+    measured: Lag | MemqError
+
+    @property
+    def lag(self) -> Lag:
+        """The lag. Raises: the error of the partition's log when it is not known."""
+        if isinstance(self.measured, MemqError):
+            raise self.measured
+        return self.measured
+
+    @property
+    def error(self) -> MemqError | None:
+        """The reason why the lag is not known; None when it is."""
+        return self.measured if isinstance(self.measured, MemqError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: its generation, its members, and its progress in each partition."""
+
+    group: str
+    generation: int
+    members: tuple[str, ...]
+    partitions: tuple[PartitionProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """One partition of a reset: the group's position before (None: none stored) and after."""
+
+    topic_partition: TopicPartition
+    before: Position | None
+    after: Position
+
+
+class AsyncGroupAdmin(AsyncTopicAdmin):
+    """Shows, resets and deletes groups, in addition to topics."""
+
+    async def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, in order; `internal` adds memq's own."""
+        check_switch("internal", internal)
+        await self._pool.reach(self._connect_timeout_s)
+        return [name for name in await self._queue.groups() if internal or not is_internal(name)]
+
+    async def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. A failing log hides only its own partition's lag.
+
+        Raises: NotFoundError, InvalidNameError.
+        """
+        check_name(name, "group", internal=True)
+        await self._pool.reach(self._connect_timeout_s)
+        state = await self._described(name)
+        holders = {partition: member for member, held in state.members.items() for partition in held}
+        read = {partition.topic_id: None for partition in (*state.committed, *holders)}
+        # Also partitions without a stored position: all their records are lag.
+        partitions = [
+            (topic, partition)
+            for topic in await self.topics(internal=True)
+            if topic.id in read
+            for partition in read_partitions(topic)
+        ]
+        of = {partition: topic for topic, partition in partitions}
+        lags = await ask_logs(of, lambda each: self._lag(of[each], each, state.committed.get(each)))
+        progress = [
+            PartitionProgress(topic_partition_of(each), _position_in(state, each), holders.get(each, ""), measured)
+            for each, measured in lags.items()
+        ]
+        return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
+
+    async def reset_group(
+        self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
+    ) -> list[Reset]:
+        """Set new positions of a group without members, in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
+        do not change. With `dry_run` nothing is stored; with `new_ok` the group need not exist.
+
+        Raises: NotFoundError, InvalidRequestError.
+        """
+        check_name(group, "group")
+        check_point(to, "to", (topic,))
+        check_switch("dry_run", dry_run)
+        found = (await self.topic(topic)).topic
+        if not new_ok:
+            await self._described(group)  # a misspelt name must not make a group
+        partitions = named_partitions(found, to)
+        stored = await self._queue.committed(group, partitions)
+        resets: dict[ReadPartition, Committed] = {}
+        for partition in partitions:
+            point = point_of(to, topic_partition_of(partition))
+            position = await self._resolver.start_at(point, partition, found.settings)
+            totals = await self._totals_before(found, partition, position)
+            resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
+        if not dry_run and resets:
+            await self._queue.commit(group, "", -1, resets)
+        return [
+            Reset(
+                topic_partition_of(partition),
+                stored[partition].marked_position if partition in stored else None,
+                committed.marked_position,
+            )
+            for partition, committed in resets.items()
+        ]
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        check_name(name, "group", internal=True)
+        await self._pool.reach(self._connect_timeout_s)
+        await self._queue.delete_group(name)
+
+    async def _described(self, group: str) -> GroupState:
+        """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
+        try:
+            return await self._queue.describe(group)
+        except NotFoundError as error:
+            names = await self.groups()
+            there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
+            hint = f"the groups are: {there}" if names else "there are no groups"
+            raise NotFoundError(str(error), hint=hint) from error
+
+    async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
+        if committed is None:
+            position = await self._resolver.position_of("beginning", partition, topic.settings)
+            here = await self._pointers_before(topic, partition, position)
+        else:
+            position, totals = committed.position, committed.totals
+            here = Totals(totals.records - position.record_index, totals.bytes)
+        return await self._resolver.lag(topic, partition, position, here, self._runtime.clock)
+
+
+class GroupAdmin(TopicAdmin):
+    """The same for threads."""
+
+    _core: AsyncGroupAdmin
+
+    def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, in order; `internal` adds memq's own."""
+        return self._background.run(self._core.groups(internal=internal))
+
+    def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        return self._background.run(self._core.group(name))
+
+    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+        """Set new positions of a group without members, in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
+        do not change. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        """
+        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        self._background.run(self._core.delete_group(name))
+
+
+def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
+    committed = state.committed.get(partition)
+    return committed.marked_position if committed else None
