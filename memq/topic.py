@@ -102,6 +102,16 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_partitions_max: int = 0  # how many write partitions the governor may make of those that it was made with
     partition_bytes_s_max: int = 16 * MIB  # a write partition that takes more is split, as far as that goes
 
+    @property
+    def late_ms(self) -> int:
+        """How long after its time stamp in the queue a pointer may land."""
+        return self.stale_publish_ms + CLOCK_ERROR_MS
+
+    @property
+    def reader_window_ms(self) -> int:
+        """The queue time in ms that a reader remembers: W, and the greatest delay of a pointer."""
+        return self.dedup_window_ms + self.late_ms
+
     def check(self) -> TopicSettings:
         """Return itself when the values hold, alone and together.
 
@@ -129,7 +139,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
             if not low <= value <= high:
                 hint = "0 keeps all records" if name.startswith("retention_") else ""
                 raise InvalidSettingError(f"setting {name} = {value} is outside {low} to {high}", hint=hint)
-        window = self.delivery_timeout_ms + 2 * (self.stale_publish_ms + CLOCK_ERROR_MS)
+        window = self.delivery_timeout_ms + 2 * self.late_ms
         if self.dedup_window_ms < window:
             raise InvalidSettingError(
                 f"setting dedup_window_ms = {self.dedup_window_ms} is below {window}",

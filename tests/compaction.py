@@ -16,9 +16,9 @@ from memq.compaction.compaction import BatchCopier, Copied, TrimmedQueue
 from memq.compaction.plan import CompactionRule
 from memq.compaction.reader import ManifestFiles
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import checksum
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
+from memq.runtime.sqlite_file import checksum
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions

@@ -14,7 +14,7 @@ from memq.audit.account import NOT_ASKED, Account, Balance, Evidence, Fate, Held
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck, CheckedEntry
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
-from memq.audit.minutes import Minutes, ReadBlock, active_ms, late_ms, window_ms
+from memq.audit.minutes import Minutes, ReadBlock, active_ms
 from memq.audit.pointer_facts import PointerFacts
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, FindingCounts, PartitionCoverage, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
@@ -82,8 +82,8 @@ class Auditor:
     def __init__(self, topic: Topic, *, through: str = THROUGH_STORE, minutes: Minutes | None = None) -> None:
         settings = topic.settings
         self._topic = topic
-        self._late_ms = late_ms(settings)
-        self._window_ms = window_ms(settings)
+        self._late_ms = settings.late_ms
+        self._window_ms = settings.reader_window_ms
         self._active_ms = active_ms(settings)
         self._minutes = minutes
         self._coverage = Coverage(through=through)

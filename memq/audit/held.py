@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memq.audit.account import HeldWord, apart, common
-from memq.audit.minutes import late_ms
 from memq.audit.pointer_facts import PointerFacts
 from memq.format.ranges import Range, RangeSet
 from memq.limits import FORWARD_S_MAX
@@ -69,7 +68,7 @@ def doubt_of(answer: HeldAnswer, facts: PointerFacts, topic: Topic, end_ms: int,
     if reasons:
         more = f"; and {len(reasons) - NAMED_MAX} more" if len(reasons) > NAMED_MAX else ""
         return "; ".join(reasons[:NAMED_MAX]) + more
-    if facts.may_be_late() and now_ms - end_ms < late_ms(topic.settings):
+    if facts.may_be_late() and now_ms - end_ms < topic.settings.late_ms:
         return "a pointer of an epoch that was lost may still land"
     return ""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from memq.audit.account import Balance, TailKnowledge
 from memq.format.pointer import INTEGER_END
 from memq.format.ranges import Range
-from memq.topic import CLOCK_ERROR_MS, Position, TopicSettings
+from memq.topic import Position, TopicSettings
 
 MINUTE_MS = 60_000
 COUNT_MAX = INTEGER_END - 1
@@ -39,19 +39,9 @@ def gravest(words: Iterable[str]) -> str:
     return min(words, key=_GRAVITY.__getitem__)
 
 
-def late_ms(settings: TopicSettings) -> int:
-    """Return the ms after its queue time within which a pointer may land."""
-    return settings.stale_publish_ms + CLOCK_ERROR_MS
-
-
-def window_ms(settings: TopicSettings) -> int:
-    """Return the ms of queue time that readers at least remember."""
-    return settings.dedup_window_ms + late_ms(settings)
-
-
 def active_ms(settings: TopicSettings) -> int:
     """Return the ms after a queue time in which its producer may send, and a late pointer may land."""
-    return settings.delivery_timeout_ms + late_ms(settings)
+    return settings.delivery_timeout_ms + settings.late_ms
 
 
 def watermark_ms(settings: TopicSettings, now_ms: int) -> int:

@@ -4,7 +4,7 @@ Only one process opens the file (see `DataFolder`), so the whole state is also i
 fsync before it is applied. The membership, one broker, is in memory only.
 
 The file has topics, assignments, used ids, and the mark of the store. Each row has a checksum
-(`memq.notification.sqlite.file`). The row of a used id says whether its topic was deleted. Any other missing topic is
+(`memq.runtime.sqlite_file`). The row of a used id says whether its topic was deleted. Any other missing topic is
 damage, because the sweep deletes the objects of deleted topics. An assignment without its topic is damage, too, and so
 is a partition without its assignment: its epochs would begin again.
 """
@@ -26,9 +26,9 @@ from memq.governor import Assignment
 from memq.governor.memory import LocalCoordinator
 from memq.governor.registry import Registry, RegistryChange, check_topic, encode_topic
 from memq.governor.watchers import Watchers
-from memq.notification.sqlite.file import COPY_HINT, SqliteFile, add_checksums, checksum, is_sound
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
+from memq.runtime.sqlite_file import COPY_HINT, SqliteFile, add_checksums, checksum, is_sound
 from memq.runtime.threads import ThreadPool
 from memq.topic import PartitionKey, Topic
 

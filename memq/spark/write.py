@@ -19,7 +19,7 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.format.blocks.header import CODECS
-from memq.format.manifest import StagedObject
+from memq.format.staged_manifest import StagedObject
 from memq.limits import BATCH_ID_END
 from memq.runtime.runtime import Runtime
 from memq.settings import did_you_mean

@@ -15,7 +15,7 @@ from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entries, Span
 from memq.notification.kafka.admin import KafkaPartition
-from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
+from memq.notification.kafka.reading.import_source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
 from tests.unit.queue_model import PARTITION, Log

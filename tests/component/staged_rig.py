@@ -11,8 +11,8 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.format.manifest import Manifest, StagedObject
 from memq.format.pointer import Pointer, decode_pointer
+from memq.format.staged_manifest import Manifest, StagedObject
 from memq.protocol.admin_messages import PublishStaged
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler

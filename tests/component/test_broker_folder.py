@@ -27,11 +27,11 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
-from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.process import Signals
 from memq.runtime.runtime import Runtime
+from memq.runtime.sqlite_file import copy_database, write_log_into
 from memq.settings import BrokerSettings
 from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler

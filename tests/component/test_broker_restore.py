@@ -19,9 +19,9 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import CorruptDataError, NotFoundError, QueueError, QueueRefusedError, StoreError
 from memq.format.blocks.header import parse_header
 from memq.format.key import object_key, shared_prefix, staged_prefix, topic_prefix
-from memq.format.manifest import Manifest, encode_manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.format.staged_manifest import Manifest, encode_manifest
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue, Publication, Span
 from memq.notification.groups import OUTSIDE_GENERATION

@@ -14,12 +14,11 @@ from memq.client.admin import AsyncAdmin
 from memq.client.bulk.block_cutter import decode_plan, producer_of
 from memq.client.bulk.kafka_import import Held, ImportedPartition, KafkaImport
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.offset_resolver import window_ms
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.notification.kafka.admin import KafkaPartition
-from memq.notification.kafka.reading.source import KafkaSource
+from memq.notification.kafka.reading.import_source import KafkaSource
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, TopicSettings
@@ -203,7 +202,7 @@ def test_a_lost_plan_is_waited_out() -> None:
     """Without it nobody knows where the last block on its way ends: it can't arrive any more after the window."""
     source = source_of(numbered(range(10)))
 
-    window = window_ms(TopicSettings())
+    window = TopicSettings().reader_window_ms
 
     async def test(broker: Broker) -> None:
         await copy(source, broker)

@@ -15,13 +15,12 @@ from memq.client.bulk.block_cutter import Cut, decode_plan, producer_of
 from memq.client.bulk.direct_writer import FixedIdentityWriter
 from memq.client.bulk.kafka_import import ImportedPartition, ImportProgress, KafkaImport, PartitionImport
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.offset_resolver import window_ms
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer
 from memq.notification.kafka.admin import KafkaPartition
-from memq.notification.kafka.reading.source import KafkaSource, SourceRecord, SourceTopic
+from memq.notification.kafka.reading.import_source import KafkaSource, SourceRecord, SourceTopic
 from memq.notification.remote import RemoteQueue
 from memq.protocol.link import Link
 from memq.runtime.network import ProtocolFactory, SocketNetwork
@@ -217,7 +216,7 @@ def test_each_step_is_named_before_it_is_done() -> None:
         await copy(source, broker)
         source.positions.clear()
         source.said.clear()
-        clock = LaterClock(window_ms(TopicSettings()))
+        clock = LaterClock(TopicSettings().reader_window_ms)
         job = KafkaImport(
             cast(KafkaSource, source), broker.address, "copied", step=source.said.append, runtime=Runtime(clock=clock)
         )

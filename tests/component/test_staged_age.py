@@ -6,8 +6,8 @@ import pytest
 
 from memq.client.bulk.staged_writer import StagedWriter
 from memq.errors import QueueError, TooOldError
-from memq.format.manifest import StagedObject
 from memq.format.pointer import decode_pointer
+from memq.format.staged_manifest import StagedObject
 from memq.notification import Publication
 from memq.topic import TopicSettings, writer_id
 from tests.brokers import run

@@ -8,11 +8,11 @@ from memq.broker.broker import Broker
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.observers.audit_recorder import AuditRecorder, StagedRecorder
-from memq.format.manifest import StagedObject, decode_manifest
 from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, MINUTE_MS, Report, ReportPart, decode_report
+from memq.format.staged_manifest import StagedObject, decode_manifest
 from memq.limits import TRAILER_BYTES
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime

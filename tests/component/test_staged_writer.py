@@ -23,9 +23,9 @@ from memq.errors import (
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import check_block
 from memq.format.key import manifest_key, staged_prefix
-from memq.format.manifest import StagedObject, digest_of
 from memq.format.object import open_object
 from memq.format.pointer import Pointer, encode_pointer
+from memq.format.staged_manifest import StagedObject, digest_of
 from memq.limits import BATCH_ID_END, SLOTS
 from memq.notification import Publication
 from memq.topic import TopicSettings, read_partitions, writer_id

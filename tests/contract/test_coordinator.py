@@ -26,8 +26,8 @@ from memq.errors import (
 from memq.governor import Assignment, Coordinator, Load, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
-from memq.notification.sqlite.file import checksum
 from memq.runtime.clock import SystemClock
+from memq.runtime.sqlite_file import checksum
 from memq.topic import TopicSettings, equal_slots
 from tests.contract.coordinators import broker, over_coordinators, topic
 

@@ -14,8 +14,8 @@ from memq.format.pointer import read_pointer
 from memq.notification import Entry, GroupState, Publication, Span, missing_partition
 from memq.notification.log_reader import valid_seek
 from memq.notification.sqlite import groups, log
-from memq.notification.sqlite.file import SqliteFile, checksum
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
+from memq.runtime.sqlite_file import SqliteFile, checksum
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, part, publication

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
-from memq.notification.sqlite.file import SqliteFile, copy_database, write_log_into
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
+from memq.runtime.sqlite_file import SqliteFile, copy_database, write_log_into
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, part
 

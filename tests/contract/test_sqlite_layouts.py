@@ -18,9 +18,9 @@ import pytest
 
 from memq.errors import CorruptDataError, EpochFencedError, QueueError
 from memq.notification import Publication, Span
-from memq.notification.sqlite.file import SqliteFile
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, UPGRADES, SqliteQueue
 from memq.runtime.clock import SystemClock
+from memq.runtime.sqlite_file import SqliteFile
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, part
 
@@ -306,8 +306,8 @@ def test_an_opener_waits_for_the_lock_of_another_one_and_not_for_ever(
             return super().execute(sql, *arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
-    monkeypatch.setattr("memq.notification.sqlite.file._WAL_TRIES_MAX", 3)
-    monkeypatch.setattr("memq.notification.sqlite.file._WAL_RETRY_S", 0.03)
+    monkeypatch.setattr("memq.runtime.sqlite_file._WAL_TRIES_MAX", 3)
+    monkeypatch.setattr("memq.runtime.sqlite_file._WAL_RETRY_S", 0.03)
     file = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
     if failures < tries:
         file.connect().close()

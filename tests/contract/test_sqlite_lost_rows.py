@@ -12,8 +12,8 @@ import pytest
 from memq.errors import CorruptDataError, QueueError
 from memq.notification import Entry, Publication, Span
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import SqliteFile, is_sound
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA
+from memq.runtime.sqlite_file import SqliteFile, is_sound
 from tests.contract.queues import STALE_MS, part
 
 COUNT = 10

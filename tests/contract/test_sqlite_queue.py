@@ -29,11 +29,11 @@ from memq.errors import (
 from memq.notification import Publication, Span
 from memq.notification.log_reader import all_entries
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import SqliteFile, checksum
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
+from memq.runtime.sqlite_file import SqliteFile, checksum
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 
 SPAWN = multiprocessing.get_context("spawn")

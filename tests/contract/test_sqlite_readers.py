@@ -16,9 +16,9 @@ import pytest
 from memq.errors import ClosedError, NotFoundError, QueueError
 from memq.notification import Span
 from memq.notification.sqlite import groups, log
-from memq.notification.sqlite.file import SqliteFile, write_log_into
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
+from memq.runtime.sqlite_file import SqliteFile, write_log_into
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 

@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "broker": ("memq/broker/", "memq/kernel/blocks", "memq/kernel/header_table.py"),
     "client": ("memq/client/", "memq/protocol/link.py", "memq/format/batch.py"),
     "kafka": ("memq/notification/kafka/",),
-    "notification": ("memq/notification/",),
+    "notification": ("memq/notification/", "memq/runtime/sqlite_file.py"),
     "storage handlers": ("memq/storage_handlers/",),
     "compaction": ("memq/compaction/",),
     "governor": ("memq/governor/",),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.totals import contended_ms
@@ -83,7 +83,7 @@ class LagCheck:
         moment = f"of {where.partition} with {begin} to {end}"
         self._compare(f"end {moment}", end, _run(resolver.end_totals(where, settings, writers)))
         self._compare(f"{here} {moment}", here, _run(resolver.totals_before(where, here, settings, writers)))
-        cursor = PartitionCursor(where, Position(where.partition, here), window_ms=window_ms(settings))
+        cursor = PartitionCursor(where, Position(where.partition, here), window_ms=settings.reader_window_ms)
         _run(resolver.look_back(cursor, settings, writers, _no_index))
         self._compare(f"a start at {here} {moment}", here, cursor.progress.totals)
         for entry in self._log[here:end]:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from memq.audit.account import apart, common
 from memq.audit.checks.object_reads import named
 from memq.audit.finding import IN_GROUP, IN_OBJECT, IN_QUEUE, Kind
-from memq.audit.minutes import window_ms
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
@@ -124,7 +123,7 @@ class LiveFaults:
 
     def batch_again_too_late(self) -> InjectedFault | None:
         """A broker publishes a batch once more when its readers have forgotten it."""
-        return self._again(2 * window_ms(self._topic.settings), lambda entry: True)
+        return self._again(2 * self._topic.settings.reader_window_ms, lambda entry: True)
 
     def queue_stands_still(self) -> InjectedFault | None:
         """Nothing lands for a while, as long as pointers may be late; what was sent and acked is judged meanwhile."""
@@ -150,7 +149,7 @@ class LiveFaults:
     def pointer_again(self) -> InjectedFault | None:
         """A pointer comes again, soon enough to be known: readers drop the copy."""
         last_ms = max((entry.time_ms for entry in self._entries), default=0)
-        injected = self._again(0, lambda entry: entry.time_ms > last_ms - window_ms(self._topic.settings) // 2)
+        injected = self._again(0, lambda entry: entry.time_ms > last_ms - self._topic.settings.reader_window_ms // 2)
         if injected is None:
             return None
         records = sum(ranges.total for ranges in injected.named.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memq.format.manifest import Manifest
+from memq.format.staged_manifest import Manifest
 from memq.protocol.admin_messages import PublishStaged
 from memq.topic import writer_id
 from tests.simulation.checker import Checker

@@ -6,7 +6,7 @@ import asyncio
 
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError, TooOldError
-from memq.format.manifest import StagedObject
+from memq.format.staged_manifest import StagedObject
 from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
 from memq.storage_handlers import StorageHandler

@@ -15,7 +15,6 @@ from memq.audit.auditor import Auditor
 from memq.audit.finding import Kind
 from memq.audit.held import HELD_MS, HeldAnswer, Sought, doubt_of
 from memq.audit.holders import Holders
-from memq.audit.minutes import late_ms
 from memq.audit.pointer_facts import PointerFacts, RunningTotals
 from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.format.pointer import ProducerEnd
@@ -29,7 +28,7 @@ from tests.unit.audited import TOPIC, data_pointer, pointer
 from tests.unit.blocks import NOW_MS
 
 ON_DISK = msgspec.structs.replace(TOPIC, settings=msgspec.structs.replace(TOPIC.settings, ack1="disk"))
-LATE_MS = late_ms(TOPIC.settings)
+LATE_MS = TOPIC.settings.late_ms
 
 
 def account(acks: int | None, *delivered: tuple[int, int], end: int = 20) -> Account:

@@ -18,9 +18,9 @@ from memq.client.observers.audit_recorder import (
     StagedRecorder,
 )
 from memq.errors import CorruptDataError
-from memq.format.manifest import StagedObject, StagedPiece
 from memq.format.pointer import decode_pointer
 from memq.format.report import Report, ReportPart
+from memq.format.staged_manifest import StagedObject, StagedPiece
 from memq.protocol.frames import AckLevel
 from memq.topic import Committed, Position
 from tests.unit.queue_model import TOPIC_ID, Block, Log

@@ -24,7 +24,6 @@ from memq.broker.restore.rebuild import (
 from memq.broker.restore.restore import held_in
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.blocks.header import parse_header
-from memq.format.manifest import Manifest, StagedObject, StagedPiece
 from memq.format.object import (
     BatchEntry,
     BlockEntry,
@@ -34,6 +33,7 @@ from memq.format.object import (
     parse_trailer,
 )
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, encode_pointer
+from memq.format.staged_manifest import Manifest, StagedObject, StagedPiece
 from memq.limits import TRAILER_BYTES
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue

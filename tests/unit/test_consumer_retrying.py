@@ -11,7 +11,6 @@ import pytest
 from memq.client.consumer.fetch.cursor_outcomes import Copy
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, MISSING_S, STALL_FAILURES
 from memq.client.consumer.fetch.polling import Retries
-from memq.client.consumer.offset_resolver import window_ms
 from memq.client.observers.audit_recorder import ReadRecorder
 from memq.errors import MemqError, QueueError, StoreError
 from memq.format.report import BeginReason
@@ -77,7 +76,7 @@ def test_failures_to_look_back_are_counted_in_a_row(pauses: list[int]) -> None:
 def test_failures_to_compare_are_counted_in_a_row(pauses: list[int]) -> None:
     async def work() -> None:
         log = Log()
-        start_ms = 10 * window_ms(TOPIC.settings)
+        start_ms = 10 * TOPIC.settings.reader_window_ms
         log.batch(Block(1, 0), time_ms=start_ms)
         log.batch(Block(1, 0), Block(1, 3), time_ms=start_ms + 5)
         world = AskedWorld(log)
@@ -88,7 +87,7 @@ def test_failures_to_compare_are_counted_in_a_row(pauses: list[int]) -> None:
         assert [value for _, value in reader.got] == [b"1:%d" % number for number in range(6)]
         assert assigned.cursor.counts.duplicate_records == 3
         assert (pauses, reader.reading.retries) == ([1, 2, 3], 3)
-        assert world.seeks == [start_ms + 5 - window_ms(TOPIC.settings)] * 4, "from where a copy may lie"
+        assert world.seeks == [start_ms + 5 - TOPIC.settings.reader_window_ms] * 4, "from where a copy may lie"
         await reader.tasks.stop()
 
     reading(work())
@@ -104,7 +103,7 @@ def test_a_block_is_compared_though_the_queue_says_once_that_nothing_is_so_young
 
     async def work() -> None:
         log = Log()
-        start_ms = 10 * window_ms(TOPIC.settings)
+        start_ms = 10 * TOPIC.settings.reader_window_ms
         log.batch(Block(1, 0), time_ms=start_ms)
         log.batch(Block(1, 0, more=b"!"), time_ms=start_ms + 5)
         world = LateSeeks(log)

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from memq.errors import DeniedError, GenerationFencedError, MemqError, NotFoundError, QueueError
-from memq.notification.kafka.reading.source import JOIN_S, KafkaSource, SourceEnd, SourceRecord
+from memq.notification.kafka.reading.import_source import JOIN_S, KafkaSource, SourceEnd, SourceRecord
 from memq.notification.kafka.settings import kafka_settings
 from tests.contract.manual_clock import ManualClock
 from tests.librdkafka import KafkaPartition, Log, Record, use

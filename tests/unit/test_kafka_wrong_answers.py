@@ -29,7 +29,7 @@ from memq.notification.kafka.groups import requests
 from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
-from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
+from memq.notification.kafka.reading.import_source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
 from memq.runtime.runtime import Runtime

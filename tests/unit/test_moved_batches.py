@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
-from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver, window_ms
+from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -153,7 +153,7 @@ def test_a_look_back_reads_the_index_of_a_pointer_that_could_not_name_all() -> N
         log.batch(Block(1, 0), named=False)
         log.batch(Block(1, 0), Block(1, 3))
         world = World(log)
-        cursor = PartitionCursor(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
+        cursor = PartitionCursor(partition_of(0), Position(0, 1), window_ms=TOPIC.settings.reader_window_ms)
         await OffsetResolver(world).look_back(cursor, TOPIC.settings, [0], world.index_of)
         reader = Reader(world)
         reader.add(0, start=1)

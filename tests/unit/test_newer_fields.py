@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from memq.errors import UnknownSettingError
 from memq.governor.registry import encode_topic
 from memq.governor.standalone import StandaloneCoordinator
-from memq.notification.sqlite.file import checksum
 from memq.protocol.messages import Metadata, TopicMetadata, decode_message, encode_message
 from memq.runtime.clock import SystemClock
+from memq.runtime.sqlite_file import checksum
 from memq.topic import Topic, TopicSettings, equal_slots, parse_settings
 from tests.contract.coordinators import topic
 

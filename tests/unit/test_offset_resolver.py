@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memq.broker.partition.ownership import ADOPTED_MAX, Ownership
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.offset_resolver import OffsetResolver, late_ms, window_ms
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.progress import ReadProgress
 from memq.errors import InvalidRequestError, QueueError
 from memq.format.pointer import Adopted, decode_pointer, encode_pointer
@@ -167,7 +167,7 @@ def test_a_look_back_that_failed_half_way_counts_nothing_twice() -> None:
             return await super().read(partition, offset, bytes_max)
 
     resolver = OffsetResolver(FailingOnce(log), 4)
-    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=SETTINGS.reader_window_ms)
     with pytest.raises(QueueError):
         ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
     ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
@@ -184,7 +184,7 @@ def test_totals_are_those_of_all_writers_wherever_their_pointers_are(begin: int,
     found = [ask(resolver.totals_before(PARTITION, offset, SETTINGS, [0, 1])).records for offset in range(begin, 25)]
     assert found == stored[begin:]
     for offset in range(begin, 25):
-        cursor = PartitionCursor(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
+        cursor = PartitionCursor(PARTITION, Position(0, offset), window_ms=SETTINGS.reader_window_ms)
         ask(resolver.look_back(cursor, SETTINGS, [0, 1], no_index))
         assert cursor.behind.totals.records == stored[offset]
 
@@ -218,7 +218,7 @@ def test_a_position_of_another_partition_is_refused() -> None:
 @pytest.mark.parametrize("start", [3, 9])  # in the middle, and at the end, where no entry lies yet
 def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     log = Log()
-    window = window_ms(SETTINGS)
+    window = SETTINGS.reader_window_ms
     for number in range(9):
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     cursor = PartitionCursor(PARTITION, Position(0, start), window_ms=window)
@@ -234,7 +234,7 @@ def test_a_start_after_the_end_is_refused_whoever_named_it() -> None:
     end = Position(0, log.next_offset)
     assert ask(resolver.start_at(end, PARTITION, SETTINGS)) == end
     behind = Position(0, log.next_offset + 1)  # where a group is whose partition lost its log
-    cursor = PartitionCursor(PARTITION, behind, window_ms=window_ms(SETTINGS))
+    cursor = PartitionCursor(PARTITION, behind, window_ms=SETTINGS.reader_window_ms)
     for work in (resolver.start_at(behind, PARTITION, SETTINGS), resolver.look_back(cursor, SETTINGS, [0], no_index)):
         with pytest.raises(InvalidRequestError, match="its end") as caught:
             ask(work)
@@ -242,8 +242,8 @@ def test_a_start_after_the_end_is_refused_whoever_named_it() -> None:
 
 
 def test_the_margins_cover_a_late_pointer() -> None:
-    assert late_ms(SETTINGS) >= SETTINGS.stale_publish_ms
-    assert window_ms(SETTINGS) >= SETTINGS.dedup_window_ms + late_ms(SETTINGS)
+    assert SETTINGS.late_ms >= SETTINGS.stale_publish_ms
+    assert SETTINGS.reader_window_ms >= SETTINGS.dedup_window_ms + SETTINGS.late_ms
     assert equal_slots(1)[0].read_partition == 0
 
 
@@ -280,7 +280,7 @@ def test_the_end_of_a_long_log_is_found_from_few_pointers() -> None:
 
 def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> None:
     log = Log()
-    window = window_ms(SETTINGS)
+    window = SETTINGS.reader_window_ms
     for number in range(9):
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     log.next_offset = 300  # control records of the queue itself lie there
@@ -294,10 +294,10 @@ def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> Non
 def test_the_time_at_an_end_without_entries_is_found_from_the_last_ones_before_it() -> None:
     log = Log()
     for number in range(500):
-        log.batch(Block(1, 3 * number), time_ms=number * window_ms(SETTINGS))
+        log.batch(Block(1, 3 * number), time_ms=number * SETTINGS.reader_window_ms)
     log.next_offset = 510
     reader = CountingReader(log)
-    cursor = PartitionCursor(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
+    cursor = PartitionCursor(PARTITION, Position(0, 510), window_ms=SETTINGS.reader_window_ms)
     ask(OffsetResolver(reader, 16).look_back(cursor, SETTINGS, [0], no_index))
     assert cursor.progress.totals.records == 1_500
     assert reader.reads < 100
@@ -354,7 +354,7 @@ def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None
     for number in range(5):
         log.batch(Block(1, 3 * number))
     resolver = OffsetResolver(LogReader(log))
-    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=SETTINGS.reader_window_ms)
     assert ask(resolver.totals_of(cursor, SETTINGS, [0])).records == 9
     ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
     cursor.begin()

@@ -16,9 +16,9 @@ from memq.errors import EpochFencedError, InvalidRequestError, MemqError, QueueE
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification import Publication, Span, check_epoch, check_position, check_publication, checked_span
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import is_sound
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
+from memq.runtime.sqlite_file import is_sound
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.queues import check_close_ends_a_wait, part
 

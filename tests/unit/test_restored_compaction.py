@@ -16,8 +16,8 @@ from memq.compaction.reader import ManifestFiles
 from memq.errors import StoreError
 from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
 from memq.format.key import compaction_prefix, manifest_key, staged_object_key
-from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer
+from memq.format.staged_manifest import Manifest, StagedObject, StagedPiece, encode_manifest
 from memq.notification.log_reader import all_entries
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots, read_partitions

@@ -12,8 +12,15 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.format.key import manifest_key
-from memq.format.manifest import Manifest, StagedObject, StagedPiece, decode_manifest, encode_manifest, manifest_under
 from memq.format.sealed_json import is_sealed
+from memq.format.staged_manifest import (
+    Manifest,
+    StagedObject,
+    StagedPiece,
+    decode_manifest,
+    encode_manifest,
+    manifest_under,
+)
 from memq.runtime.clock import SystemClock
 from memq.spark.pipelines.topic_files import FilesManifest
 from memq.spark.pipelines.topic_files import decode_manifest as decode_files

@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from memq.client.bulk.staged_writer import StagedCommits
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, UnknownSettingError
-from memq.format.manifest import StagedObject
+from memq.format.staged_manifest import StagedObject
 from memq.limits import BATCH_ID_END
 from memq.spark import write
 from memq.spark.stores import TaskStores

@@ -12,7 +12,7 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.fields import RecordFields, check_many
 from memq.client.producer.partitioner import PartitionMap
 from memq.errors import InvalidRequestError, MemqError, ProtocolError, StoreError, TooLargeError, UnreachableError
-from memq.format.manifest import StagedObject
+from memq.format.staged_manifest import StagedObject
 from memq.limits import BLOCK_RAW_BYTES_MAX, NAME_BYTES_MAX
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.frames import Api, Frame

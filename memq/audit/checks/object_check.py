@@ -18,10 +18,10 @@ from memq.format.blocks.columns import BlockReader, verify_block
 from memq.format.blocks.header import BlockHeader, Buffer
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
 from memq.format.key import LargeObjectKey, ObjectKey, parse_object_key
-from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC, decode_sweep_list
 from memq.format.pointer import Location, Pointer, read_pointer
+from memq.format.staged_manifest import decode_manifest
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way

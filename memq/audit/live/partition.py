@@ -35,7 +35,7 @@ from memq.audit.live.partition_state import (
 )
 from memq.audit.live.questions.end_questions import EndQuestions
 from memq.audit.live.streams import StreamAudit
-from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
+from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, watermark_ms
 from memq.errors import MemqError
 from memq.format.pointer import Pointer, pointer_mark
 from memq.format.ranges import Range, RangeSet
@@ -141,7 +141,7 @@ class PartitionAudit:
         if books.copies_ms == NO_END_MS:
             self._miss(time_ms)
         if books.totals is None and pointer.partition == self.partition:
-            books.begin(pointer, books.next_offset, time_ms, late_ms(self.topic.settings))
+            books.begin(pointer, books.next_offset, time_ms, self.topic.settings.late_ms)
         books.next_offset, books.mark = offset + 1, pointer_mark(pointer)
         books.queue_ms = max(books.queue_ms, time_ms)
         if pointer.partition != self.partition or books.totals is None:
@@ -394,7 +394,7 @@ class PartitionAudit:
 
     def _miss(self, time_ms: int) -> None:
         """Note that no pointer between the last one and this queue time was read: its minutes are unknown."""
-        self.books.miss(time_ms + late_ms(self.topic.settings))
+        self.books.miss(time_ms + self.topic.settings.late_ms)
         first, last = (self.books.queue_ms or time_ms) // MINUTE_MS, time_ms // MINUTE_MS
         self.silence(None, range(max(first, last - GAP_MINUTES_MAX), last + 1), 1)
 
@@ -418,7 +418,7 @@ class PartitionAudit:
         self._dirty[producer] = None
         stream = self.books.streams.get(producer)
         if stream is None:
-            recent = RecentRanges(window_ms(self.topic.settings))
+            recent = RecentRanges(self.topic.settings.reader_window_ms)
             stream = self.books.streams[producer] = AuditedProducer(Account(recent, self.books.copies_ms))
         return stream
 

@@ -21,7 +21,6 @@ from memq.broker.partition.batch import producer_ranges
 from memq.errors import CorruptDataError
 from memq.format.batch import BlockPiece, cut_blocks, is_whole, numbered_entries
 from memq.format.blocks.header import Buffer, scope_of
-from memq.format.manifest import Manifest
 from memq.format.object import (
     BatchEntry,
     BlockEntry,
@@ -32,6 +31,7 @@ from memq.format.object import (
     parse_trailer,
 )
 from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges, read_pointer
+from memq.format.staged_manifest import Manifest
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
 from memq.notification import Entry
 from memq.topic import Topic, Totals, writer_id

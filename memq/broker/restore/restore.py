@@ -41,18 +41,18 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.format.key import ObjectKey, compaction_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
-from memq.format.manifest import Manifest, manifest_under
 from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer, encode_pointer
+from memq.format.staged_manifest import Manifest, manifest_under
 from memq.governor import Coordinator
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
 from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.log_reader import entries_between, valid_span
-from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
+from memq.runtime.sqlite_file import copy_database, write_log_into
 from memq.settings import PartSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from memq.broker.upkeep.log_reading import LogReading
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.key import manifest_prefix, writer_of
-from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, unskipped
 from memq.format.ranges import Range, RangeSet
+from memq.format.staged_manifest import decode_manifest
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.confirmed_reads import read_batch_entries, read_index

@@ -88,7 +88,7 @@ async def _import(
 ) -> tuple[list[ImportedPartition], dict[str, int]]:
     try:
         from memq.client.bulk.kafka_import import import_topics as copy
-        from memq.notification.kafka.reading.source import KafkaSource
+        from memq.notification.kafka.reading.import_source import KafkaSource
     except ModuleNotFoundError as error:
         raise InvalidSettingError(
             f"an import from Kafka needs {error.name}, which is not installed", hint="pip install 'memq[kafka]'"

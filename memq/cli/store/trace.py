@@ -11,7 +11,6 @@ from functools import partial
 import click
 
 from memq.audit.checks.checker import Checker
-from memq.audit.minutes import late_ms
 from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option, parse_position
@@ -117,7 +116,7 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
         for group in await opened.queue.groups():
             for partition, committed in (await opened.queue.committed(group, partitions)).items():
                 groups.setdefault(partition.partition, {})[group] = committed.position
-        return found, groups, late_ms(opened.topic.settings)
+        return found, groups, opened.topic.settings.late_ms
 
 
 async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[Sighting]:

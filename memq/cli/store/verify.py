@@ -196,8 +196,8 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
 
 def _opened_queue(file: Path, clock: Clock, stack: contextlib.AsyncExitStack) -> SqliteQueue:
     """Open a queue file; in a folder that can't be written a copy of it, which ends with `stack`."""
-    from memq.notification.sqlite.file import copy_closed
     from memq.notification.sqlite.queue import SqliteQueue
+    from memq.runtime.sqlite_file import copy_closed
 
     try:
         return SqliteQueue(file, clock)

@@ -21,14 +21,14 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.bulk.block_cutter import Cutter, decode_plan, encode_plan, producer_of
 from memq.client.bulk.direct_writer import FixedIdentityWriter
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.offset_resolver import IndexOf, window_ms
+from memq.client.consumer.offset_resolver import IndexOf
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.producer.fields import RecordFields
 from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError, TooLargeError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import PointerReader
 from memq.notification.kafka.admin import KafkaPartition
-from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord
+from memq.notification.kafka.reading.import_source import KafkaSource, SourceEnd, SourceRecord
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
@@ -353,7 +353,7 @@ class KafkaImport:
     async def _wait_out(self, target: Topic, held: Held) -> None:
         """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""
         age_ms = self._runtime.clock.wall_ms() - held.sealed_ms
-        wait_s = max(0, window_ms(target.settings) - age_ms) / 1000
+        wait_s = max(0, target.settings.reader_window_ms - age_ms) / 1000
         self._step(f"waiting {wait_s:.0f} s, until nothing of an earlier import can be on its way")
         await asyncio.sleep(wait_s)
 

@@ -13,9 +13,9 @@ from memq.client.producer.partitioner import PartitionMap
 from memq.errors import NotFoundError
 from memq.format.blocks.builder import SealedBlock
 from memq.format.blocks.header import BlockHeader, Buffer, scope_of
-from memq.format.manifest import DIGEST_END, StagedObject, StagedPiece, digest_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.report import MINUTE_MS
+from memq.format.staged_manifest import DIGEST_END, StagedObject, StagedPiece, digest_of
 from memq.limits import SLOTS
 from memq.topic import Topic
 

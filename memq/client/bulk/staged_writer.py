@@ -30,7 +30,7 @@ from memq.errors import (
     TooOldError,
 )
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
-from memq.format.manifest import (
+from memq.format.staged_manifest import (
     Manifest,
     StagedObject,
     StagedPartition,

@@ -15,7 +15,7 @@ from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, page_before, valid_seek, valid_span
 from memq.runtime.clock import Clock
-from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
+from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals
 
 OwnerSpans = Callable[[ReadPartition], Awaitable[Sequence[Span]]]
 IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
@@ -31,16 +31,6 @@ class Lag:
     records: int
     bytes: int
     seconds: float
-
-
-def late_ms(settings: TopicSettings) -> int:
-    """How much older the queue time of a pointer may be than the moment it was published."""
-    return settings.stale_publish_ms + CLOCK_ERROR_MS
-
-
-def window_ms(settings: TopicSettings) -> int:
-    """Return the queue time in ms that a reader remembers: W, and the greatest delay of a pointer."""
-    return settings.dedup_window_ms + late_ms(settings)
 
 
 class OffsetResolver:
@@ -215,7 +205,7 @@ class OffsetResolver:
         """Yield the entries of the dedup window before offset `start`, in pages."""
         if start > span.begin:
             base = await self._time_around(partition, start, span.begin)
-            first = await valid_seek(self._queue, partition, base - window_ms(settings))
+            first = await valid_seek(self._queue, partition, base - settings.reader_window_ms)
             async for entries in self.pages(partition, first, start):
                 yield entries
 
@@ -270,7 +260,7 @@ class OffsetResolver:
         A queue time is at most `late_ms` after the seal, so the search starts there and compares the seals. Without
         such a batch it returns the same as `end`: otherwise two ranges would leave out the records between.
         """
-        first = await valid_seek(self._queue, partition, time_ms - late_ms(settings))
+        first = await valid_seek(self._queue, partition, time_ms - settings.late_ms)
         end = await self.end(partition)
         async for entries in self.pages(partition, first, end):
             for entry in entries:

@@ -9,7 +9,7 @@ from memq.client.consumer.assigned import Assigned, ConsumerObserver, ReadObserv
 from memq.client.consumer.batch import topic_partition_of
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.settings import ConsumerSettings, Point, point_of
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason
@@ -212,7 +212,7 @@ class Opener:
         cursor = PartitionCursor(
             partition,
             position,
-            window_ms=window_ms(topic.settings),
+            window_ms=topic.settings.reader_window_ms,
             end=self._ends.get(partition),
             pass_damage=self._settings.on_damaged != "fail",
             pass_expired=self._settings.on_expired == "skip",

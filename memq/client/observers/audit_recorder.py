@@ -23,7 +23,6 @@ from memq.client.consumer.batch import Damage, Slice
 from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
 from memq.client.consumer.record_filter import runs_of
 from memq.errors import UnsupportedFormatError
-from memq.format.manifest import StagedObject, StagedPiece
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import (
     MINUTE_MS,
@@ -40,6 +39,7 @@ from memq.format.report import (
     fitting,
     home_of,
 )
+from memq.format.staged_manifest import StagedObject, StagedPiece
 from memq.protocol.frames import AckLevel
 from memq.topic import Committed, Position
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memq.errors import ClosedError, MemqError
-from memq.notification.sqlite.file import SqliteFile
 from memq.runtime.logs import EventLog
+from memq.runtime.sqlite_file import SqliteFile
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 

@@ -4,7 +4,7 @@ A group's membership is one row of JSON, written only after a commit that has a 
 or of its number of positions. The time of a member's last heartbeat is a row of its own, since it changes often. A
 refused request changes nothing.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of a position continues the one of
+**Damage.** Each row has a checksum (`memq.runtime.sqlite_file`). The checksum of a position continues the one of
 its partition's name and id. A group counts its positions: otherwise a missing one would mean "nothing committed", and
 its consumers would start as new ones. Positions without their group are damage, too.
 """
@@ -21,8 +21,8 @@ import msgspec
 from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import Group
-from memq.notification.sqlite.file import checksum, is_sound
 from memq.notification.sqlite.log import LogRow, damaged, find_rows, log_rows, partition_row
+from memq.runtime.sqlite_file import checksum, is_sound
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 

@@ -8,7 +8,7 @@ never reused.
 **Time.** Queue times are nearly in order, but not always. Each entry has the greatest time up to it, which never
 decreases. So a bisection finds the first entry at or after a time, and publishes need not maintain an index.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of an entry or an epoch continues
+**Damage.** Each row has a checksum (`memq.runtime.sqlite_file`). The checksum of an entry or an epoch continues
 the one of its partition's name and id. If an entry's row is damaged, or missing between `begin` and `next`, a read
 returns the entry without a body. It is a lost pointer, for which each reader has a rule. All other damage raises
 CorruptDataError: a damaged row of a partition or an epoch, or a missing epoch (`epochs` counts them). An entry after
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from memq.errors import CorruptDataError, MemqError
 from memq.notification import Entries, Entry, Publication, Span, check_epoch, missing_partition
-from memq.notification.sqlite.file import COPY_HINT, NEVER, checksum, is_sound
+from memq.runtime.sqlite_file import COPY_HINT, NEVER, checksum, is_sound
 from memq.topic import ReadPartition
 
 RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"

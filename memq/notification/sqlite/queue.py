@@ -16,11 +16,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.notification import Entries, GroupState, Membership, Publication, Span, check_publication
 from memq.notification.sqlite import groups, log
-from memq.notification.sqlite.file import SqliteFile, add_checksums
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
+from memq.runtime.sqlite_file import SqliteFile, add_checksums
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 from memq.topic import Committed, ReadPartition, check_group

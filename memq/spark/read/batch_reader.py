@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from memq.client.consumer.offset_resolver import window_ms
 from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
@@ -159,7 +158,7 @@ async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart
 
 def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadOptions) -> PartitionPlan:
     """Return the plan of a stretch."""
-    window = window_ms(access.topics[stretch.partition.topic].settings)
+    window = access.topics[stretch.partition.topic].settings.reader_window_ms
     dedup, skip_damaged = options.dedup, options.skip_damaged
     return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, keep_earlier=skip_damaged)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from memq.errors import AuditStateError
-from memq.notification.sqlite.file import SqliteFile
+from memq.runtime.sqlite_file import SqliteFile
 from memq.runtime.threads import ThreadPool
 
 Answer = TypeVar("Answer")

@@ -17,7 +17,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import Polling, Retries
-from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.record_filter import wanted_part
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.batch import NumberedEntry, missing_batch
@@ -335,7 +335,7 @@ class FetchScheduler:
         )
         while slot.claims:
             try:
-                since_ms = slot.time_ms - window_ms(assigned.settings)
+                since_ms = slot.time_ms - assigned.settings.reader_window_ms
                 begin = await valid_seek(self._queue, cursor.partition, since_ms)
                 slot.compare(await search.find(slot.claims, begin, slot.offset, slot.is_compared))
             except MemqError as error:
