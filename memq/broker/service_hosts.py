@@ -242,7 +242,8 @@ class ServiceHosts:
 
     def _log(self, topic: Topic, partition: int) -> StateLog:
         services = self._services
-        settings = StateLogSettings(cluster=services.settings.cluster, broker=services.settings.broker_id)
+        own = services.settings
+        settings = StateLogSettings(cluster=own.cluster, broker=own.broker_id, key_s=own.sweep_age_ms / 2_000)
         parts = (services.queue, services.store, services.runtime, services.events)
         return StateLog(*parts, topic.read_partition_of(partition), settings, self._machines)
 

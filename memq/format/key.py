@@ -39,6 +39,9 @@ _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
 _COMPACTION_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SWEEP_KEY = re.compile(r"([^/]+)/sweep/(pending|kept)/([0-9a-f]{16})/(\d{16})-[0-9a-f]{16}", re.ASCII)
+_STATE_KEY = re.compile(
+    r"(?P<cluster>[^/]+)/state/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{8})/(\d{5,10})/(\d{10})-(\d{16})/(\d{4})", re.ASCII
+)
 _COMPACTION_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 _WITHOUT_BATCHES = {
     what: re.compile(rf"(.*/)?{ending}", re.ASCII | re.DOTALL)
@@ -95,6 +98,24 @@ class LargeObjectKey:
     topic_id: str
     object_id: int
     hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """The content of the key of a snapshot's part: the log, and epoch and offset of the snapshot."""
+
+    cluster: str
+    topic: str
+    topic_id: str  # its first 8 hex digits
+    partition: int
+    epoch: int
+    offset: int
+    part: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Epoch and offset: the later of two snapshots of one log has the higher pair."""
+        return self.epoch, self.offset
 
 
 def object_key(
@@ -183,9 +204,14 @@ def compaction_manifest_number(key: str) -> tuple[int, int]:
     return (int(last[1]), int(last[2])) if last else (0, 0)
 
 
+def states_prefix(cluster: str) -> str:
+    """Return the prefix of the snapshots of all state logs."""
+    return f"{cluster}/state/"
+
+
 def state_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
     """Return the prefix of the snapshots of a state log, which is one read partition of a topic."""
-    return f"{cluster}/state/{topic}/{topic_id[:8]}/{partition:05d}/"
+    return f"{states_prefix(cluster)}{topic}/{topic_id[:8]}/{partition:05d}/"
 
 
 def state_snapshot_key(cluster: str, topic: str, topic_id: str, partition: int, epoch: int, offset: int) -> str:
@@ -199,6 +225,14 @@ def state_snapshot_key(cluster: str, topic: str, topic_id: str, partition: int, 
 def state_part_key(snapshot_key: str, part: int) -> str:
     """Return the key of one part of a snapshot, counted from 0."""
     return f"{snapshot_key}/{_number(part, 4)}"
+
+
+def parse_state_key(key: str) -> StateKey | None:
+    """Return the content of the key of a snapshot's part, None for another key."""
+    match = _STATE_KEY.fullmatch(key)
+    if match is None or not _are_names(match["cluster"], match["topic"]):
+        return None
+    return StateKey(match["cluster"], match["topic"], match["id"], *(int(match[group]) for group in range(4, 8)))
 
 
 def store_mark_key(cluster: str) -> str:

@@ -16,7 +16,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 class SnapshotStore:
     """The snapshots in one store. Raises: as `ObjectWriter`, and `ConfirmedReads.read`."""
 
-    def __init__(self, store: StorageHandler, events: EventLog) -> None:
+    def __init__(self, store: StorageHandler, events: EventLog | None = None) -> None:
         self._store = store
         self._events = events
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memq.errors import (
     CorruptDataError,
@@ -59,6 +59,7 @@ from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 * MIB
+SNAPSHOT_S = 60.0  # greatest age of a decision that no snapshot has
 BACKOFF_S_MAX = 2.0
 SCANS_MAX = 3  # of one opening without the state, while a newer owner may trim the log or replace its snapshot
 # A queue that is starting or loses a certificate also answers "not found" or "denied".
@@ -78,7 +79,7 @@ class StateLogSettings:
     cluster: str
     broker: str
     answer_s: float = 30.0
-    snapshot_s: float = 60.0
+    snapshot_s: float = field(default_factory=lambda: SNAPSHOT_S)
     key_s: float = 1_800.0
     waiting_bytes_max: int = 16 * MIB
     callers_max: int = 10_000

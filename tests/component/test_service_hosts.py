@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
+from memq.broker import group_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import PROGRAM
 from memq.broker.upkeep.retention import run_upkeep
@@ -19,6 +20,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     GenerationFencedError,
+    InvalidNameError,
     InvalidSettingError,
     LogLostError,
     MovedError,
@@ -31,6 +33,7 @@ from memq.notification.remote import RemoteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
+from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Totals, read_partitions
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
@@ -189,6 +192,38 @@ def test_the_sweep_and_retention_of_a_cluster_pass_over_state_logs() -> None:
             assert await read_of(brokers[2], "new") == list(range(20))
 
     run(work())
+
+
+def test_an_operator_can_not_delete_the_topic_with_all_groups() -> None:
+    async def work() -> None:
+        async with three_brokers(audit=False) as (_, brokers):
+            await filled(brokers[0])
+            assert await read_of(brokers[0], "report") == list(range(20))
+            async with AsyncAdmin(brokers[0].address) as admin:
+                with pytest.raises(InvalidNameError, match="has the consumer groups"):
+                    await admin.delete_topic(STATE_TOPIC)
+                assert await admin.groups() == ["report"]
+
+    run(work())
+
+
+def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[StateLogSettings] = []
+
+    class Noted(StateLog):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            found.append(parts[5])
+
+    monkeypatch.setattr(group_hosts, "StateLog", Noted)
+
+    async def work() -> None:
+        async with three_brokers(sweep_age_ms=500_000) as (_, brokers):
+            await filled(brokers[0])
+            assert await read_of(brokers[0], "report") == list(range(20))
+
+    run(work())
+    assert {each.key_s for each in found} == {250.0}
 
 
 def test_an_owner_creates_the_log_that_the_queue_does_not_have_yet() -> None:

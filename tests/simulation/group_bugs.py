@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, instead, omit
+from tests.simulation.bug import Planted, each, instead, omit, swap
 
 ON_STATE_LOGS = ("state-log",)
 
@@ -26,5 +26,16 @@ GROUP_BUGS = (
         ),
         seed=1001,
         aspects=ON_STATE_LOGS,
+    ),
+    Planted(
+        "S7: the sweep takes the last snapshot of a state log",
+        "memq.broker.upkeep.unnamed_snapshots",
+        "UnnamedSnapshots.superseded",
+        each(
+            swap("named is None or key.rpartition('/')[0] in reading.named", "named is None"),
+            swap("named.epoch <= place.epoch and named.offset < place.offset", "True"),
+        ),
+        level="calm",
+        aspects=("house", *ON_STATE_LOGS),
     ),
 )

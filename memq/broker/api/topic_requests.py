@@ -13,7 +13,7 @@ from memq.limits import READ_BYTES_MAX
 from memq.protocol.admin_messages import AdminAnswer, AlterTopic, CreateTopic, DeleteTopic, TrimCompacted
 from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, StoreMetadata, TopicMetadata
 from memq.storage_handlers import StorageHandler
-from memq.topic import Topic, TopicSettings, check_name, is_internal, parse_settings
+from memq.topic import Topic, TopicSettings, check_name, is_internal, is_state_topic, parse_settings
 
 TOPICS_PER_METADATA_MAX = 10_000
 READ_S_MAX = 20.0  # of a store for one READ; clients wait 30 s
@@ -106,8 +106,13 @@ class TopicRequests:
     async def delete(self, call: Call[DeleteTopic]) -> Answer:
         """Delete a topic; one of memq's own only when this broker does not need it.
 
-        Raises: InvalidNameError else: reports that no auditor has read would be lost.
+        Raises: InvalidNameError else: reports that no auditor has read would be lost, or all consumer groups.
         """
+        if is_state_topic(call.ask.name):
+            raise InvalidNameError(
+                f"topic '{call.ask.name}' is memq's own: it has the consumer groups, and can't be deleted",
+                hint="memq group delete GROUP deletes one group",
+            )
         if is_internal(call.ask.name) and self._services.settings.audit:
             raise InvalidNameError(
                 f"topic '{call.ask.name}' is memq's own, and can't be deleted while the cluster audits",

@@ -19,7 +19,7 @@ If a queue has lost pointers, objects without a pointer may be data. The sweep k
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
 retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`). So do staged objects that a commit
-has named, with its manifest.
+has named, with its manifest. Snapshots of state logs have their own rule (`memq.broker.upkeep.unnamed_snapshots`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,24 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
+from memq.broker.upkeep.unnamed_snapshots import (
+    SUPERSEDED,
+    UnnamedSnapshots,
+    log_of,
+    partition_prefix,
+    unknown_state_topic,
+)
 from memq.broker.upkeep.unproven_objects import committed_objects, unproven_objects
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError, QueueError, UnsupportedFormatError
-from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix, topics_prefix
+from memq.format.key import (
+    shared_prefix,
+    staged_prefix,
+    states_prefix,
+    sweep_digest,
+    topic_prefix,
+    topics_prefix,
+)
 from memq.format.packed_file import ListedObject
 from memq.governor import Assignment
 from memq.notification import PointerReader
@@ -115,6 +129,7 @@ class Sweep:
         self._pending: dict[str, list[ObjectEntry]] = {}  # the lists of earlier passes, by the digest of their prefix
         self._now_ms = -1
         self.forgotten = OrphanTopics(store, queue)
+        self._snapshots = UnnamedSnapshots(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
 
@@ -196,11 +211,13 @@ class Sweep:
         return staged_prefix(self._cluster)
 
     def _prefix_of(self, key: str) -> str:
-        """Return the prefix with which a key is swept: a topic's or a shared prefix; "" for foreign keys."""
+        """Return the prefix with which a key is swept: of a topic, a state log, or shared; "" for others."""
         for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix
-        return "/".join(key.split("/")[:4]) + "/" if key.startswith(topics_prefix(self._cluster)) else ""
+        if key.startswith(topics_prefix(self._cluster)):
+            return "/".join(key.split("/")[:4]) + "/"
+        return partition_prefix(key, self._cluster)
 
     async def _why(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
         """Return the objects of `keys`, all of one prefix, that no pointer names, each with the reason.
@@ -208,6 +225,8 @@ class Sweep:
         If a pointer is damaged, or a partition of the queue is gone, the names in it are unknown. Then nothing of the
         topic is swept, and no shared objects.
         """
+        if prefix.startswith(states_prefix(self._cluster)):
+            return await self._why_snapshots(prefix, keys)
         shared = prefix in (shared_prefix(self._cluster), self._staged)
         # Current ones: a broker may have created a topic meanwhile. State logs have no pointers.
         topics = [topic for topic in await self.topics() if not is_state_topic(topic.name)]
@@ -228,6 +247,26 @@ class Sweep:
             self._keep(forgotten_topic(owner), list(keys.values()))
             return {}
         return dict.fromkeys(keys, NO_TOPIC)
+
+    async def _why_snapshots(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
+        """Return the superseded ones of `keys`, snapshots of one state log, with the reason."""
+        known = [
+            topic.id
+            for topic in await self.topics()
+            if prefix.startswith(f"{states_prefix(self._cluster)}{topic.name}/{topic.id[:8]}/")
+        ]
+        if not known:
+            self._keep(unknown_state_topic(prefix), list(keys.values()))
+            return {}
+        try:
+            found = await self._snapshots.superseded(log_of(prefix, known[0]), keys)
+        except (CorruptDataError, UnsupportedFormatError) as error:
+            self._note(f"the snapshots below '{prefix}' are not swept: {error}")
+            return {}
+        if isinstance(found, Claim):
+            self._keep(found, list(keys.values()))
+            return {}
+        return dict.fromkeys(found, SUPERSEDED)
 
     async def _strike_named(
         self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[PartitionKey, LogCoverage]

@@ -90,7 +90,7 @@ class Cloud:
             queue, self.queue, self.observer, self.monitor, self.failing_partition, self._grows, self.state_logs
         )
         return Doors(
-            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.failing_partition),
+            SimStore(store, self.handler, self._stored, self._deleted, self.sickness, self.failing_partition),
             door,
             SimCoordinator(coordinator, self.cluster, self.monitor, self.takeovers),
             (store, queue, coordinator),
@@ -99,6 +99,10 @@ class Cloud:
     def _stored(self, key: str) -> None:
         self.monitor.stored(key, self.world.now)
         self.observer.stored(key)
+
+    def _deleted(self, key: str) -> None:
+        self.state_logs.deleted(key)
+        self.observer.deleted(key)
 
     def cut_log(self, partition: ReadPartition, end: int) -> None:
         """Let the log of a partition lose all entries from offset `end` on, as an unclean election does.

@@ -61,6 +61,12 @@ class StateLogs:
             for partition, position in written:
                 observer.committed(decision.group, partition, position)
 
+    def deleted(self, key: str) -> None:
+        """An object was deleted: it may be no part of the last snapshot that counts in its log (S7)."""
+        for partition, fold in self._folds.items():
+            if fold.snapshot is not None and key.startswith(f"{fold.snapshot.key}/"):
+                self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} needs it")
+
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
         return any(member in machine.membership(group).members for machine in self._machines.values())

@@ -1,0 +1,93 @@
+"""The snapshots of state logs that no later owner needs: the sweep may delete them (S7).
+
+Theory. An owner stores a snapshot first and then publishes the entry that names it, within half the safety age. It
+deletes the snapshot before. So a snapshot without an entry is left if its owner died between the two, or between a trim
+and the deletion. Two witnesses must agree before such an object goes:
+
+- The log. It names a later snapshot by an entry that counts. Epochs and offsets only grow in a log, so the later one
+  has the higher epoch or the same, and the higher offset. No entry of the log names the object, not even a void one.
+- The store. The later snapshot is there, whole. It has all decisions of the earlier one.
+
+If the log names no later snapshot, the object stays: it may be the last state of a log that the queue has lost, which
+`memq restore` needs. A snapshot of a lower epoch with a higher offset is of a log that was cut, or restored. It stays
+until the log has a snapshot beyond its offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memq.broker.upkeep.orphan_objects import Claim
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.key import parse_state_key
+from memq.notification import PointerReader
+from memq.state_log.log_reading import read_state_log
+from memq.state_log.snapshot_store import SnapshotStore
+from memq.storage_handlers import ObjectEntry, StorageHandler
+from memq.topic import ReadPartition
+
+SUPERSEDED = "no entry names it, and a later snapshot of its state log is stored"
+
+
+def partition_prefix(key: str, cluster: str) -> str:
+    """Return the prefix of the snapshots of a log, by the key of one of their parts; "" for another key."""
+    found = parse_state_key(key)
+    return key.rpartition("/")[0].rpartition("/")[0] + "/" if found is not None and found.cluster == cluster else ""
+
+
+def log_of(prefix: str, topic_id: str) -> ReadPartition:
+    """Return the state log below whose prefix snapshots are."""
+    _cluster, _state, topic, _id, partition, _ = prefix.split("/")
+    return ReadPartition(topic, topic_id, int(partition))
+
+
+def lost_state_log(log: ReadPartition) -> Claim:
+    """Return the claim of a state log that the queue has lost."""
+    text = f"topic '{log.topic}' partition {log.partition}: the queue has lost the state log of"
+    return Claim(text, "memq restore makes it again from the last snapshot")
+
+
+def unknown_state_topic(prefix: str) -> Claim:
+    """Return the claim of a topic of state logs that the coordinator does not know."""
+    text = f"'{prefix}': the coordinator does not know the topic of"
+    return Claim(text, "restore a backup of the coordinator, or check its setting")
+
+
+class UnnamedSnapshots:
+    """Finds the snapshots that may go, in one store and one queue."""
+
+    def __init__(self, store: StorageHandler, queue: PointerReader) -> None:
+        self._snapshots = SnapshotStore(store)
+        self._queue = queue
+
+    async def superseded(self, log: ReadPartition, entries: Mapping[str, ObjectEntry]) -> list[str] | Claim:
+        """Return those of `entries`, parts of snapshots of `log`, that may go.
+
+        If the queue has lost the log, return a claim.
+
+        Raises: as store and queue; CorruptDataError, UnsupportedFormatError of an entry.
+        """
+        try:
+            reading = await read_state_log(self._queue, log)
+        except NotFoundError:
+            return lost_state_log(log)
+        if reading.empty:
+            return lost_state_log(log)
+        last = reading.scan.snapshot
+        place = parse_state_key(f"{last.key}/0000") if last is not None else None
+        if last is None or place is None:
+            return []
+        found: list[str] = []
+        for key in entries:
+            named = parse_state_key(key)
+            if named is None or key.rpartition("/")[0] in reading.named:
+                continue
+            if named.epoch <= place.epoch and named.offset < place.offset:
+                found.append(key)
+        if not found:
+            return []
+        try:
+            await self._snapshots.get(last)
+        except (NotFoundError, CorruptDataError, UnsupportedFormatError):
+            return []  # its owner has replaced it meanwhile, or it is lost: then an earlier one is the last state
+        return found
