@@ -117,9 +117,7 @@ class PartitionCursor:
         self.wanted = wanted
         self._choice = PartChoice(wanted)
         self._seen = Seen([], [], [])
-        self.comparing: PointerSlot | None = (
-            None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
-        )
+        self.comparing: PointerSlot | None = None  # its blocks seemed to be copies; `PointerSlot.compare` answers
         self._moved_start: Position | None = None
         self._full = False
         self._next_offset = start.pointer_offset
@@ -223,11 +221,15 @@ class PartitionCursor:
         return self._unfetched[0]
 
     def start_fetch(self, slot: PointerSlot) -> None:
-        """Note that the batch is being fetched: its bytes count as held from here on."""
+        """Note that the batch is being fetched: all its bytes count as held, until `hold` is called."""
         assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
         self._unfetched.popleft()
         slot.fetching, slot.part = True, self._part_of(slot)
-        self.held_bytes += slot.bytes
+        self.hold(slot, slot.bytes)
+
+    def hold(self, slot: PointerSlot, size: int) -> None:
+        """Count so many bytes of a batch as held: of those that are fetched in part, the needed blocks."""
+        self.held_bytes, slot.held_bytes = self.held_bytes + size - slot.held_bytes, size
 
     def fetched(
         self,
@@ -276,12 +278,12 @@ class PartitionCursor:
         """Note that retention took a batch during its fetch; `first` is the first offset that is left."""
         if slot.fetching:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
-            self.held_bytes -= slot.bytes
+            self.hold(slot, 0)
 
     def drop_fetched(self) -> None:
         """Drop all fetched batches, and those that are being fetched; the cursor fetches them again later."""
         for slot in self._slots:  # what was judged of a batch stays judged
-            slot.fetching, slot.pieces, slot.claims, slot.passed = False, None, (), ()
+            slot.fetching, slot.pieces, slot.claims, slot.passed, slot.held_bytes = False, None, (), (), 0
         self._unfetched = deque(slot for slot in self._slots if not slot.ready)
         self.held_bytes = 0
 
@@ -480,8 +482,7 @@ class PartitionCursor:
     def _release(self, slot: PointerSlot) -> None:
         assert self._slots[0] is slot
         self._slots.popleft()
-        if slot.pieces is not None:
-            self.held_bytes -= slot.bytes
+        self.hold(slot, 0)
 
     def _assemble(self, pointer: Pointer, slot: PointerSlot, start: int, end: int | None) -> _Assembly:
         """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
