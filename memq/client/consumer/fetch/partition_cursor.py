@@ -111,7 +111,7 @@ class PartitionCursor:
         self.dedup_window = DedupWindow(window_ms)
         self.continuity = LogContinuity(start, mark)
         self._mark = mark  # of the position
-        self._progress = ReadProgress()
+        self.progress = ReadProgress()  # the totals before the pointer at the position
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
         self.wanted = wanted
@@ -128,7 +128,7 @@ class PartitionCursor:
     def begin_look_back(self) -> None:
         """Reset the counts: a repeated look back would count the same pointers again."""
         assert self.state is CursorState.LOOKING_BACK
-        self._progress = ReadProgress()
+        self.progress = ReadProgress()
 
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers before the start, in order, and mark the sequences of their blocks as seen.
@@ -145,7 +145,7 @@ class PartitionCursor:
             if not isinstance(pointer, Pointer):
                 continue  # an earlier reader processed it
             self.dedup_window.advance(entry.time_ms)
-            self._progress.pass_over(pointer)
+            self.progress.pass_over(pointer)
             self.continuity.note(pointer)
             if pointer.skip or not pointer.producers_complete:
                 incomplete.append(pointer)
@@ -325,11 +325,6 @@ class PartitionCursor:
         """The position, how much lies before it, and its mark."""
         return Committed(self.position, self._totals(), self._mark)
 
-    @property
-    def progress(self) -> ReadProgress:
-        """The totals before the pointer at the position."""
-        return self._progress
-
     # ---- inside --------------------------------------------------------------------------------
 
     def _append(self, slot: PointerSlot) -> None:
@@ -373,7 +368,7 @@ class PartitionCursor:
         pointer = slot.pointer
         assert pointer is not None
         self.dedup_window.advance(slot.time_ms)
-        self._progress.start_at(pointer)
+        self.progress.start_at(pointer)
         if slot.unwanted:
             self._leave_out(slot, pointer)
             return None
@@ -384,7 +379,7 @@ class PartitionCursor:
         if first.pointer_offset < slot.offset:
             first = Position(self.partition.partition, slot.offset)
         end = self._end_index(slot.offset)
-        totals = self._progress.totals
+        totals = self.progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)
         if found.stop is None:
             self._leave_out_blocks(slot, pointer, pointer.records, (first.record_index, end))
@@ -470,7 +465,7 @@ class PartitionCursor:
     def _pass(self, slot: PointerSlot) -> None:
         """Leave the first slot behind."""
         if slot.pointer is not None:
-            self._progress.pass_over(slot.pointer)
+            self.progress.pass_over(slot.pointer)
         self._release(slot)
         self.position, self._mark = Position(self.partition.partition, slot.offset + 1), slot.mark
 
@@ -596,4 +591,4 @@ class PartitionCursor:
         return f"run memq verify; seek to {behind} to continue after it, or use on_damaged='skip'"
 
     def _totals(self) -> Totals:
-        return self._progress.totals.plus(self.position.record_index, 0)
+        return self.progress.totals.plus(self.position.record_index, 0)
