@@ -96,18 +96,19 @@ class RemoteQueue:
         wait_ms: int = 0,
         bytes_max: int = POLL_BYTES_MAX,
         blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         """Return entries of several partitions, each from its offset on.
 
         Wait up to `wait_ms` if there are none. A failure of one log is in the `error` of its answer. A broker may add
-        up to `blocks_bytes_max` bytes of blocks.
+        up to `blocks_bytes_max` bytes of blocks, of batches with any of the `tag_bits`; 0 for all batches.
         """
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
         wanted = PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max)
         if self._ask_with_blocks is None or blocks_bytes_max <= 0:
             answer, blocks = await self._poll(wanted, wait_ms), memoryview(b"")
         else:
-            wanted.blocks_bytes_max = blocks_bytes_max
+            wanted.blocks_bytes_max, wanted.tag_bits = blocks_bytes_max, f"{tag_bits:016x}"
             request, timeout_s = PollRequest(ask=wanted), ANSWER_S + wait_ms / 1000
             answer, blocks = await self._ask_with_blocks(Api.POLL, request, PollAnswer, timeout_s=timeout_s)
         found: list[Polled] = []

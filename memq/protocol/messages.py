@@ -20,7 +20,7 @@ from memq.errors import (
     kind_of,
 )
 from memq.format.sealed_json import check_seal, seal
-from memq.protocol.wire_types import Int64
+from memq.protocol.wire_types import NO_BITS, Bits64, Int64
 from memq.topic import Topic
 
 _EMPTY = b"{}"
@@ -248,13 +248,15 @@ class PollFrom(msgspec.Struct, kw_only=True):
 class PollEntries(msgspec.Struct, tag_field="op", tag="entries", kw_only=True):
     """Ask for pointers of several partitions; wait up to `wait_ms` when there are none.
 
-    `blocks_bytes_max` bounds the bytes of blocks that follow new pointers in the answer (ADR 30).
+    `blocks_bytes_max` bounds the bytes of blocks that follow new pointers in the answer (ADR 30). Batches without
+    any of the `tag_bits` come without blocks; no bits: each batch is wanted.
     """
 
     partitions: list[PollFrom]
     wait_ms: Int64 = 0
     bytes_max: Int64 = 1 << 20
     blocks_bytes_max: Int64 = 0
+    tag_bits: Bits64 = NO_BITS
 
 
 class PollTime(msgspec.Struct, tag_field="op", tag="time", kw_only=True):

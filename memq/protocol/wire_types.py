@@ -8,6 +8,8 @@ import msgspec
 
 # JSON has no bound for numbers, but the code that stores and compares them has.
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Bits64 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$", max_length=16)]  # as in pointers
+NO_BITS = "0" * 16
 
 
 class WireBroker(msgspec.Struct, kw_only=True):

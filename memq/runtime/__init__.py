@@ -1,1 +1,1 @@
-"""Clock, randomness and network, which the simulation replaces; tasks, threads, budgets, log, SQLite files."""
+"""Clock, randomness and network, which the simulation replaces; tasks, threads, log, SQLite files."""

@@ -12,6 +12,7 @@ from memq.broker.broker import Broker
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import DeniedError, FencedError, StoreError
+from memq.format.blocks.header import tag_bit
 from memq.limits import POLL_BLOCKS_BYTES_MAX
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue, ref_of
@@ -192,6 +193,39 @@ def test_wrong_bytes_that_come_with_a_pointer_prove_nothing_while_the_store_fail
     with_broker(test)
 
 
+@pytest.mark.parametrize(
+    ("settings", "found", "sent"),
+    [
+        ({"tags": "T"}, [b"1", b"2", b"4"], 4),
+        ({"tags": "T || x"}, [b"0", b"1", b"2", b"4"], 5),
+        ({"where": "n = 1"}, [b"1"], 6),
+        ({"tags": "T", "where": "n = 1"}, [b"1"], 4),
+        ({}, values(6), 6),
+    ],
+)
+def test_a_consumer_with_tags_gets_only_blocks_of_batches_with_their_bits(
+    settings: dict[str, str], found: list[bytes], sent: int
+) -> None:
+    """Bits decide what is sent, and `other` has the bit of `T`. Tags decide what is delivered."""
+    tags = ["x", "T", "T", "other", "T", None]
+    assert tag_bit("other") == tag_bit("T") != tag_bit("x")
+
+    async def test(broker: Broker, producer: AsyncProducer) -> None:
+        for number, tag in enumerate(tags):
+            await (await producer.send("clicks", b"%d" % number, tag=tag, headers={"n": str(number)}))
+        async with reader(broker, **settings) as consumer:
+            delivered = list[bytes | None]()
+            while (batch := await consumer.poll(1)) is not None:
+                delivered += batch.values()
+            counts = consumer.stats().counts
+        assert delivered == found
+        assert (counts.records, counts.filtered_records) == (len(found), 6 - len(found))
+        counters = broker.services.counters
+        assert (counters.poll_batches, counters.read_requests) == (sent, 0)
+
+    with_broker(test)
+
+
 @pytest.mark.parametrize("also_stored", [False, True])
 def test_bytes_that_are_wrong_in_memory_are_damage_only_if_the_store_has_them_too(
     monkeypatch: pytest.MonkeyPatch, also_stored: bool
@@ -344,7 +378,8 @@ def test_a_client_of_an_earlier_release_gets_pointers_alone() -> None:
 
 def test_a_broker_of_an_earlier_release_understands_the_request() -> None:
     partition = PollFrom(partition=PartitionRef(topic="clicks", topic_id="0a" * 16, partition=0), offset=5)
-    asked = encode_message(PollRequest(ask=PollEntries(partitions=[partition], wait_ms=9, blocks_bytes_max=1 << 20)))
+    ask = PollEntries(partitions=[partition], wait_ms=9, blocks_bytes_max=1 << 20, tag_bits="0" * 15 + "8")
+    asked = encode_message(PollRequest(ask=ask))
     understood = decode_message(asked, OldPollRequest, checksum_wanted=True).ask
     assert (understood.partitions[0].offset, understood.wait_ms) == (5, 9)
 

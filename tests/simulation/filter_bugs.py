@@ -120,4 +120,23 @@ FILTER_BUGS = (
         level="calm",
         aspects=("filter",),
     ),
+    Planted(
+        "a batch that comes without its blocks is not wanted",
+        "memq.client.consumer.fetch.fetch_scheduler",
+        "FetchScheduler.take_blocks",
+        before(
+            "blocks.get",
+            "if assigned.cursor.wanted and slot.offset not in blocks: slot.unwanted, slot.left_out = True, []",
+        ),
+        level="calm",
+        aspects=("filter",),
+    ),
+    Planted(
+        "what a reader leaves behind counts as held",
+        "memq.client.consumer.fetch.partition_cursor",
+        "PartitionCursor._release",
+        omit("self.hold"),
+        level="calm",
+        aspects=("filter", "thin"),
+    ),
 )

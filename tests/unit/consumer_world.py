@@ -87,7 +87,12 @@ class World(RemoteQueue, BatchFetcher):
         return next((entry.offset for entry in entries if entry.time_ms >= time_ms), 0)
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = 0,
+        blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         self.polls.append(dict(offsets))
         if self.poll_errors:
@@ -249,7 +254,12 @@ class MomentaryWrongAnswers(RemoteQueue):
         return self.begin
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = 0,
+        blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         (offset,) = offsets.values()
         entries = self._entries(offset)

@@ -91,7 +91,11 @@ def test_an_answer_without_a_sick_partition_does_not_make_polls_spin() -> None:
         answered = world.poll
 
         async def left_out(
-            offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+            offsets: dict[ReadPartition, int],
+            wait_ms: int = 0,
+            bytes_max: int = 0,
+            blocks_bytes_max: int = 0,
+            tag_bits: int = 0,
         ) -> list[Polled]:
             found = await answered(offsets, wait_ms, bytes_max)
             return [polled for polled in found if polled.partition != partition_of(0)]

@@ -68,7 +68,12 @@ class Answers(RemoteQueue):
         return 1_000
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = 0,
+        blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         await skip(wait_ms / 1000)
         return []

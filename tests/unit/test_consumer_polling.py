@@ -13,7 +13,9 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, SHORT_S, Polling, Retries
+from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import DeniedError, MemqError, PositionLostError, QueueError, UnreachableError
+from memq.format.blocks.header import tag_bit
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
@@ -36,6 +38,7 @@ class Call:
     wait_ms: int
     bytes_max: int
     answer: asyncio.Future[list[Polled]]
+    tag_bits: int
 
     @property
     def offsets(self) -> Offsets:
@@ -66,9 +69,14 @@ class Script(RemoteQueue):
         self.free.set()
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = 0,
+        blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
-        call = Call(dict(offsets), wait_ms, bytes_max, asyncio.get_running_loop().create_future())
+        call = Call(dict(offsets), wait_ms, bytes_max, asyncio.get_running_loop().create_future(), tag_bits)
         self.calls.append(call)
         return await call.answer
 
@@ -211,6 +219,28 @@ def test_one_long_poll_asks_for_all_until_it_is_answered() -> None:
         await polls.answer(polls.common(), polls.sound(0, 0), polls.empty(1, 1, 1))
         assert polls.advanced == before + 1
         assert polls.common().offsets == {0: 2, 1: 1}
+        await polls.end()
+
+    polling(work())
+
+
+@pytest.mark.parametrize(
+    ("filters", "bits"),
+    [
+        ([None, None], 0),
+        ([RecordFilter("A"), None], 0),
+        ([None, RecordFilter("A")], 0),
+        ([RecordFilter("A"), RecordFilter(where="n = 1")], 0),
+        ([RecordFilter("A"), RecordFilter("B", "n = 1")], tag_bit("A") | tag_bit("B")),
+    ],
+)
+def test_a_poll_names_the_tag_bits_that_any_of_its_readers_wants(filters: list[RecordFilter | None], bits: int) -> None:
+    async def work() -> None:
+        polls = Polls(log_of(2, 1), log_of(2, 2))
+        for number, wanted in enumerate(filters):
+            polls.add(number).wanted = wanted
+        await skip(0.1)
+        assert (polls.common().offsets, polls.common().tag_bits) == ({0: 0, 1: 0}, bits)
         await polls.end()
 
     polling(work())

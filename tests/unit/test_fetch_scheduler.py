@@ -65,10 +65,15 @@ class SendingWorld(World):
         self.rooms: list[int] = []
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = 0,
+        blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         self.rooms.append(blocks_bytes_max)
-        return await super().poll(offsets, wait_ms, bytes_max, blocks_bytes_max)
+        return await super().poll(offsets, wait_ms, bytes_max, blocks_bytes_max, tag_bits)
 
     def _polled(self, partition: ReadPartition, offset: int) -> Polled:
         polled = super()._polled(partition, offset)

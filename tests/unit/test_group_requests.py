@@ -196,7 +196,7 @@ class Handlers:
         assert isinstance(answer, PollAnswer)
         return answer
 
-    async def entries(self, offset: int = 0, numbers: Sequence[int] = range(COUNT), **more: int) -> dict[int, Any]:
+    async def entries(self, offset: int = 0, numbers: Sequence[int] = range(COUNT), **more: Any) -> dict[int, Any]:
         """Poll partitions; return what the answer has of each, by its number."""
         answer = await self.poll(PollEntries(partitions=[from_(number, offset) for number in numbers], **more))
         return {part.partition.partition: part for part in answer.partitions}

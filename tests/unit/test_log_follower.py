@@ -165,6 +165,7 @@ class ForgetfulQueue(LoopbackQueue):
         wait_ms: int = 0,
         bytes_max: int = POLL_BYTES_MAX,
         blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         found = await super().poll(offsets, wait_ms, bytes_max)
         if not self.answers:
@@ -212,6 +213,7 @@ class LateBeginning(LoopbackQueue):
         wait_ms: int = 0,
         bytes_max: int = POLL_BYTES_MAX,
         blocks_bytes_max: int = 0,
+        tag_bits: int = 0,
     ) -> list[Polled]:
         found = await super().poll(offsets, wait_ms, bytes_max)
         begin, self.begin = self.begin, 0

@@ -187,18 +187,21 @@ class GroupRequests:
                 for partition, part in zip(offsets, found, strict=True)
             ]
         )
-        blocks = self._add_blocks(answer, call.spare_bytes)
+        blocks = self._add_blocks(answer, call.spare_bytes, int(ask.tag_bits, 16))
         return WithBlocks(answer, blocks) if blocks else answer
 
-    def _add_blocks(self, answer: PollAnswer, bytes_max: int) -> list[bytes]:
-        """Return the blocks in memory of new pointers, up to `bytes_max`; note the length of each."""
+    def _add_blocks(self, answer: PollAnswer, bytes_max: int, tag_bits: int) -> list[bytes]:
+        """Return the blocks in memory of new pointers, up to `bytes_max`; note the length of each.
+
+        Not those of batches without any of the `tag_bits`, which the consumer passes over; 0 for all batches.
+        """
         found: list[bytes] = []
         for part in answer.partitions:
             log = partition_of(part.partition)
             for entry in part.entries:
                 pointer = self._recent.find(log, entry.offset)
                 location = pointer.location if pointer is not None else None
-                if location is None:
+                if pointer is None or location is None or (tag_bits and not pointer.tag_bits & tag_bits):
                     continue
                 if location.length > bytes_max:
                     break

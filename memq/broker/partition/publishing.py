@@ -96,7 +96,8 @@ class Publisher:
             own.published_s = handed_over_s
             own.published(offset, pointer, time_ms)
             location = pointer.locations[0] if pointer.locations else None
-            self._services.recent_pointers.add(self.partition, RecentPointer(Entry(offset, time_ms, body), location))
+            recent = RecentPointer(Entry(offset, time_ms, body), location, pointer.tag_bits)
+            self._services.recent_pointers.add(self.partition, recent)
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)
             return True

@@ -20,10 +20,11 @@ BYTES_MAX = 2 * MIB  # of pointers: about 6,000
 
 
 class RecentPointer(NamedTuple):
-    """An entry of the queue, and the location of its batch; None for a pointer without a batch."""
+    """An entry of the queue, the location of its batch, None without one, and the tag bits of its records."""
 
     entry: Entry
     location: Location | None
+    tag_bits: int = 0
 
 
 class RecentPointerCache:

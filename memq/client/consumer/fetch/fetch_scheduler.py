@@ -380,6 +380,12 @@ class FetchScheduler:
         self._advance()
         self._changed()
 
+    def _hold(self, assigned: Assigned, slot: PointerSlot, size: int) -> None:
+        """Count the blocks that are fetched of a batch, not all of it: others may have the room."""
+        if slot.fetching and not self._tasks.stopped:
+            assigned.cursor.hold(slot, size)
+            self._advance()
+
     def _check_missing(self, assigned: Assigned, slot: PointerSlot, error: NotFoundError) -> None:
         """Raise StoreError until an object has been missing for `MISSING_S`: a skip can't be undone.
 
@@ -411,7 +417,9 @@ class FetchScheduler:
             else:
                 wanted = assigned.cursor.wanted
                 excludes = wanted.excludes if wanted is not None and wanted.tag_bits else None
-                part = await self._fetcher.fetch_records(pointer, *slot.part, excludes)
+                part = await self._fetcher.fetch_records(
+                    pointer, *slot.part, excludes, lambda size: self._hold(assigned, slot, size)
+                )
                 pieces, before, passed = part.pieces, part.before, part.passed
         except NotFoundError as error:
             ahead = await self._queue.read(assigned.cursor.partition, slot.offset, 1)

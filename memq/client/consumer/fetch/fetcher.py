@@ -244,11 +244,17 @@ class BatchFetcher:
             return await self.fetch(pointer)  # damage is reported by the reader of the whole batch
 
     async def fetch_records(
-        self, pointer: Pointer, low: int, high: int, excludes: Callable[[int], bool] | None = None
+        self,
+        pointer: Pointer,
+        low: int,
+        high: int,
+        excludes: Callable[[int], bool] | None = None,
+        planned: Callable[[int], None] = lambda size: None,
     ) -> FetchedPart:
         """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.
 
-        Not those whose tag bits the filter `excludes`. Without an index to go by, all come. Raises: as `fetch`.
+        Not those whose tag bits the filter `excludes`. Without an index to go by, all come. `planned` is called with
+        the number of bytes before they are fetched. Raises: as `fetch`.
         """
 
         async def fetch_part(reader: RangeReader, location: Location) -> FetchedPart:
@@ -261,9 +267,10 @@ class BatchFetcher:
                 if item.first < high:
                     (passed if excludes is not None and excludes(item.entry.tag_bits) else needed).append(item)
             pieces: list[BlockPiece] = []
-            for run in joined_runs(needed):
-                at, last = run[0].entry.offset, run[-1].entry
-                data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
+            runs = joined_runs(needed)
+            planned(sum(map(_run_bytes, runs)))
+            for run in runs:
+                data = await reader.get_range(location.key, location.offset + run[0].entry.offset, _run_bytes(run))
                 pieces += cut_run(pointer, data, run)
             return FetchedPart(pieces, before, passed)
 
@@ -276,6 +283,7 @@ class BatchFetcher:
                 ),
             )
         except (CorruptDataError, NotFoundError):
+            planned(pointer.locations[0].length)
             return FetchedPart(await self.fetch(pointer), [], [])
 
     def _ways(
@@ -396,10 +404,14 @@ async def _fetch_runs(
         if not is_wanted:
             continue
         items = list(run)
-        at, last = items[0].entry.offset, items[-1].entry
-        data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
+        data = await reader.get_range(location.key, location.offset + items[0].entry.offset, _run_bytes(items))
         pieces += cut_run(pointer, data, items)
     return pieces
+
+
+def _run_bytes(run: Sequence[NumberedEntry]) -> int:
+    """Return the number of bytes from the first block of a run to the end of its last one."""
+    return run[-1].entry.offset + run[-1].entry.length - run[0].entry.offset
 
 
 def joined_runs(items: Sequence[NumberedEntry]) -> list[list[NumberedEntry]]:

@@ -111,15 +111,13 @@ class PartitionCursor:
         self.dedup_window = DedupWindow(window_ms)
         self.continuity = LogContinuity(start, mark)
         self._mark = mark  # of the position
-        self._progress = ReadProgress()
+        self.progress = ReadProgress()  # the totals before the pointer at the position
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
         self.wanted = wanted
         self._choice = PartChoice(wanted)
         self._seen = Seen([], [], [])
-        self.comparing: PointerSlot | None = (
-            None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
-        )
+        self.comparing: PointerSlot | None = None  # its blocks seemed to be copies; `PointerSlot.compare` answers
         self._moved_start: Position | None = None
         self._full = False
         self._next_offset = start.pointer_offset
@@ -130,7 +128,7 @@ class PartitionCursor:
     def begin_look_back(self) -> None:
         """Reset the counts: a repeated look back would count the same pointers again."""
         assert self.state is CursorState.LOOKING_BACK
-        self._progress = ReadProgress()
+        self.progress = ReadProgress()
 
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers before the start, in order, and mark the sequences of their blocks as seen.
@@ -147,7 +145,7 @@ class PartitionCursor:
             if not isinstance(pointer, Pointer):
                 continue  # an earlier reader processed it
             self.dedup_window.advance(entry.time_ms)
-            self._progress.pass_over(pointer)
+            self.progress.pass_over(pointer)
             self.continuity.note(pointer)
             if pointer.skip or not pointer.producers_complete:
                 incomplete.append(pointer)
@@ -223,11 +221,15 @@ class PartitionCursor:
         return self._unfetched[0]
 
     def start_fetch(self, slot: PointerSlot) -> None:
-        """Note that the batch is being fetched: its bytes count as held from here on."""
+        """Note that the batch is being fetched: all its bytes count as held, until `hold` is called."""
         assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
         self._unfetched.popleft()
         slot.fetching, slot.part = True, self._part_of(slot)
-        self.held_bytes += slot.bytes
+        self.hold(slot, slot.bytes)
+
+    def hold(self, slot: PointerSlot, size: int) -> None:
+        """Count so many bytes of a batch as held: of those that are fetched in part, the needed blocks."""
+        self.held_bytes, slot.held_bytes = self.held_bytes + size - slot.held_bytes, size
 
     def fetched(
         self,
@@ -276,12 +278,12 @@ class PartitionCursor:
         """Note that retention took a batch during its fetch; `first` is the first offset that is left."""
         if slot.fetching:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
-            self.held_bytes -= slot.bytes
+            self.hold(slot, 0)
 
     def drop_fetched(self) -> None:
         """Drop all fetched batches, and those that are being fetched; the cursor fetches them again later."""
         for slot in self._slots:  # what was judged of a batch stays judged
-            slot.fetching, slot.pieces, slot.claims, slot.passed = False, None, (), ()
+            slot.fetching, slot.pieces, slot.claims, slot.passed, slot.held_bytes = False, None, (), (), 0
         self._unfetched = deque(slot for slot in self._slots if not slot.ready)
         self.held_bytes = 0
 
@@ -322,11 +324,6 @@ class PartitionCursor:
     def behind(self) -> Committed:
         """The position, how much lies before it, and its mark."""
         return Committed(self.position, self._totals(), self._mark)
-
-    @property
-    def progress(self) -> ReadProgress:
-        """The totals before the pointer at the position."""
-        return self._progress
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -371,7 +368,7 @@ class PartitionCursor:
         pointer = slot.pointer
         assert pointer is not None
         self.dedup_window.advance(slot.time_ms)
-        self._progress.start_at(pointer)
+        self.progress.start_at(pointer)
         if slot.unwanted:
             self._leave_out(slot, pointer)
             return None
@@ -382,7 +379,7 @@ class PartitionCursor:
         if first.pointer_offset < slot.offset:
             first = Position(self.partition.partition, slot.offset)
         end = self._end_index(slot.offset)
-        totals = self._progress.totals
+        totals = self.progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)
         if found.stop is None:
             self._leave_out_blocks(slot, pointer, pointer.records, (first.record_index, end))
@@ -468,7 +465,7 @@ class PartitionCursor:
     def _pass(self, slot: PointerSlot) -> None:
         """Leave the first slot behind."""
         if slot.pointer is not None:
-            self._progress.pass_over(slot.pointer)
+            self.progress.pass_over(slot.pointer)
         self._release(slot)
         self.position, self._mark = Position(self.partition.partition, slot.offset + 1), slot.mark
 
@@ -480,8 +477,7 @@ class PartitionCursor:
     def _release(self, slot: PointerSlot) -> None:
         assert self._slots[0] is slot
         self._slots.popleft()
-        if slot.pieces is not None:
-            self.held_bytes -= slot.bytes
+        self.hold(slot, 0)
 
     def _assemble(self, pointer: Pointer, slot: PointerSlot, start: int, end: int | None) -> _Assembly:
         """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
@@ -595,4 +591,4 @@ class PartitionCursor:
         return f"run memq verify; seek to {behind} to continue after it, or use on_damaged='skip'"
 
     def _totals(self) -> Totals:
-        return self._progress.totals.plus(self.position.record_index, 0)
+        return self.progress.totals.plus(self.position.record_index, 0)

@@ -31,6 +31,7 @@ class PointerSlot:
     cause: MemqError | None = None  # the pointer itself can't be read
     pieces: Sequence[BlockPiece] | None = None
     fetching: bool = False
+    held_bytes: int = 0  # of its batch, that are fetched or are being fetched
     sent: memoryview | None = (
         None  # bytes that came with the pointer and are not the sound batch: they count as its first fetch
     )

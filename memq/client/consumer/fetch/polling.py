@@ -151,7 +151,9 @@ class Polling:
         loop = asyncio.get_running_loop()
         bytes_max = min(LOG_BYTES * len(offsets), POLL_BYTES_MAX)
         blocks_bytes_max = self._blocks.blocks_bytes_max() if poll is self._common else 0
-        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, bytes_max, blocks_bytes_max))
+        answer = loop.create_task(
+            self._queue.poll(offsets, poll.wait_ms, bytes_max, blocks_bytes_max, self._tag_bits(offsets))
+        )
         kick = loop.create_task(poll.kicked.wait())
         error: MemqError | None = None
         try:
@@ -172,6 +174,16 @@ class Polling:
             answer.cancel()
         self._advanced()
         return error
+
+    def _tag_bits(self, offsets: Mapping[ReadPartition, int]) -> int:
+        """Return the tag bits that readers of these partitions want; 0 if one of them wants all."""
+        found = 0
+        for partition in offsets:
+            wanted = self._assigned[partition].cursor.wanted
+            if wanted is None or not wanted.tag_bits:
+                return 0
+            found |= wanted.tag_bits
+        return found
 
     def _asked(self, partition: ReadPartition, offsets: Mapping[ReadPartition, int]) -> tuple[Assigned, int] | None:
         """Return the partition and requested offset of an answer; None if it left or moved meanwhile."""
