@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 import memq
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Batch, TopicPartition
-from memq.client.consumer.core import AHEAD_SHARE
+from memq.client.consumer.core import AHEAD_SHARE, ConsumerCore
+from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
+from memq.client.observers.traces import ConsumerTraces
 from memq.limits import MIB
 from memq.storage_handlers import confirmed_reads
 from memq.testing import Cluster
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
+from tests.component.test_traces import Recorded
 
 CLICKS = TopicPartition("clicks", 0)
 COUNT = 6
@@ -161,6 +165,53 @@ def test_a_batch_that_came_while_a_poll_was_interrupted_comes_again(
         batches = [take(consumer), take(consumer)]
         assert [batch.values() for batch in batches] == [[b"0"], [b"1"]]
         assert first.next <= committed <= batches[0].first
+
+
+def test_a_consumer_that_fails_while_it_makes_batches_ahead_commits_none_of_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that left its cursor, and is in no list, would be before the next one that is done."""
+    made, make = list[Batch](), ConsumerCore._batch_of
+
+    def fail_once(core: ConsumerCore, assigned: Assigned, delivery: ReadyRange) -> Batch:
+        made.append(make(core, assigned, delivery))
+        if len(made) == 2:
+            raise MemoryError("no memory for a batch")
+        return made[-1]
+
+    monkeypatch.setattr(ConsumerCore, "_batch_of", fail_once)
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks", group="g") as consumer:
+        got: list[bytes | None] = []
+        with pytest.raises(MemoryError):
+            for batch in consumer:
+                got += batch.values()
+        with pytest.raises(MemoryError):
+            consumer.poll(1)
+    monkeypatch.undo()
+    with memq.Consumer(cluster.address, "clicks", group="g", end="end") as consumer:
+        left = [value for batch in consumer for value in batch.values()]
+    assert set(left) | set(got) == {b"%d" % number for number in range(COUNT)}
+
+
+def test_a_batch_that_a_tracer_fails_to_note_comes_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, handed, failures = Recorded(), ConsumerTraces.handed, [True, True]
+
+    def fail(traces: ConsumerTraces, batch: Batch) -> None:
+        handed(traces, batch)
+        if batch.values() != [b"0"] and failures:
+            failures.pop()
+            raise RuntimeError("the exporter is full")
+
+    monkeypatch.setattr(ConsumerTraces, "handed", fail)
+    send_apart(cluster)
+    got: list[bytes | None] = []
+    with memq.Consumer(cluster.address, "clicks", group="g", tracer_provider=recorded.provider) as consumer:
+        while len(got) < COUNT:
+            with suppress(RuntimeError):
+                got += take(consumer).values()
+    assert got == [b"%d" % number for number in range(COUNT)]
+    assert not failures
 
 
 def test_prepared_batches_are_small_compared_with_the_budget(cluster: Cluster) -> None:
