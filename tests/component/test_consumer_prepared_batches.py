@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 import memq
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Batch, TopicPartition
-from memq.client.consumer.core import AHEAD_SHARE, ConsumerCore
-from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
+from memq.client.consumer.core import AHEAD_SHARE
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.client.observers.traces import ConsumerTraces
@@ -38,6 +38,18 @@ class RecordingBatches(ReadyBatches):
     def __init__(self) -> None:
         super().__init__()
         RecordingBatches.last = self
+
+
+class SecondFails(Batch):
+    """Batches of which the second can't be made."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        SecondFails.made += 1
+        if SecondFails.made == 2:
+            raise MemoryError("no memory for a batch")
 
 
 @pytest.fixture
@@ -171,21 +183,13 @@ def test_a_consumer_that_fails_while_it_makes_batches_ahead_commits_none_of_them
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that left its cursor, and is in no list, would be before the next one that is done."""
-    made, make = list[Batch](), ConsumerCore._batch_of
-
-    def fail_once(core: ConsumerCore, assigned: Assigned, delivery: ReadyRange) -> Batch:
-        made.append(make(core, assigned, delivery))
-        if len(made) == 2:
-            raise MemoryError("no memory for a batch")
-        return made[-1]
-
-    monkeypatch.setattr(ConsumerCore, "_batch_of", fail_once)
+    monkeypatch.setattr("memq.client.consumer.core.Batch", SecondFails)
+    SecondFails.made = 0
     send_apart(cluster)
     with memq.Consumer(cluster.address, "clicks", group="g") as consumer:
         got: list[bytes | None] = []
         with pytest.raises(MemoryError):
-            for batch in consumer:
-                got += batch.values()
+            got.extend(value for batch in consumer for value in batch.values())
         with pytest.raises(MemoryError):
             consumer.poll(1)
     monkeypatch.undo()
