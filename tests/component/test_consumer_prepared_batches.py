@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +19,12 @@ from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.core import AHEAD_SHARE
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
+from memq.client.observers.traces import ConsumerTraces
 from memq.limits import MIB
 from memq.storage_handlers import confirmed_reads
 from memq.testing import Cluster
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
+from tests.component.test_traces import Recorded
 
 CLICKS = TopicPartition("clicks", 0)
 COUNT = 6
@@ -34,6 +38,18 @@ class RecordingBatches(ReadyBatches):
     def __init__(self) -> None:
         super().__init__()
         RecordingBatches.last = self
+
+
+class SecondFails(Batch):
+    """Batches of which the second can't be made."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        SecondFails.made += 1
+        if SecondFails.made == 2:
+            raise MemoryError("no memory for a batch")
 
 
 @pytest.fixture
@@ -161,6 +177,45 @@ def test_a_batch_that_came_while_a_poll_was_interrupted_comes_again(
         batches = [take(consumer), take(consumer)]
         assert [batch.values() for batch in batches] == [[b"0"], [b"1"]]
         assert first.next <= committed <= batches[0].first
+
+
+def test_a_consumer_that_fails_while_it_makes_batches_ahead_commits_none_of_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that left its cursor, and is in no list, would be before the next one that is done."""
+    monkeypatch.setattr("memq.client.consumer.core.Batch", SecondFails)
+    SecondFails.made = 0
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks", group="g") as consumer:
+        got: list[bytes | None] = []
+        with pytest.raises(MemoryError):
+            got.extend(value for batch in consumer for value in batch.values())
+        with pytest.raises(MemoryError):
+            consumer.poll(1)
+    monkeypatch.undo()
+    with memq.Consumer(cluster.address, "clicks", group="g", end="end") as consumer:
+        left = [value for batch in consumer for value in batch.values()]
+    assert set(left) | set(got) == {b"%d" % number for number in range(COUNT)}
+
+
+def test_a_batch_that_a_tracer_fails_to_note_comes_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, handed, failures = Recorded(), ConsumerTraces.handed, [True, True]
+
+    def fail(traces: ConsumerTraces, batch: Batch) -> None:
+        handed(traces, batch)
+        if batch.values() != [b"0"] and failures:
+            failures.pop()
+            raise RuntimeError("the exporter is full")
+
+    monkeypatch.setattr(ConsumerTraces, "handed", fail)
+    send_apart(cluster)
+    got: list[bytes | None] = []
+    with memq.Consumer(cluster.address, "clicks", group="g", tracer_provider=recorded.provider) as consumer:
+        while len(got) < COUNT:
+            with suppress(RuntimeError):
+                got += take(consumer).values()
+    assert got == [b"%d" % number for number in range(COUNT)]
+    assert not failures
 
 
 def test_prepared_batches_are_small_compared_with_the_budget(cluster: Cluster) -> None:

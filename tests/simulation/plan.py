@@ -107,7 +107,7 @@ def draw_plan(
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)
-    for name in sorted(names, key=lambda name: name != SCALE):  # others follow it
+    for name in sorted(names, key=lambda name: (name != SCALE, ASPECTS.index(name))):  # in one order, however given
         plan = _CHANGES[name](plan, level, random.Random(f"{seed}/{name}"))
     return plan
 

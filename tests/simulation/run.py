@@ -90,7 +90,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--planted", action="store_true", help="plant each known bug and look for it")
     parser.add_argument("--quiet", action="store_true", help="only what is found")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = (
+        [] if options.aspects is None else [name for name in options.aspects.split(",") if name not in ("", *ASPECTS)]
+    )
+    if unknown:
+        parser.error(f"no such aspects: {', '.join(unknown)}")
+    return options
 
 
 @contextmanager

@@ -64,3 +64,12 @@ def test_plans_with_all_aspects_keep_the_bounds_on_a_small_scale() -> None:
         assert plan.retry_ms > 2_000 * plan.faults.chaos.pause_s_max or "direct" not in aspects
         assert slack_ms == 2 * plan.shape.clock_error_ms == 2 * plan.constants[CLOCK_ERROR]
     assert draw_constants(random.Random(1)) == draw_constants(random.Random(1))
+
+
+def test_a_plan_does_not_depend_on_the_order_of_its_aspects() -> None:
+    """Else a seed that was found with the drawn aspects runs otherwise with the argument --aspects."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        aspects = tuple(aspect for aspect in ASPECTS if draw.random() < 0.4)
+        shuffled = tuple(draw.sample(aspects, len(aspects)))
+        assert draw_plan(seed, "stormy", aspects=shuffled) == draw_plan(seed, "stormy", aspects=aspects)

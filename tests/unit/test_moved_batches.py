@@ -13,6 +13,7 @@ from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
     PositionExpiredError,
+    PositionLostError,
 )
 from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry
@@ -45,6 +46,32 @@ def test_a_batch_that_was_moved_is_found_by_its_pointer_of_now() -> None:
         assert reader.got == expected(0, 2)
         assert "large/1" in world.keys
         assert reader.reading.retries == 0
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_reader_does_not_take_another_batch_for_one_that_was_moved() -> None:
+    """The log was cut and has grown again: from the reader's record index on, only a part of a new batch would come."""
+
+    async def work() -> None:
+        world = World(log_of(3))
+        world.fetch_s = 1.0
+        reader = Reader(world)
+        cursor = PartitionCursor(partition_of(0), Position(0, 1, 2), window_ms=WINDOW_MS)
+        reader.reading.add(cursor, TOPIC)
+        await skip(0.5)
+        world.gone = {"o/1"}
+        log = world.logs[0]
+        grown = Log(log.entries[:1], log.bodies, records=3, stored=log.stored // 3, next_offset=1)
+        grown.batch(Block(1, 9), epoch=2)
+        grown.batch(Block(1, 12), epoch=2)
+        world.logs[0] = grown
+        relocate(grown, 1, "large/1")
+        await skip(3)
+        reader.deliver()
+        assert reader.got == []
+        assert isinstance(reader.reading.failure, PositionLostError)
         await reader.tasks.stop()
 
     reading(work())
@@ -191,12 +218,12 @@ def test_locations_are_compared_as_a_whole() -> None:
         cursor.take_entries(Entries(world.logs[0].entries, 1))
         slot = cursor.next_fetch()
         assert slot is not None
-        assert not slot.move(world.logs[0].entries[0]), "it is where it was"
+        assert not slot.move(world.logs[0].entries[0], partition_of(0)), "it is where it was"
         relocate(world.logs[0], 0, "large/0")
-        assert slot.move(world.logs[0].entries[0])
+        assert slot.move(world.logs[0].entries[0], partition_of(0))
         assert slot.pointer is not None
         assert slot.pointer.locations == (Location(store="main", key="large/0", offset=0, length=slot.bytes),)
-        assert not slot.move(Entry(0, 0, b"{")), "what can't be read names no place"
+        assert not slot.move(Entry(0, 0, b"{"), partition_of(0)), "what can't be read names no place"
         assert cursor.state is CursorState.READING
 
     reading(work())

@@ -196,11 +196,11 @@ def test_a_batch_has_moved_when_its_pointer_names_another_location() -> None:
     assert slot is not None
     pointer = slot.pointer
     assert pointer is not None
-    assert not slot.move(log.entries[0])
-    assert not slot.move(Entry(0, 0, b"{"))
+    assert not slot.move(log.entries[0], PARTITION)
+    assert not slot.move(Entry(0, 0, b"{"), PARTITION)
     assert slot.pointer is pointer
     location = Location(store="main", key="o/elsewhere", offset=0, length=SIZE)
-    assert slot.move(Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))))
+    assert slot.move(Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))), PARTITION)
     assert slot.pointer.locations == (location,)
 
 

@@ -208,24 +208,24 @@ class Consumer(BaseConsumer, BlockingClient):
         traces = self._traces
         if traces is not None:
             traces.done()
-        batch = self._core.next_at_hand()
-        if batch is None:
-            batch = self._next(self._deadline_s(timeout_s))
-        if traces is not None and batch is not None:
-            traces.handed(batch)
+        self._core.ask()
+        try:
+            batch = self._core.next_at_hand()
+            if batch is None:
+                batch = self._next(self._deadline_s(timeout_s))
+            if traces is not None and batch is not None:
+                traces.handed(batch)
+        except MemqError:
+            raise
+        except BaseException:  # of a signal or of a tracer: a batch that came at that moment was not returned
+            self._background.io.run(self._core.interrupted(), INTERRUPTED_S_MAX)
+            raise
         return batch
 
     def _next(self, deadline_s: float | None) -> Batch | None:
         io = self._background.io
         while True:
-            self._core.ask()
-            try:
-                found = io.run(self._core.next(self._left_s(deadline_s)))
-            except MemqError:
-                raise
-            except BaseException:  # of a signal: a batch that came at that moment was not returned
-                io.run(self._core.interrupted(), INTERRUPTED_S_MAX)
-                raise
+            found = io.run(self._core.next(self._left_s(deadline_s)))
             if not isinstance(found, AssignmentEvents):
                 return found
             for callback, partitions in self._calls(found):
@@ -349,11 +349,18 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
         traces = self._traces
         if traces is not None:
             traces.done()
-        batch = self._core.next_at_hand()
-        if batch is None:
-            batch = await self._next(self._deadline_s(timeout_s))
-        if traces is not None and batch is not None:
-            traces.handed(batch)
+        self._core.ask()
+        try:
+            batch = self._core.next_at_hand()
+            if batch is None:
+                batch = await self._next(self._deadline_s(timeout_s))
+            if traces is not None and batch is not None:
+                traces.handed(batch)
+        except MemqError:
+            raise
+        except BaseException:
+            await self._core.interrupted()
+            raise
         return batch
 
     async def _next(self, deadline_s: float | None) -> Batch | None:

@@ -204,11 +204,11 @@ class ConsumerCore:
         return self._ready_batches.take()
 
     def ask(self) -> None:
-        """Note that a thread begins to wait for `next`; called there."""
+        """Note that the user begins to ask for a batch; called in the user's thread."""
         self._ready_batches.ask()
 
     async def interrupted(self) -> None:
-        """A thread does not wait for `next` any more: it has no answer, though there may have been one."""
+        """The user has no answer to what was asked last, though there may have been one: it comes again."""
         self._ready_batches.take_back()
 
     async def next(self, timeout_s: float | None) -> Batch | AssignmentEvents | None:
@@ -217,7 +217,8 @@ class ConsumerCore:
         Changes of the assignment come first: the caller reports them and then takes them by `take`.
         The call finishes the batch before it. It returns None after `timeout_s`, at the end, and after `wakeup`.
         `next_at_hand` may then have more batches.
-        Raises: CorruptDataError before a damaged block; errors of the cluster that do not pass.
+        Raises: CorruptDataError before a damaged block; errors of the cluster that do not pass. Any other exception
+        ends the consumer.
         """
         self._check(failures=True)
         await self.start()
@@ -229,6 +230,11 @@ class ConsumerCore:
                 return await self._next()
         except TimeoutError:
             return None
+        except (MemqError, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # a batch that was taken meanwhile may be lost: nothing after it is committed
+            self._die(error)
+            raise
 
     async def _next(self) -> Batch | AssignmentEvents | None:
         while True:

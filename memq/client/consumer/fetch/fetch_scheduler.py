@@ -430,7 +430,7 @@ class FetchScheduler:
                     raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
                 assigned.cursor.expire(slot, first)  # retention took pointer and object
                 return
-            if slot.move(ahead[0]):
+            if slot.move(ahead[0], assigned.cursor.partition):
                 return
             self._check_missing(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memq.client.consumer.fetch.cursor_outcomes import LeftOut
-from memq.client.consumer.progress import Gap
+from memq.client.consumer.progress import Gap, lost_error
 from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece, NumberedEntry
@@ -16,6 +16,7 @@ from memq.format.ranges import Range
 from memq.format.report import MINUTE_MS
 from memq.notification import Entry
 from memq.notification.stored_blocks import Claim, Copies, claim_of
+from memq.topic import Position, ReadPartition
 
 SAVED_SHARE = 4  # of the bytes of a large batch one in so many, at least, is to be saved by its index
 WHOLE_BATCHES = 15  # that are fetched whole after one of which the index saved less
@@ -70,11 +71,16 @@ class PointerSlot:
         """Whether only the index says how many records of an unwanted batch are left out."""
         return self.cut or (self.pointer is not None and bool(self.pointer.skip))
 
-    def move(self, entry: Entry) -> bool:
-        """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
+    def move(self, entry: Entry, partition: ReadPartition) -> bool:
+        """Note the new location of a batch that was not at its pointer's location; false if they are equal.
+
+        Raises: PositionLostError if the log has another pointer there: it was cut and has grown again.
+        """
         moved = slot_of(entry).pointer
         if moved is None or self.pointer is None or moved.locations == self.pointer.locations:
             return False
+        if pointer_mark(moved) != self.mark:
+            raise lost_error(partition, Position(partition.partition, self.offset + 1))
         self.pointer = moved
         return True
 
