@@ -232,11 +232,28 @@ class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
         return self.slot_first <= self.slot_last
 
 
+class Truncation(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's order for one read partition: retention removes the entries below the offset `before`.
+
+    `time_ms` is the second witness: an entry with a later queue time stays. The offset alone would remove other
+    entries after the log was lost and restored with new offsets.
+    """
+
+    partition: int
+    before: int
+    time_ms: int
+
+    def covers(self, offset: int, time_ms: int) -> bool:
+        """Whether the entry at this offset, with this queue time, is to be removed."""
+        return offset < self.before and time_ms <= self.time_ms
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as the coordinator stores it. `id` is 32 hex digits, never used again.
 
     `version` counts alterations.
     `partitions` are in the order of their numbers; `map_version` and `map_changed_ms` are those of their slots.
+    `truncations` has the last order of an operator for each read partition that has one.
     """
 
     name: str
@@ -247,6 +264,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     map_changed_ms: int = 0
     partitions: tuple[PartitionSlots, ...] = ()
     version: int = 1
+    truncations: tuple[Truncation, ...] = ()
 
     @property
     def id_bytes(self) -> bytes:
@@ -281,6 +299,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def read_partition_of(self, partition: int) -> ReadPartition:
         """Return the read partition that the pointers of a write partition go to."""
         return ReadPartition(self.name, self.id, self.partitions[partition].read_partition)
+
+    def truncation_of(self, partition: ReadPartition) -> Truncation | None:
+        """Return the last order to truncate a read partition, None without one."""
+        return next((each for each in self.truncations if each.partition == partition.partition), None)
 
     def writers_of(self, partition: ReadPartition) -> list[int]:
         """Return the write partitions whose pointers go to a read partition."""

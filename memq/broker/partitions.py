@@ -27,7 +27,16 @@ from memq.protocol.messages import Owner
 from memq.runtime.clock import Clock, backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import PartitionKey, ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
+from memq.topic import (
+    PartitionKey,
+    ReadPartition,
+    Topic,
+    TopicSettings,
+    Truncation,
+    check_name,
+    equal_slots,
+    read_partitions,
+)
 
 STARTING_MS = 200  # retry interval for clients of a broker that is starting
 NO_OWNER_MS = 200  # retry interval for clients of a partition without an owner
@@ -37,6 +46,7 @@ DROP_RETRY_S_MAX = 10.0
 CONFIRM_S = 2.0  # time-out for the coordinator to confirm a topic; clients wait 5 s for METADATA
 CONFIRM_PAUSE_S = 5.0
 CONFIRMED_AT_ONCE = 64
+RetentionOrder = tuple[TopicSettings, tuple[Truncation, ...]]
 PROGRESS_S = 5.0  # between two lines about a long drain
 
 
@@ -71,7 +81,7 @@ class Partitions:
         self.processors: dict[PartitionKey, TopicProcessor] = {}
         self.serving = False  # once the broker has started: a start that fails must not have accepted blocks
         self.draining = False
-        self.retention_due: dict[ReadPartition, tuple[TopicSettings, int]] = {}  # next check, Unix ms
+        self.retention_due: dict[ReadPartition, tuple[RetentionOrder, int]] = {}  # next check, Unix ms
         self.changed = asyncio.Event()  # after a refresh, or the end of a released partition
         self._services = services
         self._govern = govern
@@ -395,11 +405,9 @@ class Partitions:
     async def alter(self, current: Topic, settings: TopicSettings) -> Topic:
         """Change a topic's settings; `memq.topic.HOLDS` says when each of them takes effect."""
         self._services.spool.check(settings)
-        changed = Topic(
-            **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
-            settings=settings.check(),
+        altered = await self._services.coordinator.alter_topic(
+            msgspec.structs.replace(current, settings=settings.check())
         )
-        altered = await self._services.coordinator.alter_topic(changed)
         await self.refresh()
         await self._services.queue.create(read_partitions(altered), altered.settings.stale_publish_ms)
         return altered

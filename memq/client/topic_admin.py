@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memq.client.arguments import check_connect_timeout, public_name, runtime_of, with_kafka_hints
 from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import OffsetResolver
-from memq.client.consumer.settings import named_partitions
+from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
@@ -24,6 +26,7 @@ from memq.protocol.admin_messages import (
     AlterTopic,
     CreateTopic,
     DeleteTopic,
+    TruncateTopic,
 )
 from memq.protocol.frames import Api
 from memq.protocol.messages import TopicMetadata
@@ -33,6 +36,20 @@ from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_in
 ANSWER_S = 30.0
 SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
 Settings = Mapping[str, int | bool | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """The part of one partition that a truncation removes: from `begin` up to `before`, which stays.
+
+    Copies and records of pointers that were not removed yet are counted, too.
+    """
+
+    topic_partition: TopicPartition
+    begin: Position
+    before: Position
+    records: int
+    bytes: int
 
 
 class AsyncTopicAdmin(KafkaHints, AsyncClosing):
@@ -162,6 +179,31 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         sent, topic = _sendable(settings), (await self.topic(name)).topic
         return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, topic_id=topic.id, settings=sent))))
 
+    async def truncate_topic(self, name: str, before: Point, *, dry_run: bool = False) -> list[Truncated]:
+        """Remove the records before a point from all partitions of a topic, and return what goes.
+
+        `before` is "end", a datetime, or positions as a consumer's `start`; positions truncate their own partitions
+        only. Records go in whole batches, so the batch of a position stays. The next runs of retention remove them,
+        when they are older than the topic's `dedup_window_ms`. Readers there get PositionExpiredError, as after
+        retention. With `dry_run` nothing is ordered.
+
+        Raises: NotFoundError; InvalidRequestError for a position after the end, and for a topic of memq's own.
+        """
+        check_point(before, "before", (name,))
+        check_switch("dry_run", dry_run)
+        topic = (await self.topic(name)).topic
+        found: list[Truncated] = []
+        for partition in named_partitions(topic, before):
+            point = point_of(before, topic_partition_of(partition))
+            position = await self._resolver.start_at(point, partition, topic.settings, pass_expired=True)
+            found.append(await self._truncated(topic, partition, position.pointer_offset))
+        goes = {
+            each.topic_partition.partition: each.before.pointer_offset for each in found if each.begin < each.before
+        }
+        if goes and not dry_run:
+            await self._ask(AdminRequest(ask=TruncateTopic(name=name, topic_id=topic.id, before=goes)))
+        return found
+
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its pointers; the sweep deletes its objects later.
 
@@ -188,6 +230,13 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         """Return how much lies before the pointer of a position."""
         offset, writers = position.pointer_offset, topic.writers_of(partition)
         return await self._resolver.totals_before(partition, offset, topic.settings, writers)
+
+    async def _truncated(self, topic: Topic, partition: ReadPartition, before: int) -> Truncated:
+        begin = await self._resolver.position_of("beginning", partition, topic.settings)
+        end = Position(partition.partition, max(before, begin.pointer_offset))
+        gone, left = [await self._pointers_before(topic, partition, each) for each in (begin, end)]
+        size = left.bytes - gone.bytes
+        return Truncated(topic_partition_of(partition), begin, end, left.records - gone.records, size)
 
     async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
         """Return how much lies before a position."""
@@ -262,6 +311,15 @@ class TopicAdmin(KafkaHints, BlockingClient):
         Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
         """
         return self._background.run(self._core.alter_topic(name, settings=settings))
+
+    def truncate_topic(self, name: str, before: Point, *, dry_run: bool = False) -> list[Truncated]:
+        """Remove the records before a point from all partitions of a topic, and return what goes.
+
+        `before` is "end", a datetime, or positions as a consumer's `start`. Whole batches go, with the next runs of
+        retention, when they are older than `dedup_window_ms`. With `dry_run` nothing is ordered.
+        Raises: NotFoundError, InvalidRequestError.
+        """
+        return self._background.run(self._core.truncate_topic(name, before, dry_run=dry_run))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its pointers; the sweep deletes its objects later. Raises: NotFoundError."""

@@ -36,6 +36,14 @@ class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=Tr
     topic_id: str = ""
 
 
+class TruncateTopic(msgspec.Struct, tag_field="op", tag="truncate-topic", kw_only=True):
+    """Order retention to remove the pointers of a topic below an offset, by read partition."""
+
+    name: str
+    topic_id: str
+    before: dict[Int64, Int64]
+
+
 class DescribeCluster(msgspec.Struct, tag_field="op", tag="describe-cluster", kw_only=True):
     """Show the live brokers, and the changes that the governor would make now."""
 
@@ -141,6 +149,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         CreateTopic
         | AlterTopic
         | DeleteTopic
+        | TruncateTopic
         | ListGroups
         | DescribeGroup
         | DeleteGroup

@@ -329,7 +329,7 @@ class Checker:
         self._begins[partition] = log.begin
         taken, left = log.entries[begin : log.begin], log.entries[log.begin :]
         if taken and self.retention is not None:
-            for words in self.retention.findings(taken, left, self._now()):
+            for words in self.retention.findings(partition, taken, left, self._now()):
                 self._fail(f"retention of {partition}: {words}")
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:

@@ -53,6 +53,7 @@ ASPECTS = (
     "refuse",
     "filter",
     "state-log",  # the groups are on state logs
+    "operator",  # truncates the topic
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -513,6 +514,20 @@ def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=replace(plan.shape, groups="state-log"), constants={**plan.constants, **snapshots})
 
 
+def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Add an operator who truncates the topic; where there is no other retention, nothing else may go.
+
+    Not where no retention may be, see there.
+    """
+    if not plan.shape.housekeeping_s:
+        if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s or plan.audits:
+            return plan
+        plan = _with_house(plan, level, draw)
+        settings = msgspec.structs.replace(plan.shape.settings, retention_ms=0, retention_bytes=0)
+        plan = replace(plan, shape=replace(plan.shape, settings=settings))
+    return replace(plan, producers=(*plan.producers, "operator"))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -539,4 +554,5 @@ _CHANGES = {
     "refuse": _with_refusals,
     "filter": _with_filters,
     "state-log": _with_state_logs,
+    "operator": _with_an_operator,
 }

@@ -1,23 +1,30 @@
-"""The entries that retention may remove: old ones, and those beyond the size; never the last pointer. Pure."""
+"""Retention may remove old entries, too many, and those that an operator truncates; never the last pointer. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memq.simulation.world.node import EPOCH_MS
-from memq.topic import TopicSettings
+from memq.topic import ReadPartition, TopicSettings
 from tests.simulation.reader import LogEntry
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The settings of the topic, and how far the wall clocks of two machines may be apart."""
+    """The settings of the topic, how far the wall clocks of two machines may be apart, and orders to truncate."""
 
     settings: TopicSettings
     clock_error_ms: int
+    orders: dict[ReadPartition, int] = field(default_factory=dict)  # the greatest offset before which all may go
 
-    def findings(self, taken: Sequence[LogEntry], left: Sequence[LogEntry], now_s: float) -> Iterator[str]:
+    def order(self, partition: ReadPartition, before: int) -> None:
+        """Note that an operator truncates a log; the request may land later."""
+        self.orders[partition] = max(before, self.orders.get(partition, 0))
+
+    def findings(
+        self, partition: ReadPartition, taken: Sequence[LogEntry], left: Sequence[LogEntry], now_s: float
+    ) -> Iterator[str]:
         """Yield each rule that retention broke: it took `taken` at `now_s` (virtual time), and left `left`."""
         settings = self.settings
         now_ms = EPOCH_MS + now_s * 1000 + self.clock_error_ms
@@ -26,9 +33,11 @@ class RetentionRules:
         least_ms = min(
             settings.retention_ms or 1 << 52, settings.dedup_window_ms if by_size else 1 << 52
         )  # an opening reads the dedup window, whatever the bound in bytes
+        ordered_ms = min(least_ms, settings.dedup_window_ms)
         for entry in taken:
-            if entry.time_ms > now_ms - least_ms:
-                yield f"pointer {entry.offset} is taken {now_ms - entry.time_ms:.0f} ms old, {least_ms} ms must stay"
-        for partition in dict.fromkeys(entry.pointer.partition for entry in taken):
-            if all(entry.pointer.partition != partition for entry in left):
-                yield f"the last pointer of write partition {partition} is taken"
+            stays_ms = ordered_ms if entry.offset < self.orders.get(partition, 0) else least_ms
+            if entry.time_ms > now_ms - stays_ms:
+                yield f"pointer {entry.offset} is taken {now_ms - entry.time_ms:.0f} ms old, {stays_ms} ms must stay"
+        for writer in dict.fromkeys(entry.pointer.partition for entry in taken):
+            if all(entry.pointer.partition != writer for entry in left):
+                yield f"the last pointer of write partition {writer} is taken"

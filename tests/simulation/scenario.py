@@ -40,6 +40,7 @@ from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules, no_holes
+from tests.simulation.operator_life import OperatorLife
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.reduced_constants import scaled
@@ -359,6 +360,7 @@ class Scenario:
             "staged": self._staged_main,
             "direct": self._direct_main,
             "churn": self._churn_main,
+            "operator": self._operator_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -433,6 +435,10 @@ class Scenario:
 
     async def _churn_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         await TopicChurn(node, runtime, self.cluster, self._lives[node.name]).run(CHURNED)
+        self.done[node.name] = True
+
+    async def _operator_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+        await OperatorLife(node, runtime, self.cluster).run()
         self.done[node.name] = True
 
     def _producer(self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:

@@ -1,4 +1,4 @@
-"""Planted bugs in the life of topics: creation, deletion, and creation again; see `planted_bugs`."""
+"""Planted bugs in the life of topics: creation, truncation, deletion, and creation again; see `planted_bugs`."""
 
 from __future__ import annotations
 
@@ -22,5 +22,25 @@ TOPIC_BUGS = (
             "with suppress(MemqError): await self._services.coordinator.delete_topic(topic)",
         ),
         aspects=("churn",),
+    ),
+    Planted(
+        "a truncation takes what lies behind its position",
+        "memq.broker.upkeep.retention",
+        "expired",
+        swap("order.covers(entry.offset, entry.time_ms)", "True"),
+        level="calm",
+        aspects=("operator",),
+    ),
+    Planted(
+        "a truncation takes what the dedup window needs",
+        "memq.broker.upkeep.retention",
+        "expired",
+        swap(
+            "order is not None and order.covers(entry.offset, entry.time_ms) and settled",
+            "order is not None and order.covers(entry.offset, entry.time_ms)",
+        ),
+        level="calm",
+        seed=1_018,
+        aspects=("operator",),
     ),
 )

@@ -28,6 +28,7 @@ from memq.protocol.admin_messages import (
     PublishStaged,
     ReportSuspicion,
     TrimCompacted,
+    TruncateTopic,
 )
 from memq.protocol.frames import Api, Frame
 from memq.protocol.group_messages import (
@@ -126,6 +127,7 @@ def operations_of(
             Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
             Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
             Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
+            Operation("truncate-topic", Api.ADMIN, TruncateTopic, _named_topic, topics.truncate),
             Operation("trim-cold", Api.ADMIN, TrimCompacted, _trimmed_topic, topics.trim_compacted),
             Operation(
                 "poll-entries",
@@ -170,7 +172,9 @@ def _one_partition(topic: str, partition: int) -> Resource:
     return Resource(ResourceKind.PARTITION, f"{topic}/{partition}")
 
 
-def _named_topic(call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic]) -> list[Resource]:
+def _named_topic(
+    call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic],
+) -> list[Resource]:
     return _one_topic(call.ask.name)
 
 

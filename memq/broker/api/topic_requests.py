@@ -8,9 +8,17 @@ from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.upkeep.retention import trim_compacted
-from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, StoreError, TooLargeError
+from memq.broker.upkeep.truncation import with_truncations
+from memq.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotFoundError,
+    StoreError,
+    TooLargeError,
+)
 from memq.limits import READ_BYTES_MAX
-from memq.protocol.admin_messages import AdminAnswer, AlterTopic, CreateTopic, DeleteTopic, TrimCompacted
+from memq.protocol.admin_messages import AdminAnswer, AlterTopic, CreateTopic, DeleteTopic, TrimCompacted, TruncateTopic
 from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, StoreMetadata, TopicMetadata
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, check_name, is_internal, is_state_topic, parse_settings
@@ -120,6 +128,27 @@ class TopicRequests:
             )
         await self._partitions.delete(await self._partitions.current_topic(call.ask.name, call.ask.topic_id))
         return AdminAnswer()
+
+    async def truncate(self, call: Call[TruncateTopic]) -> Answer:
+        """Store an operator's order to truncate; the next runs of retention carry it out.
+
+        Raises: InvalidRequestError for one of memq's own topics, and for an offset after the end of a log.
+        """
+        ask = call.ask
+        if is_internal(ask.name):
+            raise InvalidRequestError(
+                f"topic '{ask.name}' is memq's own, and can't be truncated",
+                hint="change its retention_ms, or name one of your topics",
+            )
+        topic = await self._partitions.current_topic(ask.name, ask.topic_id)
+        ordered = await with_truncations(self._services.pointers, topic, ask.before)
+        return AdminAnswer(topic=topic if ordered == topic else await self._store(ordered))
+
+    async def _store(self, changed: Topic) -> Topic:
+        """Store a changed topic, and return it with its next version. Raises: as the coordinator port."""
+        stored = await self._services.coordinator.alter_topic(changed)
+        await self._partitions.refresh()
+        return stored
 
     async def trim_compacted(self, call: Call[TrimCompacted]) -> Answer:
         """Remove those pointers of a topic from the queue that its manifests have."""

@@ -31,6 +31,7 @@ from memq.broker.restore.rebuild import (
     staged_locations,
 )
 from memq.broker.restore.unknown_topics import LOST_TEXT, unknown_objects
+from memq.broker.upkeep.truncation import without_lost_orders
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -135,7 +136,7 @@ class Restorer:
         for topic in topics:
             if is_state_topic(topic.name):
                 continue  # its logs have no pointers
-            results.append(await self.restore(topic))
+            results.append(await self.restore(await self._without_lost_orders(coordinator, topic)))
             await _check_stopped(coordinator)  # a paused broker may have returned
         others = Restored("")
         shared, staged = await self._of_many(others)
@@ -152,6 +153,11 @@ class Restorer:
             finding = (f"topic '{lost.name}' with id {lost.id}", LOST_TEXT.format(count=count))
             results.append(Restored(lost.name, objects=count, findings=[finding]))
         return [*results, others] if others.findings else results
+
+    async def _without_lost_orders(self, coordinator: Coordinator, topic: Topic) -> Topic:
+        """Withdraw the orders to truncate logs that the queue has lost: the offsets in them are of those logs."""
+        kept = await without_lost_orders(self._queue, topic)
+        return topic if kept == topic or self._dry_run else await coordinator.alter_topic(kept)
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the lost pointers of a topic's objects, and return the result.

@@ -23,7 +23,7 @@ from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
-from memq.topic import ReadPartition, Topic, TopicSettings, is_state_topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, Truncation, is_state_topic, read_partitions
 
 NEVER_MS = TIME_MS_END
 NAMED_MAX = 20  # objects that one line of the log names
@@ -43,7 +43,11 @@ class Expired:
 
 
 def expired(
-    entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int, moved: int = 0
+    entries: Iterable[tuple[Entry, Pointer | None]],
+    settings: TopicSettings,
+    now_ms: int,
+    moved: int = 0,
+    order: Truncation | None = None,
 ) -> Expired:
     """Decide which of a partition's entries (all of them, in order) are too old or too much. Pure.
 
@@ -52,6 +56,7 @@ def expired(
     stay, too, however many they are: an opening rebuilds the window from them. All pointers of one batch are removed
     together (`RepeatedBatches`). Damaged entries (None) are removed together with their neighbours. Entries below
     offset `moved` were compacted, and their parts have expired: they are removed, and the sweep deletes their objects.
+    An operator's `order` to truncate removes entries as a bound in bytes does.
     """
     window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
@@ -61,8 +66,10 @@ def expired(
     for entry, pointer in known:
         bytes_behind -= pointer.stored_bytes if pointer is not None else 0
         too_old = settings.retention_ms > 0 and entry.time_ms < now_ms - settings.retention_ms
-        too_much = 0 < settings.retention_bytes <= bytes_behind and entry.time_ms < window_ms
-        if entry.offset >= moved and not (too_old or too_much):
+        settled = entry.time_ms < window_ms
+        too_much = 0 < settings.retention_bytes <= bytes_behind and settled
+        ordered = order is not None and order.covers(entry.offset, entry.time_ms) and settled
+        if entry.offset >= moved and not (too_old or too_much or ordered):
             break
         wanted += 1
     taken = _trim_count(known, min(wanted, min(bounds.values(), default=0)))
@@ -112,11 +119,11 @@ async def retire(services: Services, partitions: Partitions) -> None:
         for partition in read_partitions(topic):
             if not partitions.owns(topic, first.get(partition.partition, -1)):
                 continue
-            settings, due_ms = due.get(partition, (None, 0))
+            known, due_ms = due.get(partition, (None, 0))
             try:
-                if settings != topic.settings or due_ms <= now_ms:
+                if known != (topic.settings, topic.truncations) or due_ms <= now_ms:
                     due_ms = await _retire_partition(services, partitions, topic, partition)
-                partitions.retention_due[partition] = (topic.settings, due_ms)
+                partitions.retention_due[partition] = ((topic.settings, topic.truncations), due_ms)
             except MemqError as error:
                 text = f"topic '{topic.name}' partition {partition.partition}: {error}"
                 services.events.warning("retention-failed", text)
@@ -125,6 +132,7 @@ async def retire(services: Services, partitions: Partitions) -> None:
 async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> int:
     """Remove expired pointers, and return the time of the next check (Unix ms)."""
     settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
+    order = topic.truncation_of(partition)
 
     def damaged(text: str) -> None:
         services.counters.damaged_pointers += 1
@@ -133,20 +141,24 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
     compacted = await services.pointers.manifest(partition, span.begin, MANIFEST_SEARCH_S) if span.begin else None
-    old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(compacted)) + settings.retention_ms + 1
-    if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
-        return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
+    oldest_ms = min(first[0].time_ms if first else now_ms, first_old_ms(compacted))
+    due_ms = oldest_ms + settings.retention_ms + 1 if settings.retention_ms else NEVER_MS
+    first_left = compacted.begin if compacted is not None else span.begin
+    if order is not None and first_left < order.before and oldest_ms <= order.time_ms:
+        due_ms = min(due_ms, oldest_ms + settings.dedup_window_ms + CLOCK_ERROR_MS + 1)
+    if not settings.retention_bytes and due_ms > now_ms:
+        return due_ms  # the usual case costs one small read
     if not first:
         return now_ms
     span, known = await whole_log(services.queue, partition, damaged)
     begin = span.begin
     if compacted is not None:
         younger = [item for item in known if item[0].offset >= compacted.next]
-        compacted = await retire_compacted(services, partition, compacted, settings, younger)
+        compacted = await retire_compacted(services, partition, compacted, settings, younger, order)
         if compacted.parts:
             return now_ms  # the entries in the queue are younger
         begin = max((await services.queue.span(partition)).begin, compacted.next)
-    found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0)
+    found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0, order)
     await _restate(partitions, topic, found.holding)
     if found.before <= begin:
         return now_ms
@@ -312,8 +324,9 @@ async def retire_compacted(
     manifest: CompactionManifest,
     settings: TopicSettings,
     younger: Sequence[tuple[Entry, Pointer | None]],
+    order: Truncation | None = None,
 ) -> CompactionManifest:
-    """Remove the parts that are too old or too much, and return the resulting manifest.
+    """Remove the parts that are too old, too much or truncated, and return the resulting manifest.
 
     `younger` are the queue's entries. Pointers that the manifest has are first removed from the queue, in case their
     compaction was killed before. Raises: as store and queue.
@@ -321,7 +334,7 @@ async def retire_compacted(
     await leave_queue(services.queue, services.manifests, partition, manifest)
     now_ms = services.runtime.clock.wall_ms()
     behind = sum(pointer.stored_bytes for _, pointer in younger if pointer)
-    count = expired_parts(manifest, behind, settings, now_ms)
+    count = expired_parts(manifest, behind, settings, now_ms, order)
     if not count:
         return manifest
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
@@ -336,8 +349,16 @@ async def retire_compacted(
     return successor
 
 
-def expired_parts(manifest: CompactionManifest, bytes_behind: int, settings: TopicSettings, now_ms: int) -> int:
-    """Return how many parts are too old or too much; `bytes_behind` are stored bytes of younger batches.
+def expired_parts(
+    manifest: CompactionManifest,
+    bytes_behind: int,
+    settings: TopicSettings,
+    now_ms: int,
+    order: Truncation | None = None,
+) -> int:
+    """Return how many parts are too old, too much or truncated.
+
+    `bytes_behind` are stored bytes of younger batches.
 
     Pure.
     """
@@ -348,7 +369,8 @@ def expired_parts(manifest: CompactionManifest, bytes_behind: int, settings: Top
         bytes_behind -= part.bytes
         too_old = settings.retention_ms > 0 and part.greatest_ms < now_ms - settings.retention_ms
         too_much = 0 < settings.retention_bytes <= bytes_behind and part.greatest_ms < window_ms
-        if not (too_old or too_much):
+        ordered = order is not None and order.covers(part.next - 1, part.greatest_ms) and part.greatest_ms < window_ms
+        if not (too_old or too_much or ordered):
             break
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""`memq topic`: list, create, describe, alter and delete topics; counts records."""
+"""`memq topic`: list, create, describe, alter, truncate and delete topics; counts records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import click
 import msgspec
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position
+from memq.cli.options import broker_options, brokers_of, json_option, parse_position, parse_reset_target
 from memq.cli.output import (
     confirm,
     count_text,
@@ -23,6 +23,7 @@ from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata
+from memq.runtime.clock import SystemClock
 from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
 from memq.topic import HOLDS, NEXT_BATCH, Topic, TopicSettings
 
@@ -34,7 +35,7 @@ set_option = click.option(
 
 @click.group()
 def topic() -> None:
-    """List, create, describe, alter and delete topics; count records."""
+    """List, create, describe, alter, truncate and delete topics; count records."""
 
 
 @topic.command("list")
@@ -128,6 +129,49 @@ def count(
         print_json({"topic": name, "first": first, "last": last, "records": records})
     else:
         click.echo(records)
+
+
+@topic.command(short_help="Remove the records before a point.")
+@click.argument("name")
+@click.option(
+    "--before", required=True, metavar="POSITION", help="end, @TIME (RFC 3339, epoch ms, -1h), or a position (0:17:3)."
+)
+@click.option("--dry-run", is_flag=True, help="Show the records that would go; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+@json_option
+def truncate(
+    name: str,
+    before: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Remove the records of topic NAME before a point; a single position truncates one partition.
+
+    Whole batches go: the batch of a position stays. The next runs of retention remove them, when they are older than
+    the topic's dedup_window_ms. On a terminal it asks first.
+    """
+    point = parse_reset_target(before, SystemClock().wall_ms())
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.truncate_topic(name, point, dry_run=True)
+        records = sum(each.records for each in found)
+        if not dry_run:
+            if not yes and records:
+                confirm(f"remove {count_text(records, 'record')} of topic {name}?")
+            found = admin.truncate_topic(name, [each.before for each in found])
+    rows = [(each.topic_partition.partition, each.begin, each.before, each.records, each.bytes) for each in found]
+    heads = ("partition", "begin", "before", "records", "bytes")
+    if as_json:
+        print_json([dict(zip(heads, (row[0], *map(str, row[1:3]), *row[3:]), strict=True)) for row in rows])
+    else:
+        print_table(heads, rows)
+        print_message(
+            "nothing was changed (--dry-run)" if dry_run else f"topic {name}: the next runs of retention do it"
+        )
 
 
 @topic.command(short_help="Change settings of a topic.")
