@@ -50,6 +50,7 @@ T = TypeVar("T")
 
 PARTS_BYTES_MAX = 32 * MIB  # cached pointers of parts
 REFRESH_S = 30.0
+REPEAT_S_MAX = 3_600.0
 PARTITIONS_MAX = 4_096  # with a cached manifest
 
 
@@ -180,13 +181,21 @@ async def is_overwritten(
 class _Known:
     """The known state of a partition: manifest, the part of it that is right, reach, time (monotonic s).
 
-    It suffices for queues that begin at `reach` or before.
+    It suffices for queues that begin at `reach` or before. While the manifest ends before there, since `apart_s`,
+    listings may have omitted a higher one: they are repeated, at last once an hour.
     """
 
     manifest: CompactionManifest | None
     valid: CompactionManifest | None
     reach: int
     seen_s: float
+    apart_s: float | None = None
+
+    def suffices(self, begin: int, now_s: float) -> bool:
+        """Whether it is known what lies before the queue's first offset `begin`."""
+        if self.apart_s is None or begin > self.reach:
+            return begin <= self.reach
+        return now_s < self.seen_s + min(max(REFRESH_S, self.seen_s - self.apart_s), REPEAT_S_MAX)
 
 
 class CompactedLogReader:
@@ -258,7 +267,7 @@ class CompactedLogReader:
         known = self._known.get(partition)
         if begin == 0 and known is None:
             return None  # nothing has left the queue so far
-        if known is None or begin > known.reach:
+        if known is None or not known.suffices(begin, self._clock.monotonic()):
             known = await self._find_manifest(partition, begin)
         return known.valid
 
@@ -266,13 +275,16 @@ class CompactedLogReader:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)
-        if begin and (manifest is None or manifest.next < begin):  # kept until the queue begins later: asked twice
+        if begin and (manifest is None or manifest.next < begin):  # kept for a while: asked twice
             manifest = await self._files.seen(partition, manifest)
         valid = manifest
         behind = known is None and manifest is not None and begin >= manifest.next
         if manifest and not behind and await is_overwritten(self._queue, self._files, partition, manifest):
             valid = _below(manifest, (await self._queue.span(partition)).begin)
-        found = _Known(manifest, valid, max(begin, valid.next if valid is not None else 0), now_s)
+        end, apart_s = valid.next if valid is not None else 0, None
+        if begin > end:
+            apart_s = now_s if known is None or known.apart_s is None else known.apart_s
+        found = _Known(manifest, valid, max(begin, end), now_s, apart_s)
         self._known[partition] = found
         self._known.move_to_end(partition)
         if len(self._known) > PARTITIONS_MAX:

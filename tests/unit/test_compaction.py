@@ -163,7 +163,7 @@ BUGS = (
         "reader takes the queue for all there is",
         "memq.compaction.reader",
         "CompactedLogReader._manifest",
-        swap("known is None or begin > known.reach", "known is None"),
+        swap("known is None or not known.suffices(begin, self._clock.monotonic())", "known is None"),
     ),
     Planted(
         "batches named a byte off",

@@ -125,6 +125,36 @@ def test_a_listing_that_omits_the_manifest_hides_no_compacted_pointers() -> None
     asyncio.run(work())
 
 
+def test_a_reader_to_whom_two_listings_hid_a_manifest_finds_it_later() -> None:
+    """Its queue does not begin later meanwhile, so nothing else would let it ask again."""
+
+    async def work() -> None:
+        world = await World.made()
+        begin = (await world.queue.span(PARTITION)).begin
+        await world.compact()
+        left = (await world.queue.span(PARTITION)).begin
+        walk, lists = world.store.list, 0
+
+        async def nothing(prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            nonlocal lists
+            lists += 1
+            async for entry in walk("another-prefix/"):
+                yield entry
+
+        world.store.list = nothing  # type: ignore[method-assign]
+        reader = world.reader()
+        for later_s, count in ((0, 2), (29, 2), (1, 4), (29, 4), (1, 6), (59, 6), (1, 8), (119, 8), (1, 10)):
+            world.clock.advance(later_s * 1_000)
+            assert (await reader.span(PARTITION)).begin == left
+            assert lists == count, "each repetition waits for as long as the partition was apart, 30 s at least"
+        world.store.list = walk  # type: ignore[method-assign]
+        world.clock.advance(3_600_000)
+        assert (await reader.span(PARTITION)).begin == begin
+        assert (await reader.read(PARTITION, begin, 1))[0].offset == begin
+
+    asyncio.run(work())
+
+
 def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
     async def work() -> None:
         world = await World.made()
