@@ -53,11 +53,12 @@ def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityC
 class Copies:
     """The stored blocks that have some of a claim's sequences.
 
-    `unread`: an object that may contain more of them can't be read.
+    `unread`: an object that may contain more of them can't be read. `lost`: a pointer names some that are damaged.
     """
 
     blocks: tuple[StoredBlock, ...] = ()
     unread: bool = False
+    lost: bool = False
 
     def differ_from(self, header: BlockHeader) -> bool:
         """Whether one of them differs from an undamaged block with this header."""
@@ -110,7 +111,7 @@ class BlockSearch:
                 if pointer is not None:
                     wanted = _named(pointer, claims)
                     if wanted:
-                        await self._add(found, pointer, wanted)
+                        await self.add(found, entry.offset, pointer, wanted)
             end, step = first, step * STEP_GROWS
         return found
 
@@ -129,12 +130,13 @@ class BlockSearch:
             return None  # the owner, too, could not read it, and does not know its sequences
         return pointer if pointer.kind == "data" and pointer.partition == self._partition else None
 
-    async def _add(self, found: dict[Claim, Copies], pointer: Pointer, claims: Iterable[Claim]) -> None:
+    async def add(self, found: dict[Claim, Copies], offset: int, pointer: Pointer, claims: Sequence[Claim]) -> None:
+        """Add the blocks of the pointer at an offset, which names these claims. Raises: RetryableError."""
         blocks = await self._blocks(pointer)
         for claim in claims:
             known = found.get(claim, Copies())
             if blocks is None:
-                found[claim] = Copies(known.blocks, unread=True)
+                found[claim] = Copies(known.blocks, unread=True, lost=known.lost)
                 continue
             producer, first, next_ = claim
             here = tuple(
@@ -143,7 +145,7 @@ class BlockSearch:
                 if block.producer_id == producer and block.first_sequence < next_ and first < block.next_sequence
             )
             if here:
-                found[claim] = Copies(tuple(dict.fromkeys(known.blocks + here)), known.unread)
+                found[claim] = Copies(tuple(dict.fromkeys(known.blocks + here)), known.unread, known.lost)
                 for block in blocks:
                     if block.producer_id == producer:
                         found.setdefault(block[:3], Copies((block,)))

@@ -139,6 +139,11 @@ class World(RemoteQueue, BatchFetcher):
         finally:
             self.fetching -= 1
 
+    async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[BlockPiece]:
+        entries = await self.index_of(pointer)
+        pieces = await self.fetch(pointer)
+        return [piece for piece, entry in zip(pieces, entries, strict=True) if wanted(entry)]
+
     async def index_of(self, pointer: Pointer) -> list[BlockEntry]:
         body, at = self.logs[0].bodies[int(pointer.locations[0].key.rpartition("/")[2])], 0
         found: list[BlockEntry] = []

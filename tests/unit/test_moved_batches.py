@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from memq.client.consumer.fetch.copy_search import GONE_S
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver
 from memq.errors import (
@@ -155,6 +156,35 @@ def test_a_copy_of_what_lies_before_the_start_is_compared_and_left_out() -> None
         counts = assigned.cursor.counts
         assert (counts.duplicate_records, counts.conflicting_blocks) == (3, 1)
         await reader.tasks.stop()
+
+    reading(work())
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_resumed_reader_delivers_the_copy_of_a_block_that_its_forerunner_could_not_read(missing: bool) -> None:
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0), Block(1, 3))
+        log.batch(Block(1, 0), Block(1, 3))
+        world = World(log)
+        if missing:
+            world.gone = {"o/0"}
+        else:
+            body = bytearray(log.bodies[0])
+            body[len(body) // 2 - 1] ^= 1  # in the payload of the first block
+            log.bodies[0] = bytes(body)
+        first, resumed = Reader(world), Reader(world)
+        first.add(0, pass_damage=True)
+        await first.until(6)
+        assert set(first.got) == set(expected(0, 2))
+        assigned = resumed.add(0, start=1)
+        await resumed.until(6 if missing else 3, limit_s=GONE_S + 60)
+        await skip(5)
+        resumed.deliver()
+        assert resumed.got == expected(0, 2)[: 6 if missing else 3]
+        assert assigned.cursor.counts.duplicate_records == (0 if missing else 3)
+        await first.tasks.stop()
+        await resumed.tasks.stop()
 
     reading(work())
 

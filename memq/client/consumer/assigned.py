@@ -72,6 +72,7 @@ class Assigned:
     settings: TopicSettings
     writers: list[int]  # the write partitions whose pointers go here
     grant: int = 0  # number of the assignment; batches that were read under an older one are dropped
+    first_read: int = 0  # the first offset of which this reader reads all blocks
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.copy_search import CopySearch
 from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
@@ -26,7 +27,6 @@ from memq.format.pointer import Pointer
 from memq.limits import MIB, POLL_BLOCKS_BYTES_MAX
 from memq.notification.log_reader import valid_seek
 from memq.notification.remote import RemoteQueue
-from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
@@ -105,6 +105,7 @@ class FetchScheduler:
         self.remove(cursor.partition)
         writers = topic.writers_of(cursor.partition)
         assigned = self._assigned[cursor.partition] = Assigned(cursor, topic.settings, writers, grant)
+        assigned.first_read = cursor.position.pointer_offset + (cursor.position.record_index > 0)
         self._turn.append(cursor.partition)
         self._work(assigned, self._begin(assigned), "consumer looks back")
         return assigned
@@ -325,14 +326,7 @@ class FetchScheduler:
     async def _compare(self, assigned: Assigned, slot: PointerSlot) -> None:
         cursor, failures = assigned.cursor, 0
         assert slot.pointer is not None
-        search = BlockSearch(
-            self._queue,
-            cursor.partition,
-            slot.pointer.partition,
-            self._fetcher.index_of,
-            self._events,
-            str(cursor.partition),
-        )
+        search = CopySearch(self._queue, assigned, slot.pointer.partition, self._fetcher, self._runtime.clock)
         while slot.claims:
             try:
                 since_ms = slot.time_ms - assigned.settings.reader_window_ms

@@ -553,6 +553,8 @@ class PartitionCursor:
             return None
         copies = (slot.stored or {}).get(claim, Copies())
         stored = (*copies.blocks, *(stored_block(each) for each in here if claim_of(each) == claim))
+        if copies.lost and not stored:
+            return True
         if stored and not any(each.is_copied_by(header) for each in stored):
             self.counts.conflicting_blocks += 1
             position = Position(self.partition.partition, slot.offset, piece.first)
