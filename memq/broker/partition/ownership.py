@@ -26,7 +26,7 @@ from memq.topic import CLOCK_ERROR_MS, Totals
 
 ADOPTED_MAX = 256  # entries for late pointers in one pointer; the last one stands for all that have no entry
 RETRY_MS_MAX = 5_000
-INSTANCES_PER_EPOCH = 1 << 10  # instances of one name in one epoch of the owner; more take numbers of the next epoch
+INSTANCES_PER_EPOCH = 1 << 10  # instances of one name in one epoch of the owner; for more it opens again
 NUMBERED_EPOCHS = 1 << 21  # so that numbers of instances fit in 32 bits, with room for 2^31 after the last epoch
 
 
@@ -411,6 +411,14 @@ def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: fl
     begun = epoch or max(producer.epoch, min(own.epoch, NUMBERED_EPOCHS) * INSTANCES_PER_EPOCH) + 1
     check_instance(producer, begun)
     return begun
+
+
+def uses_up_numbers(own: Ownership, producer: ProducerState) -> bool:
+    """Whether the next instance would have a number of the owner's next epoch.
+
+    After a cut of the log another instance may get it: the next epoch counts from there.
+    """
+    return own.epoch < NUMBERED_EPOCHS and producer.epoch == (own.epoch + 1) * INSTANCES_PER_EPOCH
 
 
 def check_instance(producer: ProducerState, epoch: int, sequence: int = 0) -> None:

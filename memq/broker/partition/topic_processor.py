@@ -26,7 +26,7 @@ from memq.broker.partition.batch import (
 )
 from memq.broker.partition.known_blocks import KnownBlocks, any_shown
 from memq.broker.partition.opening import moved_error, open_partition, origin_of, release_partition
-from memq.broker.partition.ownership import Ownership, Phase, check_instance, next_instance
+from memq.broker.partition.ownership import Ownership, Phase, check_instance, next_instance, uses_up_numbers
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
@@ -41,6 +41,7 @@ from memq.errors import (
     LogLostError,
     MemqError,
     MovedError,
+    NotReadyError,
     ObjectExistsError,
     TooOldError,
 )
@@ -245,6 +246,10 @@ class TopicProcessor:
         own, clock = self.owned(), self.services.runtime.clock
         by_age = self.services.queue.refuses_by_age
         producer = own.producer(producer_id)
+        if not epoch and own.phase is Phase.OWNING and uses_up_numbers(own, producer):
+            error = NotReadyError(f"{self.name} opens again: this epoch has no more numbers of instances")
+            self.fence(error)
+            raise error
         producer.epoch = begun = next_instance(own, producer, epoch, clock.monotonic(), by_age=by_age)
         self.appender.redirect_streams(of=producer)
         while self.own is own and any(run.stream.producer is producer for slot in self.ring for run in slot.runs):
