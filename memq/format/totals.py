@@ -13,11 +13,11 @@ read from offset 0.
    *tight* pointer on. A tight pointer has T = S: its owner had read everything before it.
 3. *Where a tight pointer is.* P is not tight only if another pointer landed between the owner's last read and P. The
    queue refuses pointers older than the stale-publish bound (or all that are not its owner's own tries). So the queue
-   time of that neighbour is before the read by at most the bound plus the clock error. The neighbour is tight itself,
-   or has such a neighbour. An owner publishes nothing, also no `opened`, after a read that is older than a third of the
-   bound: else P could be much younger than the pointers that it lacks. In a quiet partition there is no neighbour, and
-   P is tight. `CONTENDED` spans of this length before a partition's last pointer settle the totals: openings and
-   readers read these spans, and retention keeps them.
+   time of that neighbour is before the read by at most the bound plus the clock error. An owner publishes nothing, also
+   no `opened`, after a read that is older than a third of the bound. So P is younger than the read by at most that. The
+   neighbour is tight itself, or has such a neighbour. In a quiet partition there is none, and P is tight. `CONTENDED`
+   spans of this length before a partition's last pointer settle the totals: openings and readers read these spans, and
+   retention keeps them.
 4. *How a tight pointer is recognised.* An owner reads up to its last pointer before it makes the next, and lists the
    pointers that it met between. Take three adjacent batches of one epoch, numbered in order. Each states the totals
    after the one before it, and adopts nothing. Then the last one is tight: a pointer that came twice is listed by
@@ -34,7 +34,8 @@ from __future__ import annotations
 from memq.format.pointer import Adopted, Pointer
 from memq.topic import CLOCK_ERROR_MS, Totals
 
-CONTENDED = 2  # how many neighbours in a row may be late before a pointer; each is one stale-publish bound older
+CONTENDED = 2  # how many neighbours in a row may be late before a pointer
+PROOFS = 3  # an owner publishes for a third of the stale-publish bound after it has read
 RUN = 2  # batches that must follow a first one as (4) requires
 
 
@@ -71,7 +72,7 @@ class TotalsFold:
 
 def contended_ms(stale_publish_ms: int) -> int:
     """Return the span of queue time (ms) before a pointer that settles the totals after it (3)."""
-    return CONTENDED * (stale_publish_ms + CLOCK_ERROR_MS)
+    return CONTENDED * (stale_publish_ms + stale_publish_ms // PROOFS + CLOCK_ERROR_MS)
 
 
 def adopted_of(offset: int, pointer: Pointer) -> Adopted:

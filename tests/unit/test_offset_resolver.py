@@ -19,7 +19,7 @@ from memq.format.pointer import Adopted, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
 from memq.runtime.clock import SystemClock
-from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.skipping_loop import run_skipping
 from tests.unit.queue_model import PARTITION, Block, Log
 
@@ -123,6 +123,18 @@ def test_a_quiet_partition_is_read_back_to_what_came_shortly_before_its_last_poi
     log.batch(Block(1, 3), time_ms=last_ms)
     found = ask(OffsetResolver(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
     assert found.records == 9
+
+
+def test_a_reader_counts_two_late_pointers_in_a_row_whose_followers_were_published_late() -> None:
+    """Each owner read, met no late pointer, and published a third of S later."""
+    late_ms = SETTINGS.stale_publish_ms + SETTINGS.stale_publish_ms // 3 + CLOCK_ERROR_MS
+    log, last_ms = Log(), 10 * late_ms
+    log.batch(Block(1, 0), time_ms=0)
+    log.batch(Block(2, 0), late=True, time_ms=last_ms - 2 * late_ms)
+    log.batch(Block(2, 3), late=True, time_ms=last_ms - late_ms)
+    log.batch(Block(1, 3), time_ms=last_ms)
+    found = ask(OffsetResolver(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
+    assert found.records == 12
 
 
 def test_a_reader_of_a_quiet_partition_knows_its_totals_after_very_many_late_pointers() -> None:
