@@ -74,6 +74,16 @@ async def test_a_server_with_etags_of_its_own_stores_objects(server: FaultyS3, s
     assert [asked.method for asked in server.asked] == ["PUT", "HEAD"] * 2
 
 
+@over(confirm_puts=True)
+async def test_a_store_that_confirms_puts_takes_no_page_with_an_etag_like_s3s_for_an_object(
+    server: FaultyS3, store: S3Handler
+) -> None:
+    server.shows_checksums = False
+    server.plan("PUT", OF_S3)
+    await put(store, "k/one")
+    assert server.objects["f/k/one"].body == body_of("k/one")
+
+
 @over("aiobotocore")
 async def test_where_s3_shows_checksums_a_page_with_an_etag_like_s3s_is_no_object(
     server: FaultyS3, store: S3Handler

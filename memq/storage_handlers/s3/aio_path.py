@@ -45,7 +45,7 @@ class AioPath:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._client: Any = None
-        self._put_answers = PutAnswers()
+        self._put_answers = PutAnswers(believes_etags=not bucket.settings.confirm_puts)
         self._options: dict[str, str] = {"ContentType": "application/octet-stream"}
         if settings.storage_class:
             self._options["StorageClass"] = settings.storage_class

@@ -50,7 +50,7 @@ class ObstorePath:
     def __init__(self, bucket: Bucket) -> None:
         self._store = _open_store(bucket)
         self._absent = f"{bucket.prefix}{_ABSENT}"
-        self._put_answers = PutAnswers()
+        self._put_answers = PutAnswers(believes_etags=not bucket.settings.confirm_puts)
         expect_native_threads()
         self._attributes = {"Content-Type": "application/octet-stream"}
         if bucket.settings.storage_class:

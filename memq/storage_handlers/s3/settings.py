@@ -60,6 +60,9 @@ class S3Settings:
     sse: str = section_setting("", "encryption at rest", choices=("", "AES256", "aws:kms", "aws:kms:dsse"))
     sse_kms_key_id: str = section_setting("", "key for aws:kms; empty: the bucket's key")
     storage_class: str = section_setting("", "storage class of objects, such as STANDARD or INTELLIGENT_TIERING")
+    confirm_puts: bool = section_setting(
+        False, "a HEAD after each PUT whose answer shows no checksum, as with obstore: for servers behind a proxy"
+    )
     connections_max: int = section_setting(64, "bound on idle connections; aiobotocore: on all connections", 1, 10_000)
     connect_timeout_ms: int = section_setting(3_000, "timeout of a connect", 10, 60_000)
     request_timeout_ms: int = section_setting(10_000, "timeout of one request; plus 500 ms for each MiB", 10, 3_600_000)
