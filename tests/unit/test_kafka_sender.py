@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 import tracemalloc
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,7 +15,7 @@ from memq.errors import ClosedError, MemqError, QueueError
 from memq.notification import Publication
 from memq.notification.kafka import sender as sender_module
 from memq.notification.kafka.admin import KafkaAdmin
-from memq.notification.kafka.librdkafka import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors, producer_of
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.sender import Sender
 from memq.notification.kafka.settings import kafka_settings
@@ -215,6 +216,31 @@ def test_a_fatal_error_in_a_report_alone_replaces_the_producer(library: Library)
         with pytest.raises(QueueError, match="out of order"):
             await queue.publish(publication(b"there"))
         assert await queue.publish(publication(b"next")) == RECORDS + 1
+
+    over(work)
+
+
+def test_a_sender_replaces_a_producer_before_its_epochs_are_used_up(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a record that timed out, librdkafka takes a new epoch. After the last epoch it begins at 0."""
+    monkeypatch.setattr(sender_module, "FAILURES_MAX", 3)
+    made = list[object]()
+
+    def counted(*arguments: Any) -> Any:
+        made.append(producer_of(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(sender_module, "producer_of", counted)
+
+    async def work(queue: KafkaQueue) -> None:
+        for failures, producers in ((2, 1), (1, 2), (2, 2), (1, 3)):
+            for _ in range(failures):
+                library.reports.append(refused(KafkaError._MSG_TIMED_OUT))
+                with pytest.raises(QueueError):
+                    await queue.publish(publication(b"late"))
+            assert len(made) == producers
+        assert await queue.publish(publication(b"next")) >= RECORDS
 
     over(work)
 

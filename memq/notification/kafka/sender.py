@@ -21,6 +21,7 @@ from memq.runtime.threads import ThreadPool
 
 POLL_S = 0.1
 DISCARD_TRIES = 3
+FAILURES_MAX = 16_000  # of one producer: each may take one of its 32,767 epochs, after which librdkafka begins at 0
 _SMALL = "check max.message.bytes of the Kafka topic and message.max.bytes of Kafka's brokers"
 Report = asyncio.Future[int | MemqError]
 LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
@@ -54,6 +55,7 @@ class Sender:
         self._errors = admin.errors
         self._tasks = tasks
         self._producer = producer_of(settings.producer(), self._errors.note)
+        self._failures = 0  # of the present producer
         self._retired: deque[Producer] = deque()
         self._lanes: dict[LaneKey, PublishLane] = {}
         self._open: dict[Report, tuple[LaneKey, Producer]] = {}  # reports that have not come yet
@@ -142,8 +144,15 @@ class Sender:
         return self._errors.failure(error, _doing(key))
 
     def _renew_after(self, error: KafkaError, producer: Producer) -> None:
-        """Replace a producer after a fatal error; several reports may have the same error."""
-        if producer is self._producer and (error.fatal() or error.code() == KafkaError._FATAL):
+        """Replace a producer after a fatal error, or after very many; several reports may have the same error.
+
+        With a repeated epoch Kafka could take a pointer for one that it has, and answer the offset of that.
+        """
+        if producer is not self._producer:
+            return
+        self._failures += 1
+        if error.fatal() or error.code() == KafkaError._FATAL or self._failures >= FAILURES_MAX:
+            self._failures = 0
             self._retired.append(producer)
             self._producer = producer_of(self._settings.producer(), self._errors.note)
 
