@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from memq.client.link_pool import LinkPool
@@ -22,6 +23,7 @@ from memq.topic import ReadPartition, Topic
 Found = TypeVar("Found")
 SPANS_S_MAX = 10.0  # for those who ask again: a dead owner is replaced after its session, 10 s by default
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
+MOVED_ASKS = 4  # redirects after which the metadata are asked for: brokers cut off from the coordinator may be wrong
 
 
 class OwnerRequests:
@@ -88,10 +90,17 @@ class OwnerRequests:
             except RetryableError as error:
                 tries += 1
                 failed(error)
-                if isinstance(error, MovedError) and error.address:
+                if isinstance(error, MovedError) and error.address and tries % MOVED_ASKS:
                     self._metadata.moved(name, topic_id, partition, error.address)
+                elif isinstance(error, MovedError) and error.address:
+                    await self._refresh(name)
                 delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
                 await asyncio.sleep(error.retry_after_ms / 1000 + delay_s)
+
+    async def _refresh(self, name: str) -> None:
+        """Refresh the metadata of a topic; what is known stays if no broker answers."""
+        with suppress(RetryableError):
+            await self._metadata.refresh(name)
 
     async def _ask(
         self, name: str, topic_id: str, partition: int, request: Callable[[Link], Awaitable[Found]]

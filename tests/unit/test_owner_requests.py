@@ -159,6 +159,25 @@ def test_a_partition_that_moved_is_asked_for_where_it_is() -> None:
     run(test)
 
 
+def test_a_client_that_two_brokers_send_to_each_other_asks_who_the_owner_is() -> None:
+    """Both may be cut off from the coordinator, and a third one owns the partition by now."""
+
+    async def test(broker: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            here, there = Owner(), Owner()
+            other.script = there
+            owners, _ = await asked(broker, here)
+            for owner, address in ((here, other.address), (there, broker.address)):
+                for _ in range(2):
+                    moved = MovedError("moved")
+                    moved.address = address
+                    owner.errors.append(moved)
+            await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))
+            assert here.metadata + there.metadata == 2, "the fourth answer is doubted"
+
+    run(test)
+
+
 def test_the_time_that_an_owner_names_comes_on_top_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_requests, "backoff_s", lambda *_, **__: 500.0)
 

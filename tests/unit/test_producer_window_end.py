@@ -81,6 +81,20 @@ def test_after_a_success_the_next_redirect_is_followed_at_once_again(*, wants_ac
     assert window.handle(StreamRefused(moved("h:2"), 3.0)) == [OpenStream(20, "h:2", False)]
 
 
+def test_a_producer_that_brokers_send_to_and_fro_asks_for_the_owner() -> None:
+    """Two brokers that the coordinator does not reach may name each other, whoever is the owner by now."""
+    window = opened(block(0))
+    steps = [*window.handle(StreamRefused(moved("h:1"), 0.0))]
+    for number in range(2, 9):
+        steps += window.handle(OpenFailed(moved(f"h:{number}"), 0.0))
+        steps += window.handle(Tick(1.0))
+    assert [step.address for step in steps if isinstance(step, OpenStream)] == [
+        *("h:1", "h:2", "h:3", ""),
+        *("h:5", "h:6", "h:7", ""),
+    ]
+    assert [step.refresh for step in steps if isinstance(step, OpenStream)] == [*[False] * 3, True] * 2
+
+
 def test_the_end_is_reported_with_what_was_burned() -> None:
     window = opened(block(0), block(10))
     window.handle(Nacked(10, TooLargeError("big"), 1.0))

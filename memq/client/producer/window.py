@@ -67,6 +67,7 @@ from memq.runtime.clock import backoff_s
 RETRY_S_BASE = 0.05
 RETRY_S_MAX = 0.5  # bound of the delay that a client adds to a takeover
 NOT_READY_ASKS = 4  # the metadata is refreshed after so many answers "not ready"
+MOVED_ASKS = 4  # redirects after which the metadata are asked for
 BURNED_RANGES_MAX = 4_096  # beyond it, the oldest are not reported: the audit calls them unknown
 
 
@@ -313,7 +314,8 @@ class ProducerWindow:
     def _retry(self, error: MemqError, now_s: float, *, at_once: bool = False) -> None:
         """After the loss of the stream, retry after a random time below a bound that doubles, or rest.
 
-        - Moved: open at the named broker at once.
+        - Moved: open at the named broker at once. At every MOVED_ASKS-th answer refresh the metadata: brokers that the
+          coordinator does not reach may name each other.
         - Not ready: retry at the same owner; refresh the metadata only at every NOT_READY_ASKS-th answer.
         - Over capacity: wait for the time in the error, and do not refresh the metadata.
         - All other errors: refresh the metadata, which name the owner.
@@ -324,7 +326,7 @@ class ProducerWindow:
         delay_s = backoff_s(self._random, self._attempts, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         first_time = self._attempts == 0
         self._attempts += 1
-        self._address = error.address if isinstance(error, MovedError) else ""
+        self._address = error.address if isinstance(error, MovedError) and self._attempts % MOVED_ASKS else ""
         asks = not isinstance(error, NotReadyError) or self._attempts % NOT_READY_ASKS == 0
         self._refresh = asks and not self._address and not at_once and not isinstance(error, ThrottledError)
         if not self.live and not self._finishing:
