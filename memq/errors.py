@@ -254,6 +254,13 @@ class InvalidNameError(InvalidRequestError):
     default_hint = "use 1 to 249 of A-Z a-z 0-9 . _ -, neither '.' nor '..', not starting with '_memq'"
 
 
+class TopicSealedError(InvalidRequestError):
+    """An operator has sealed the topic: it takes no more records."""
+
+    code = "topic-sealed"
+    default_hint = "write to another topic; memq topic unseal lets this one take records again"
+
+
 class TooLargeError(InvalidRequestError):
     """A record, block, frame or request is over its bound."""
 

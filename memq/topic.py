@@ -253,7 +253,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     `version` counts alterations.
     `partitions` are in the order of their numbers; `map_version` and `map_changed_ms` are those of their slots.
-    `truncations` has the last order of an operator for each read partition that has one.
+    `truncations` has the last order of an operator for each read partition that has one. A topic that was sealed at
+    `sealed_ms` (Unix ms, 0: never) takes no records. It has `ended` when all acked records of live brokers are in its
+    logs.
     """
 
     name: str
@@ -265,6 +267,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionSlots, ...] = ()
     version: int = 1
     truncations: tuple[Truncation, ...] = ()
+    sealed_ms: int = 0
+    ended: bool = False
 
     @property
     def id_bytes(self) -> bytes:

@@ -25,6 +25,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
 from memq.broker.start_steps import make_audit_topic, start_step
+from memq.broker.upkeep.sealing import Sealing
 from memq.errors import (
     CorruptDataError,
     FencedError,
@@ -128,6 +129,7 @@ class Broker:
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
+        self.sealing = Sealing(self.services, self.partitions, held)
         self.hosts: ServiceHosts | None = None
         if settings.groups == "state-log":
             self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
@@ -174,6 +176,7 @@ class Broker:
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._report_loads(), "report loads")
         self._tasks.start(self._stay_registered(), "register again")
+        self._tasks.start(self.sealing.run(lambda: self.governs), "end sealed topics")
         if settings.early_takeover:
             self._tasks.start(self._failure_detector.run(), "check suspicions")
         if settings.audit:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memq.client.arguments import check_connect_timeout, public_name, runtime_of, with_kafka_hints
+from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of, with_kafka_hints
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import OffsetResolver
@@ -16,7 +17,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.fields import check_kind, check_switch
-from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, TimedOutError
 from memq.limits import PARTITIONS_MAX
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
@@ -26,6 +27,7 @@ from memq.protocol.admin_messages import (
     AlterTopic,
     CreateTopic,
     DeleteTopic,
+    SealTopic,
     TruncateTopic,
 )
 from memq.protocol.frames import Api
@@ -34,6 +36,8 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 ANSWER_S = 30.0
+SEAL_S = 120.0  # an owner that has just opened is alone after S and the clock error
+SEAL_POLL_S = 0.2
 SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
 Settings = Mapping[str, int | bool | str]
 
@@ -204,6 +208,41 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
             await self._ask(AdminRequest(ask=TruncateTopic(name=name, topic_id=topic.id, before=goes)))
         return found
 
+    async def seal_topic(self, name: str, *, timeout_s: float = SEAL_S) -> Topic:
+        """Let a topic take no more records, and return it when all acked ones are in its logs.
+
+        From then on consumers without an `end` end after the last record. Producers get TopicSealedError.
+        Raises: NotFoundError; InvalidRequestError for a topic of memq's own; TimedOutError when it has not ended within
+        `timeout_s`: it is sealed, and still ends later.
+        """
+        check_number("timeout_s", timeout_s, 0, 86_400)
+        topic = (await self.topic(name)).topic
+        topic = _topic_of(await self._ask(AdminRequest(ask=SealTopic(name=name, topic_id=topic.id))))
+        until_s = self._runtime.clock.monotonic() + timeout_s
+        while not topic.ended:
+            if self._runtime.clock.monotonic() >= until_s:
+                raise TimedOutError(
+                    f"topic '{name}' is sealed, and has not ended within {timeout_s:g} s",
+                    hint="the governor's log names the cause as seal-waits; ask again later",
+                )
+            await asyncio.sleep(SEAL_POLL_S)
+            found = (await self.topic(name)).topic
+            if found.id != topic.id:
+                raise NotFoundError(f"topic '{name}' was deleted while it was being sealed")
+            topic = found if found.version >= topic.version else topic  # another broker may be behind
+            if not topic.sealed_ms:
+                raise InvalidRequestError(f"topic '{name}' was unsealed while it was being sealed")
+        return topic
+
+    async def unseal_topic(self, name: str) -> Topic:
+        """Let a sealed topic take records again, and return it. Consumers that have ended stay at their end.
+
+        Raises: NotFoundError, InvalidRequestError.
+        """
+        topic = (await self.topic(name)).topic
+        ask = SealTopic(name=name, topic_id=topic.id, sealed=False)
+        return _topic_of(await self._ask(AdminRequest(ask=ask)))
+
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its pointers; the sweep deletes its objects later.
 
@@ -320,6 +359,17 @@ class TopicAdmin(KafkaHints, BlockingClient):
         Raises: NotFoundError, InvalidRequestError.
         """
         return self._background.run(self._core.truncate_topic(name, before, dry_run=dry_run))
+
+    def seal_topic(self, name: str, *, timeout_s: float = SEAL_S) -> Topic:
+        """Let a topic take no more records, and return it when all acked ones are in its logs.
+
+        Raises: NotFoundError, InvalidRequestError; TimedOutError when it has not ended within `timeout_s`.
+        """
+        return self._background.run(self._core.seal_topic(name, timeout_s=timeout_s))
+
+    def unseal_topic(self, name: str) -> Topic:
+        """Let a sealed topic take records again, and return it. Raises: NotFoundError, InvalidRequestError."""
+        return self._background.run(self._core.unseal_topic(name))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its pointers; the sweep deletes its objects later. Raises: NotFoundError."""

@@ -114,6 +114,8 @@ def neighbours(topic: Topic) -> Iterator[tuple[int, int]]:
 
 
 def _reshape(topic: Topic, weights: Mapping[int, int], now_ms: int) -> Reshape | None:
+    if topic.sealed_ms:
+        return None
     count, bound = len(topic.taking), max(topic.settings.write_partitions_max, topic.read_partitions)
     rested_ms, most = now_ms - topic.map_changed_ms, topic.settings.partition_bytes_s_max
     if count < bound and rested_ms >= SPLIT_REST_MS:

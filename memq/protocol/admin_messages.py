@@ -44,6 +44,22 @@ class TruncateTopic(msgspec.Struct, tag_field="op", tag="truncate-topic", kw_onl
     before: dict[Int64, Int64]
 
 
+class SealTopic(msgspec.Struct, tag_field="op", tag="seal-topic", kw_only=True):
+    """Let a topic take no more records; with `sealed` false, let it take records again."""
+
+    name: str
+    topic_id: str
+    sealed: bool = True
+
+
+class SettleTopic(msgspec.Struct, tag_field="op", tag="settle-topic", kw_only=True):
+    """Ask the broker of this id which partitions of a sealed topic it owns and has brought to their end."""
+
+    broker: str
+    topic: str
+    topic_id: str
+
+
 class DescribeCluster(msgspec.Struct, tag_field="op", tag="describe-cluster", kw_only=True):
     """Show the live brokers, and the changes that the governor would make now."""
 
@@ -150,6 +166,8 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | AlterTopic
         | DeleteTopic
         | TruncateTopic
+        | SealTopic
+        | SettleTopic
         | ListGroups
         | DescribeGroup
         | DeleteGroup
@@ -177,6 +195,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
 
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
+    `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
     """
 
     topic: Topic | None = None
@@ -190,5 +209,6 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     load: WireLoad | None = None
     held: list[WireRecords] | None = None
     unread: list[str] = []
+    settled: list[Int64] = []
     published: Int64 = 0
     sweep_age_ms: Int64 = 0

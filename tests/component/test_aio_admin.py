@@ -298,6 +298,8 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "count": lambda admin: admin.count("clicks", Position(0, 1), Position(0, 2)),
     "alter_topic": lambda admin: admin.alter_topic("clicks", settings={"linger_ms": 5}),
     "delete_topic": lambda admin: admin.delete_topic("clicks"),
+    "seal_topic": lambda admin: admin.seal_topic("clicks"),
+    "unseal_topic": lambda admin: admin.unseal_topic("clicks"),
     "truncate_topic": lambda admin: admin.truncate_topic("clicks", "end"),
     "groups": lambda admin: admin.groups(),
     "group": lambda admin: admin.group("g"),

@@ -54,6 +54,7 @@ ASPECTS = (
     "filter",
     "state-log",  # the groups are on state logs
     "operator",  # truncates the topic
+    "seal",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -528,6 +529,11 @@ def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "operator"))
 
 
+def _with_sealed_topics(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Add a process that makes topics, seals them while it writes, and reads them to their end."""
+    return replace(plan, producers=(*plan.producers, "seal"))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -555,4 +561,5 @@ _CHANGES = {
     "filter": _with_filters,
     "state-log": _with_state_logs,
     "operator": _with_an_operator,
+    "seal": _with_sealed_topics,
 }

@@ -45,6 +45,7 @@ from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.reduced_constants import scaled
 from tests.simulation.restore_rules import RestoreRules
+from tests.simulation.sealed_life import SEALED, SealedLife
 from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
@@ -361,6 +362,7 @@ class Scenario:
             "direct": self._direct_main,
             "churn": self._churn_main,
             "operator": self._operator_main,
+            "seal": self._seal_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -435,6 +437,10 @@ class Scenario:
 
     async def _churn_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         await TopicChurn(node, runtime, self.cluster, self._lives[node.name]).run(CHURNED)
+        self.done[node.name] = True
+
+    async def _seal_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+        await SealedLife(node, runtime, self.cluster, self._lives[node.name]).run(SEALED)
         self.done[node.name] = True
 
     async def _operator_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from memq.client.admin import AsyncAdmin
-from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
 from memq.runtime.runtime import Runtime
@@ -139,10 +139,14 @@ class TopicChurn:
                 self._check_exists(error, topic)
                 self._checker.give_up(value)
             else:
-                if topic.id in self._leaving:
-                    self._checker.give_up(value)  # it may lie in a log that came back empty after the topic was gone
-                else:
-                    self._checker.ack(value, ack)
+                self.acked(topic, value, ack)
+
+    def acked(self, topic: Topic, value: bytes, ack: Ack) -> None:
+        """Note that a record of a topic is acked."""
+        if topic.id in self._leaving:
+            self._checker.give_up(value)  # it may lie in a log that came back empty after the topic was gone
+        else:
+            self._checker.ack(value, ack)
 
     async def _read(self, group: str, topics: Sequence[tuple[Topic, Checker]]) -> None:
         """Read topics for a group, which has read earlier topics of the same names."""

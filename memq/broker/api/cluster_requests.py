@@ -10,6 +10,7 @@ from memq.broker.ingest.quotas import RatePerSecond
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords, Source
+from memq.broker.upkeep.sealing import settle
 from memq.errors import InvalidRequestError, MovedError, NotFoundError, TimedOutError
 from memq.format.ranges import RangeSet
 from memq.governor.governor import view_of
@@ -23,6 +24,7 @@ from memq.protocol.admin_messages import (
     DescribeLoad,
     DrainBroker,
     ReportSuspicion,
+    SettleTopic,
     WireRecords,
 )
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
@@ -61,6 +63,13 @@ class ClusterRequests:
         topic, sought = await self._partitions.current_topic(ask.topic, ask.topic_id), _sought(ask.sought)
         found, unread = await self._held.find(topic.id, sought)
         return _held_answer(found, unread)
+
+    async def settle_topic(self, call: Call[SettleTopic]) -> Answer:
+        """Return which partitions of a sealed topic have their last record, and why others have not."""
+        ask = call.ask
+        await self._check_here(ask.broker)
+        settled, reasons = await settle(self._services, self._partitions, self._held, ask.topic, ask.topic_id)
+        return AdminAnswer(settled=settled, unread=reasons)
 
     async def report_suspicion(self, call: Call[ReportSuspicion]) -> Answer:
         """Note that a broker's port refused a connection; an unknown address is ignored."""

@@ -27,6 +27,8 @@ from memq.protocol.admin_messages import (
     DrainBroker,
     PublishStaged,
     ReportSuspicion,
+    SealTopic,
+    SettleTopic,
     TrimCompacted,
     TruncateTopic,
 )
@@ -128,6 +130,7 @@ def operations_of(
             Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
             Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
             Operation("truncate-topic", Api.ADMIN, TruncateTopic, _named_topic, topics.truncate),
+            Operation("seal-topic", Api.ADMIN, SealTopic, _named_topic, topics.seal),
             Operation("trim-cold", Api.ADMIN, TrimCompacted, _trimmed_topic, topics.trim_compacted),
             Operation(
                 "poll-entries",
@@ -151,6 +154,7 @@ def operations_of(
             Operation("describe-clients", Api.ADMIN, DescribeClients, _cluster, cluster.describe_clients),
             Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
             Operation("describe-held", Api.ADMIN, DescribeHeld, _sought_partitions, cluster.describe_held),
+            Operation("settle-topic", Api.ADMIN, SettleTopic, _settled_topic, cluster.settle_topic),
             Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
             Operation("report-suspicion", Api.ADMIN, ReportSuspicion, _cluster, cluster.report_suspicion),
         ]
@@ -173,9 +177,13 @@ def _one_partition(topic: str, partition: int) -> Resource:
 
 
 def _named_topic(
-    call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic],
+    call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic] | Call[SealTopic],
 ) -> list[Resource]:
     return _one_topic(call.ask.name)
+
+
+def _settled_topic(call: Call[SettleTopic]) -> list[Resource]:
+    return _one_topic(call.ask.topic)
 
 
 def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
@@ -18,7 +20,15 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.limits import READ_BYTES_MAX
-from memq.protocol.admin_messages import AdminAnswer, AlterTopic, CreateTopic, DeleteTopic, TrimCompacted, TruncateTopic
+from memq.protocol.admin_messages import (
+    AdminAnswer,
+    AlterTopic,
+    CreateTopic,
+    DeleteTopic,
+    SealTopic,
+    TrimCompacted,
+    TruncateTopic,
+)
 from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, StoreMetadata, TopicMetadata
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, check_name, is_internal, is_state_topic, parse_settings
@@ -143,6 +153,22 @@ class TopicRequests:
         topic = await self._partitions.current_topic(ask.name, ask.topic_id)
         ordered = await with_truncations(self._services.pointers, topic, ask.before)
         return AdminAnswer(topic=topic if ordered == topic else await self._store(ordered))
+
+    async def seal(self, call: Call[SealTopic]) -> Answer:
+        """Seal a topic, or let it take records again; the governor ends it (`memq.broker.upkeep.sealing`).
+
+        Raises: InvalidRequestError for one of memq's own topics.
+        """
+        ask = call.ask
+        if is_internal(ask.name):
+            raise InvalidRequestError(
+                f"topic '{ask.name}' is memq's own, and can't be sealed", hint="name your own topic"
+            )
+        topic = await self._partitions.current_topic(ask.name, ask.topic_id)
+        if bool(topic.sealed_ms) == ask.sealed:
+            return AdminAnswer(topic=topic)
+        sealed_ms = self._services.runtime.clock.wall_ms() if ask.sealed else 0
+        return AdminAnswer(topic=await self._store(msgspec.structs.replace(topic, sealed_ms=sealed_ms, ended=False)))
 
     async def _store(self, changed: Topic) -> Topic:
         """Store a changed topic, and return it with its next version. Raises: as the coordinator port."""

@@ -25,7 +25,7 @@ from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import RingStream, SlotState
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.writer import Spool
-from memq.errors import MemqError, MovedError, ThrottledError
+from memq.errors import MemqError, MovedError, ThrottledError, TopicSealedError
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import ProducerEnd
 from memq.protocol.frames import AckLevel
@@ -33,6 +33,11 @@ from memq.topic import Topic
 
 FULL_RETRY_MS = 100
 WAITS_HINT = "repair what the broker waits for: it tries again without end"
+
+
+def sealed_error(topic: Topic) -> TopicSealedError:
+    """Return the answer to new records of a sealed topic."""
+    return TopicSealedError(f"topic '{topic.name}' is sealed, and takes no more records")
 
 
 class RingHolder(EpochHolder, Protocol):
@@ -134,8 +139,8 @@ class Appender:
             except MemqError as error:
                 return turned_away(error)
         processor = self._processor
-        if processor.draining:
-            return Redirected(processor.moved_to)
+        if (closed := self._closed(stream, now_s)) is not None:
+            return closed
         if self._limiters or stream.limiters:
             limiters = self._limiters_of(stream)
             over = refusal_of(limiters, now_s)
@@ -218,6 +223,8 @@ class Appender:
         while True:
             if processor.own is not own or processor.failure is not None or processor.draining:
                 raise MovedError(f"{processor.name} is not open any more")
+            if processor.topic.sealed_ms:
+                raise sealed_error(processor.topic)
             if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
                 processor.pump()
                 return
@@ -228,6 +235,22 @@ class Appender:
         await self._processor.changed.wait()
 
     # ---- inside ------------------------------------------------------------------------------------
+
+    def _closed(self, stream: Stream, now_s: float) -> Outcome | None:
+        """Return the outcome for a new block of a partition that takes none; None if it does.
+
+        A sealed topic takes what another broker forwards, since that has acked it. It refuses a block of a producer
+        only when no earlier owner can have published it.
+        """
+        processor = self._processor
+        if processor.draining:
+            return Redirected(processor.moved_to)
+        if not processor.topic.sealed_ms or stream.limiters is None:
+            return None
+        if processor.services.queue.refuses_by_age and not processor.owned().is_alone(now_s):
+            text = f"{processor.name} is sealed, and an earlier owner may have published the block"
+            return Throttled(ThrottledError(text, retry_after_ms=FULL_RETRY_MS))
+        return Refused(sealed_error(processor.topic))
 
     def _limiters_of(self, stream: Stream) -> Limiters:
         return () if stream.limiters is None else self._limiters + stream.limiters

@@ -106,6 +106,24 @@ async def claim_epoch(services: Services, topic: Topic, partition: int, seen: in
             return (await services.coordinator.set_assignment(claimed)).epoch
 
 
+async def current_topic(services: Services, topic: Topic) -> Topic:
+    """Return a topic by a fresh read, made after its epoch was claimed; retry without limit.
+
+    An owner that opens after a seal must know it. What it has read before may be older than the assignment. Returns
+    `topic` itself when it was deleted, or made again: `Partitions` notices that.
+    """
+    tries = 0
+    while True:
+        try:
+            found = await services.coordinator.current_topic(topic.name)
+        except (RetryableError, DeniedError) as error:
+            tries += 1
+            services.events.warning("opening-retry", f"topic '{topic.name}': {error}")
+            await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.02, most_s=BACKOFF_S_MAX))
+        else:
+            return topic if found is None or found.id != topic.id else found
+
+
 def moved_error(topic: Topic, partition: int, current: Assignment) -> MovedError:
     """Return the error for a partition that `current` gives to another broker."""
     owner = f"broker '{current.broker}'" if current.broker else "nobody"

@@ -25,7 +25,7 @@ from memq.broker.partition.batch import (
     staged_pointer,
 )
 from memq.broker.partition.known_blocks import KnownBlocks, any_shown
-from memq.broker.partition.opening import moved_error, open_partition, origin_of, release_partition
+from memq.broker.partition.opening import current_topic, moved_error, open_partition, origin_of, release_partition
 from memq.broker.partition.ownership import Ownership, Phase, check_instance, next_instance, uses_up_numbers
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
@@ -202,7 +202,7 @@ class TopicProcessor:
             self._opened_window_ms = self.own.dedup_window_ms
             self.ring = Ring(_limits(self.topic))
             self.ring.flushing = self.draining
-            self.follow(self.topic)  # the settings may have changed during the opening
+            self.follow(await current_topic(self.services, self.topic))  # it may have been altered meanwhile
             self._fenced.clear()
             self._ready.set()
             self.pump()
@@ -220,8 +220,11 @@ class TopicProcessor:
 
         Until the next epoch, the greater of the old and new values applies for the dedup window and S. The queue may
         still accept pointers of the old age. The owner knows only the dedup window that it read at the opening. So the
-        delivery time-out grows no further than that window allows.
+        delivery time-out grows no further than that window allows. A version that is older than the known one is
+        ignored: it may lack the seal.
         """
+        if topic.version < self.topic.version:
+            return
         self.topic = topic
         self.appender.follow(topic)
         if self.own is None:

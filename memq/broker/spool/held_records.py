@@ -36,6 +36,13 @@ class HeldRecords:
                 found.setdefault(source, RangeSet()).add(first, next_)
         return found, unread
 
+    async def any_of(self, topic_id: str) -> str:
+        """Return why this broker holds, or may hold, records of a topic; "" if it holds none."""
+        unread = await self._replay.index_segments()
+        for (partition, _), (first, next_) in self._all_of(topic_id):
+            return f"partition {partition}: sequences {first} to {next_ - 1} are not in the queue yet"
+        return unread[0] if unread else ""
+
     def _all_of(self, topic_id: str) -> Iterator[tuple[Source, Range]]:
         for processor in self._partitions.at_work():
             if processor.topic.id == topic_id:

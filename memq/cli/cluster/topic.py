@@ -1,4 +1,4 @@
-"""`memq topic`: list, create, describe, alter, truncate and delete topics; counts records."""
+"""`memq topic`: list, create, describe, alter, truncate, seal and delete topics; counts records."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from memq.cli.output import (
     time_text,
 )
 from memq.client.admin import Admin
+from memq.client.topic_admin import SEAL_S
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import PARTITIONS_MAX
@@ -35,7 +36,7 @@ set_option = click.option(
 
 @click.group()
 def topic() -> None:
-    """List, create, describe, alter, truncate and delete topics; count records."""
+    """List, create, describe, alter, truncate, seal and delete topics; count records."""
 
 
 @topic.command("list")
@@ -91,7 +92,11 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     if as_json:
         print_json({**_topic_json(found.topic), "owners": [msgspec.to_builtins(owner) for owner in found.owners]})
         return
-    print_pairs((("topic", found.topic.name), ("id", found.topic.id), ("created", time_text(found.topic.created_ms))))
+    facts = [("topic", found.topic.name), ("id", found.topic.id), ("created", time_text(found.topic.created_ms))]
+    if found.topic.sealed_ms:
+        ended = "" if found.topic.ended else ", not at its end yet"
+        facts.append(("sealed", f"{time_text(found.topic.sealed_ms)}{ended}"))
+    print_pairs(facts)
     click.echo()
     heads = ("partition", "slots", "read partition", "owner", "address", "epoch")
     rows = [
@@ -172,6 +177,35 @@ def truncate(
         print_message(
             "nothing was changed (--dry-run)" if dry_run else f"topic {name}: the next runs of retention do it"
         )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--timeout", "timeout_s", type=float, default=SEAL_S, show_default=True, help="Seconds to wait.")
+@broker_options
+def seal(
+    name: str, yes: bool, timeout_s: float, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Let topic NAME take no more records; wait until all acked ones are in its logs.
+
+    From then on `memq consume` and other readers end after the last record. On a terminal it asks first.
+    """
+    if not yes:
+        confirm(f"seal topic {name}? Producers get an error from then on")
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.seal_topic(name, timeout_s=timeout_s)
+    print_message(f"topic {name} is sealed, and has ended")
+
+
+@topic.command()
+@click.argument("name")
+@broker_options
+def unseal(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Let the sealed topic NAME take records again."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.unseal_topic(name)
+    print_message(f"topic {name} takes records")
 
 
 @topic.command(short_help="Change settings of a topic.")

@@ -137,7 +137,8 @@ class Consumer(BaseConsumer, BlockingClient):
             list of them, or {(topic, partition): Position}. It counts only for partitions without a stored position.
             A time after the last batch is the end. A Position with a mark is refused with PositionLostError
             if its log was cut before it.
-        end: in the same forms, where the iteration stops. "end" is the end of the partition when it is opened.
+        end: in the same forms, where the iteration stops. "end" is the end of the partition when it is opened. None:
+            the iteration stops only after the last record of topics that an operator has sealed.
         auto_commit: commit finished batches periodically; asking for the next batch finishes a batch.
         auto_commit_interval_ms: interval of these commits.
         session_timeout_ms: after this silence of a member its partitions go to others. Members send heartbeats every
@@ -183,14 +184,14 @@ class Consumer(BaseConsumer, BlockingClient):
         return self
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches; ends at `end`, and after `wakeup`. Raises: as `poll`."""
+        """Yield batches; ends at `end`, at the end of sealed topics, and after `wakeup`. Raises: as `poll`."""
         return iter(self.poll, None)
 
     def poll(self, timeout: float | None = None) -> Batch | None:
         """Return the next batch, and finish the one before it. The callbacks run in this call.
 
-        Returns None after `timeout` seconds, at the configured `end`, and after `wakeup`. The first call may take
-        longer, because it connects.
+        Returns None after `timeout` seconds, at the configured `end` or that of sealed topics (then `ended` is true),
+        and after `wakeup`. The first call may take longer, because it connects.
         Raises: CorruptDataError before a damaged block; UnreachableError if the first use reaches no broker;
         NotFoundError if a topic does not exist; UnsupportedFormatError; ClosedError; ForkedError;
         InvalidRequestError while another thread polls.
@@ -269,6 +270,11 @@ class Consumer(BaseConsumer, BlockingClient):
         Raises: the first error if all logs fail.
         """
         return self._background.run(self._core.lag())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the iteration is over: all partitions were read to `end`, or to the ends of sealed topics."""
+        return self._core.ended
 
     def stats(self) -> ConsumerStats:
         """Return counters of delivered, skipped and retried records and requests."""
@@ -408,6 +414,11 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
         Raises: the first error if all logs fail.
         """
         return await self._core.lag()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the iteration is over: all partitions were read to `end`, or to the ends of sealed topics."""
+        return self._core.ended
 
     def stats(self) -> ConsumerStats:
         """Return counters of delivered, skipped and retried records and requests."""

@@ -25,6 +25,7 @@ from memq.client.consumer.group_session import Committer, GroupSession
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import END, ConsumerSettings, Point, check_point, named_partitions
+from memq.client.consumer.stream_ends import StreamEnds
 from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
@@ -116,6 +117,8 @@ class ConsumerCore:
             self._tasks,
             self._events,
         )
+        parts = (self._reading, self._resolver, self._topics, self._changed.set, self._tasks, self._events)
+        self._stream_ends = StreamEnds(*parts)
         self._ready_batches = ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
@@ -248,6 +251,7 @@ class ConsumerCore:
                 if isinstance(found, Batch):
                     self._make_ahead()
                 return found
+            self._stream_ends.follow()
             if self._woken or self.ended:
                 self._woken = False
                 return None
@@ -255,7 +259,7 @@ class ConsumerCore:
 
     @property
     def ended(self) -> bool:
-        """Whether all assigned partitions were delivered up to the `end` of the settings."""
+        """Whether all assigned partitions were delivered up to the `end` of the settings, or of sealed topics."""
         everything_open = self._wanted().keys() <= self._reading.assigned.keys()
         nothing_left = self._delivery is None and not self._ready_batches.waiting
         return self._started and nothing_left and everything_open and self._reading.ended

@@ -1,0 +1,77 @@
+"""Topics that are sealed while records are sent, and read to the end that readers see."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.delivery import Ack
+from memq.client.producer.producer import AsyncProducer
+from memq.errors import MemqError, NotFoundError
+from memq.topic import Topic
+from tests.simulation.topic_churn import TopicChurn
+
+SEALED = 3  # topics of one life
+BLOCKS = 40
+SEAL_S_MAX = 4.0  # from the first block to the seal
+TIMEOUT_S = 60.0
+
+
+class SealedLife(TopicChurn):
+    """One life of the process. No record is acked after the end, and the end comes after all acked records."""
+
+    _acks: set[bytes]
+
+    async def _live(self, admin: AsyncAdmin, name: str) -> None:
+        self._topics += 1
+        self._acks = set()
+        topic = await self._made(admin, name)
+        producer = AsyncProducer(
+            self._brokers,
+            linger_ms=self._draw.choice([0, 5, 100]),
+            delivery_timeout_ms=topic.settings.delivery_timeout_ms,
+            runtime=self._runtime,
+        )
+        writing = asyncio.create_task(self._write(producer, topic, BLOCKS), name="write")
+        await asyncio.sleep(self._draw.uniform(0, SEAL_S_MAX))
+        await self._seal(admin, topic)
+        read = await self._read_to_end(name)
+        await writing
+        if missing := self._acks - read:
+            words = f"{len(missing)} acked records, the first is {min(missing)[:60]!r}"
+            self._cluster.world.fail(f"the end of sealed topic {name} comes before {words}")
+        self._leaving[topic.id] = None
+        await self._delete(admin, name)
+        with suppress(MemqError):  # what failed was counted by its delivery
+            await producer.close()
+
+    async def _seal(self, admin: AsyncAdmin, topic: Topic) -> None:
+        while True:
+            try:
+                await admin.seal_topic(topic.name, timeout_s=TIMEOUT_S)
+            except MemqError as error:
+                self._check_exists(error, topic)
+                await self._rest()
+            else:
+                return
+
+    async def _read_to_end(self, name: str) -> set[bytes]:
+        """Read the topic until a consumer without an `end` ends by itself."""
+        while True:
+            read = set[bytes]()
+            try:
+                async with AsyncConsumer(self._brokers, name, runtime=self._runtime) as consumer:
+                    async for batch in consumer:
+                        read.update(record.value for record in batch if record.value is not None)
+            except NotFoundError:
+                await self._rest()  # a broker that has just started does not know the topic yet
+            except MemqError:
+                await self._rest()
+            else:
+                return read
+
+    def acked(self, topic: Topic, value: bytes, ack: Ack) -> None:
+        self._acks.add(value)
+        super().acked(topic, value, ack)
