@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from memq.client.consumer.consumer import Consumer as Consumer
     from memq.client.consumer.consumer import read_arrow as read_arrow
     from memq.client.consumer.consumer import read_record as read_record
+    from memq.client.listener.answers import DeadLetter as DeadLetter
+    from memq.client.listener.answers import Message as Message
+    from memq.client.listener.answers import Park as Park
+    from memq.client.listener.answers import Retry as Retry
+    from memq.client.listener.listener import Listener as Listener
     from memq.client.observers.collector import ClientCollector as ClientCollector
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
@@ -35,11 +40,16 @@ _HOMES = {
     "Batch": "memq.client.consumer.batch",
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
+    "DeadLetter": "memq.client.listener.answers",
     "Delivery": "memq.client.producer.delivery",
+    "Listener": "memq.client.listener.listener",
     "MemqError": "memq.errors",
+    "Message": "memq.client.listener.answers",
+    "Park": "memq.client.listener.answers",
     "Position": "memq.topic",
     "Producer": "memq.client.producer.producer",
     "Record": "memq.client.consumer.batch",
+    "Retry": "memq.client.listener.answers",
     "aio": "memq.aio",
     "errors": "memq.errors",
     "read_arrow": "memq.client.consumer.consumer",

@@ -41,7 +41,7 @@ from memq.governor.governor import Governor
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Draining, encode_message
-from memq.runtime.network import Address, Listener, format_address, parse_address
+from memq.runtime.network import Address, BoundPort, format_address, parse_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner, bunches
 from memq.settings import BrokerSettings
@@ -134,7 +134,7 @@ class Broker:
         if settings.groups == "state-log":
             self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
         self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
-        self._listener: Listener | None = None
+        self._listener: BoundPort | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
         self._ungoverned = self.services.events.outage("governor-failed", "governor-back")

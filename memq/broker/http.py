@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from memq.errors import MemqError, UnreachableError
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Listener, Network
+from memq.runtime.network import Address, BoundPort, Network
 from memq.runtime.tasks import TaskOwner
 
 REQUEST_BYTES_MAX = 16 * 1024
@@ -71,7 +71,7 @@ class HttpPort:
     ) -> None:
         self._network = network
         self._registry = registry
-        self._listener: Listener | None = None
+        self._listener: BoundPort | None = None
         self._tasks = TaskOwner(lambda error: events.error("http-failed", repr(error), error), events)
         self._readiness = Readiness(check, self._tasks, events)
         self._connections: dict[_HttpConnection, None] = {}

@@ -22,7 +22,7 @@ Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
 
 
-class Listener(Protocol):
+class BoundPort(Protocol):
     """A bound port. `close` refuses new connections; open connections stay open."""
 
     @property
@@ -44,7 +44,7 @@ class Network(Protocol):
     first case is its attribute `refused` True.
     """
 
-    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """Bind `host:port` (port 0: any free one) and make a protocol for each connection."""
         ...
 
@@ -73,7 +73,7 @@ class SocketListener:
 
     @property
     def address(self) -> Address:
-        """See `Listener.address`."""
+        """See `BoundPort.address`."""
         return self._address
 
     @property
@@ -82,7 +82,7 @@ class SocketListener:
         return self._server.sockets if self._server is not None else ()
 
     def close(self) -> None:
-        """See `Listener.close`.
+        """See `BoundPort.close`.
 
         asyncio leaves a connection open that it has accepted and not yet given to the server when that is closed.
         So this accepts no more, and closes the server in the next turn of the loop; such a connection is aborted.

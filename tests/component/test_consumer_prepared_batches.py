@@ -277,8 +277,8 @@ class Model:
         self.offsets[number] += 1
         place = TopicPartition("clicks", number)
         batch = Batch(place, (Position(number, offset), Position(number, offset + 1)), [], [], "o")
-        self.assigned[number].ledger.hand(Committed(batch.next))
-        self.ready_batches.add(ReadyBatch(self.assigned[number], batch, Totals(offset, 0)))
+        entry = self.assigned[number].ledger.hand(Committed(batch.next))
+        self.ready_batches.add(ReadyBatch(self.assigned[number], batch, Totals(offset, 0), entry))
         self.waiting.append((number, offset))
 
     def take(self) -> None:

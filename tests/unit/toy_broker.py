@@ -33,7 +33,7 @@ from memq.protocol.messages import (
     encode_message,
     nack_of,
 )
-from memq.runtime.network import Address, Listener, SocketNetwork, format_address, parse_address
+from memq.runtime.network import Address, BoundPort, SocketNetwork, format_address, parse_address
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.stepped_time import SteppedLoop, stepped_runtime
 
@@ -173,7 +173,7 @@ class ToyBroker:
         self.failures: list[AssertionError] = []  # what the client did against the protocol
         self.creates: list[str] = []
         self.address = ""
-        self._listener: Listener | None = None
+        self._listener: BoundPort | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     async def __aenter__(self) -> Self:

@@ -50,7 +50,7 @@ from memq.errors import (
 )
 from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Listener, ProtocolFactory, SocketNetwork, format_address
+from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, format_address
 from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
 from memq.topic import check_name
@@ -378,7 +378,7 @@ class Dashboard:
         self._poller = Poller(self._admin, audit, self.feed, runtime, about)
         self._pages = Pages(self._poller, self.feed, records, self._objects)
         self._state = ServerState()
-        self._listener: Listener | None = None
+        self._listener: BoundPort | None = None
 
     @property
     def url(self) -> str:

@@ -31,6 +31,10 @@ class ReadObserver(Protocol):
         """Blocks without a wanted record are passed over."""
         ...
 
+    def set_aside(self, position: Position) -> None:
+        """A delivered record becomes a dead letter, or is parked: its commit says that it was passed over."""
+        ...
+
     def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
         """Copies of delivered blocks are dropped."""
         ...

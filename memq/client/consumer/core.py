@@ -80,6 +80,7 @@ class ConsumerCore:
         addresses: Sequence[Address],
         make_fetcher: MakeFetcher = BatchFetcher,
         observe: Observe | None = None,
+        batches: ReadyBatches | None = None,
     ) -> None:
         keep_freed_blocks()
         self.settings = settings.check()
@@ -119,7 +120,7 @@ class ConsumerCore:
         )
         parts = (self._reading, self._resolver, self._topics, self._changed.set, self._tasks, self._events)
         self._stream_ends = StreamEnds(*parts)
-        self._ready_batches = ReadyBatches()
+        self._ready_batches = batches or ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
         if settings.group is not None:
@@ -245,7 +246,7 @@ class ConsumerCore:
             self._ready_batches.urgent = stale = self._stale.is_set()
             self._check(failures=True)
             found: Batch | AssignmentEvents | None = self._new_changes()
-            if found is None and not stale and not self._woken:
+            if found is None and not (stale or self._woken or self._ready_batches.holding):
                 found = self._ready_batches.take() or await self._next_batch()
             if found:
                 if isinstance(found, Batch):
@@ -452,9 +453,9 @@ class ConsumerCore:
             self._hand(assigned, delivery, self._batch_of(assigned, delivery))
 
     def _hand(self, assigned: Assigned, delivery: ReadyRange, batch: Batch) -> None:
-        assigned.ledger.hand(delivery.behind)
+        entry = assigned.ledger.hand(delivery.behind)
         self._report_to_audit(assigned, delivery)
-        self._ready_batches.add(ReadyBatch(assigned, batch, delivery.totals))
+        self._ready_batches.add(ReadyBatch(assigned, batch, delivery.totals, entry))
 
     def _report_to_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
         if assigned.observer is not None:

@@ -18,7 +18,9 @@ from memq.topic import Committed, Position, ReadPartition, Totals
 
 
 @dataclass(slots=True)
-class _LedgerEntry:
+class LedgerEntry:
+    """A batch that was handed out, or passed over: the position after it, and whether it is done."""
+
     behind: Committed
     done: bool
 
@@ -27,7 +29,7 @@ class CommitLedger:
     """The batches of one partition that were handed out, in order, until they are done."""
 
     def __init__(self) -> None:
-        self._entries: deque[_LedgerEntry] = deque()
+        self._entries: deque[LedgerEntry] = deque()
         self._prefix: Committed | None = None
         self._stored: Committed | None = None
 
@@ -35,13 +37,15 @@ class CommitLedger:
         """Number of kept positions: those after unfinished batches, and all later ones."""
         return len(self._entries)
 
-    def hand(self, behind: Committed) -> None:
+    def hand(self, behind: Committed) -> LedgerEntry:
         """Note a batch that was handed out; `behind` is the position after it."""
-        self._entries.append(_LedgerEntry(behind, done=False))
+        entry = LedgerEntry(behind, done=False)
+        self._entries.append(entry)
+        return entry
 
     def passed(self, behind: Committed) -> None:
         """Note that the cursor moved to `behind` without a batch to hand out."""
-        self._entries.append(_LedgerEntry(behind, done=True))
+        self._entries.append(LedgerEntry(behind, done=True))
         self._take_done()
 
     def knows(self, position: Position) -> bool:
@@ -57,6 +61,20 @@ class CommitLedger:
                 break
             entry.done = True
         self._take_done()
+
+    def finish_entry(self, entry: LedgerEntry) -> None:
+        """Note that one batch is done; those before it may not be."""
+        entry.done = True
+        self._take_done()
+
+    def reach(self, entry: LedgerEntry, committed: Committed) -> None:
+        """Note that the records of a batch before `committed` are done.
+
+        The prefix moves there if all batches before this one are done.
+        """
+        first = self._entries[0] if self._entries else None
+        if first is entry and (self._prefix is None or self._prefix.position < committed.position):
+            self._prefix = committed
 
     @property
     def prefix(self) -> Committed | None:

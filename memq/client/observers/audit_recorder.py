@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -52,14 +52,33 @@ HANDED_MAX = 20_000  # blocks that were given out and are not committed
 
 
 class _Handed(NamedTuple):
-    """Records of one block that were given out: they are processed when `behind` is committed."""
+    """Records of one block that were given out: they pass `stage` when `behind` is committed.
 
+    `at` is the position of the first one.
+    """
+
+    at: Position
     behind: Position
     part: PartRecorder
     producer: int
     first: int
     next: int
     base_ms: int
+    stage: Stage = "processed"
+
+    def before(self, position: Position) -> int:
+        """Return how many of the records are before a position."""
+        if self.behind <= position:
+            return self.next - self.first
+        if self.at.pointer_offset != position.pointer_offset:
+            return 0
+        return min(self.next - self.first, max(0, position.record_index - self.at.record_index))
+
+    def split(self, records: int) -> tuple[_Handed, _Handed]:
+        """Return the first `records` records, and the others."""
+        at = replace(self.at, record_index=self.at.record_index + records)
+        middle = self.first + records
+        return self._replace(next=middle, behind=at), self._replace(at=at, first=middle)
 
 
 class ReadRecorder:
@@ -117,12 +136,26 @@ class ReadRecorder:
                 first, next_ = header.first_sequence + low, header.first_sequence + high
                 part.pass_stage("fetched" if wanted else "passed", producer, first, next_, base_ms, now_ms)
                 if self._commits and wanted:
-                    self._keep(_Handed(delivery.behind.position, part, producer, first, next_, base_ms))
+                    at = replace(delivery.first, record_index=each.piece.first + low)
+                    self._keep(_Handed(at, delivery.behind.position, part, producer, first, next_, base_ms))
         key = delivery.pointer.locations[0].key
         for piece in delivery.damaged:
             if isinstance(piece.cause, UnsupportedFormatError):
                 continue  # newer than this reader, and no damage
             part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
+
+    def set_aside(self, position: Position) -> None:
+        """Note that a record that was given out is passed over when it is committed: it became a dead letter."""
+        for number, found in enumerate(self._handed):
+            records = found.before(position)
+            if found.at <= position and records < found.next - found.first:
+                before, rest = found.split(records)
+                one, after = rest.split(1)
+                del self._handed[number]
+                for part in (after, one._replace(stage="passed"), before):
+                    if part.next > part.first:
+                        self._handed.insert(number, part)
+                return
 
     def leave_out(self, left_out: Iterable[LeftOut], now_ms: int) -> None:
         """Note blocks of which the filter wants no record."""
@@ -147,11 +180,14 @@ class ReadRecorder:
             part.damage(damage_of(damage.object_key, damage.block, offset, damage.records, damage.cause))
 
     def store(self, committed: Committed, now_ms: int) -> None:
-        """Note that the group has stored a position: all that was given out before it is processed."""
+        """Note that the group has stored a position: records before it are processed, or were set aside."""
         handed = self._handed
-        while handed and handed[0].behind <= committed.position:
-            _, part, producer, first, next_, base_ms = handed.popleft()
-            part.pass_stage("processed", producer, first, next_, base_ms, now_ms)
+        while handed and (records := handed[0].before(committed.position)):
+            found = handed.popleft()
+            if records < found.next - found.first:
+                found, left = found.split(records)
+                handed.appendleft(left)
+            found.part.pass_stage(found.stage, found.producer, found.first, found.next, found.base_ms, now_ms)
         for part in self._parts():
             part.commit(str(committed.position))
 

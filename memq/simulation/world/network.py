@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memq.errors import UnreachableError
-from memq.runtime.network import Address, Listener, ProtocolFactory
+from memq.runtime.network import Address, BoundPort, ProtocolFactory
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.transport import READ_BYTES_MAX, End, Pipe, SimTransport
 from memq.simulation.world.world import World
@@ -54,7 +54,7 @@ class SimListener:
     factory: ProtocolFactory
 
     def close(self) -> None:
-        """See `memq.runtime.network.Listener`."""
+        """See `memq.runtime.network.BoundPort`."""
         if self.switch.listeners.get(self.address) is self:
             del self.switch.listeners[self.address]
 
@@ -66,7 +66,7 @@ class SimNetwork:
         self._switch = switch
         self._node = node
 
-    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """See `memq.runtime.network.Network`; the address names the node."""
         return self._switch.listen(self._node, port, factory)
 

@@ -8,32 +8,38 @@ thread. That needs no lock: the I/O thread adds no batch meanwhile, and each of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Batch
+from memq.client.consumer.progress import LedgerEntry
 from memq.topic import Position, Totals
 
 
 @dataclass(slots=True)
 class ReadyBatch:
-    """A batch, the partition that it is from, and the totals before its pointer."""
+    """A batch, the partition that it is from, its entry there, and the totals before its pointer."""
 
     assigned: Assigned
     batch: Batch
     totals: Totals
+    entry: LedgerEntry
     done: bool = False
 
 
 class ReadyBatches:
     """The batches of one consumer. A batch is done when the next one is requested.
 
-    With `urgent` the next request must reach the I/O side, before the prepared batches are taken.
+    With `urgent` the next request must reach the I/O side, before the prepared batches are taken. With `settled_by`
+    the user settles batches in any order: that function is called before a commit, and reports what is done. While
+    `holding`, the consumer returns no batches, only changes of its assignment and errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settled_by: Callable[[], None] | None = None) -> None:
         self.urgent = False
+        self.holding = False
+        self._settled_by = settled_by
         self._ahead: deque[ReadyBatch] = deque()
         self._handed: deque[ReadyBatch] = deque()
         self._asked: ReadyBatch | None = None  # handed out by the current request, or the last one
@@ -77,12 +83,20 @@ class ReadyBatches:
         self._ahead.extendleft(reversed(paused))
         if found is None:
             return None
-        self._handed.append(found)
+        if self._settled_by is None:
+            self._handed.append(found)
         self._asked = found
         return found.batch
 
+    @property
+    def taken(self) -> ReadyBatch | None:
+        """The batch that was handed out last."""
+        return self._asked
+
     def settle(self) -> None:
         """Report finished batches to their ledgers."""
+        if self._settled_by is not None:
+            self._settled_by()
         while self._handed and self._handed[0].done:
             ready = self._handed.popleft()
             ready.assigned.ledger.finish(ready.batch.next)

@@ -1,0 +1,1 @@
+"""Runs a handler for each record of a group: concurrency, retries, dead letters, order by key."""

@@ -1,0 +1,225 @@
+"""The public listeners: `Listener` calls handlers in threads, `AsyncListener` in tasks."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from memq.client.arguments import check_callbacks, public_name, runtime_of
+from memq.client.consumer.fetch.fetcher import ReadMode
+from memq.client.consumer.record_filter import filter_of
+from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.listener.answers import Message
+from memq.client.listener.core import Call, ListenerCore, ListenerStats
+from memq.client.listener.settings import RETRY_DELAYS_S, ListenerSettings, WhenFailing, delays_of
+from memq.client.observers.reporter import reporting
+from memq.errors import InvalidRequestError
+from memq.limits import MIB
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
+from memq.runtime.threads import ThreadPool
+
+Handler = Callable[[Message], object]
+AsyncHandler = Callable[[Message], Awaitable[object]]
+
+
+class BaseListener(KafkaHints, ABC):
+    """Settings that the blocking and the asyncio listener share."""
+
+    @public_name("Listener")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Callable[[Message], Any],
+        *,
+        concurrency: int = 1,
+        ordered: bool = False,
+        when_failing: WhenFailing = "dead-letter",
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        drain_s: float = 30,
+        start: Point = "beginning",
+        tags: str | Sequence[str] | None = None,
+        where: str | None = None,
+        session_timeout_ms: int = 10_000,
+        commit_interval_ms: int = 1_000,
+        prefetch_bytes_max: int = 64 * MIB,
+        on_damaged: OnDamaged = "fail",
+        on_expired: OnExpired = "fail",
+        read: ReadMode = "auto",
+        s3: Mapping[str, object] | None = None,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        audit: bool = True,
+        runtime: Runtime | None = None,
+    ) -> None:
+        check_callbacks(handler=handler)
+        if handler is None:
+            raise TypeError("handler must be a function, not None")
+        consumer = ConsumerSettings(
+            topics=topics_of(topics),
+            group=group,
+            start=start,
+            auto_commit_interval_ms=commit_interval_ms,
+            session_timeout_ms=session_timeout_ms,
+            prefetch_bytes_max=prefetch_bytes_max,
+            on_damaged=on_damaged,
+            on_expired=on_expired,
+            wanted=filter_of(tags, where),
+            read=read,
+            connect_timeout_ms=connect_timeout_ms,
+            s3=s3,
+            client_id=client_id,
+            zone=zone,
+            audit=audit,
+        )
+        self._settings = ListenerSettings(
+            consumer=consumer,
+            group=group,
+            concurrency=concurrency,
+            ordered=ordered,
+            when_failing=when_failing,
+            retry_delays_s=delays_of(retry_delays_s),
+            drain_s=drain_s,
+        ).check()
+        self._handler = handler
+        self._runtime = runtime_of(runtime)
+        self._core = self._open(bootstrap_addresses(brokers))
+
+    @abstractmethod
+    def _open(self, addresses: Sequence[Address]) -> ListenerCore:
+        """Return the core."""
+
+    def _new_core(
+        self, addresses: Sequence[Address], call: Call, end_calls: Callable[[], Awaitable[object]] | None = None
+    ) -> ListenerCore:
+        observe = partial(reporting, "consumer") if self._settings.consumer.audit else None
+        return ListenerCore(self._settings, self._runtime, addresses, call, observe=observe, end_calls=end_calls)
+
+
+class Listener(BaseListener, BlockingClient):
+    """Calls `handler` for each record of a group's share of topics, in threads.
+
+    The handler gets a `memq.Message`. If it returns, the record is done. If it raises, the record comes again after a
+    delay. It may return or raise `memq.Retry`, `memq.Park` or `memq.DeadLetter`. Each record is handled at least once.
+    docs/listener.md has the promises.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
+        topics: one topic or several; all listeners of a group have the same.
+        group: name of the group. It has a retry topic `<group>.retry`, which is read in a group of the same name, and a
+            dead-letter topic `<group>.dead-letters`.
+        handler: function of one message.
+        concurrency: most handlers that run at the same time.
+        ordered: records of one key are handled one after another, in their order. Records without a key have no order.
+        when_failing: with `ordered`, for a record that has failed in all its tries. "dead-letter": it becomes a dead
+            letter, and its key continues; "block": it is tried again until it succeeds, and its key waits; "park": it
+            and all later records of its key wait among the dead letters.
+        retry_delays_s: delay in s before each further try; its length + 1 is the number of tries.
+        drain_s: time for which `close` waits for running handlers, and so does the release of a partition.
+        start: as of `memq.Consumer`; it counts for the topics, not for the retry topic.
+        tags, where: only records that match, as of `memq.Consumer`.
+        commit_interval_ms: interval of commits.
+        session_timeout_ms, prefetch_bytes_max, on_damaged, on_expired, read, s3, connect_timeout_ms, client_id, zone,
+            audit, runtime: as of `memq.Consumer`.
+
+    Raises: InvalidRequestError, InvalidSettingError, InvalidNameError, InvalidFilterError.
+    """
+
+    def _open(self, addresses: Sequence[Address]) -> ListenerCore:
+        if inspect.iscoroutinefunction(self._handler):
+            raise InvalidRequestError(
+                "the handler of a memq.Listener is a coroutine function", hint="use memq.aio.Listener"
+            )
+        self._threads = ThreadPool("listener", self._settings.concurrency)
+        core = self._new_core(addresses, self._call, lambda: self._threads.close(within_s=0))
+        self._background = Background("listener", core)
+        self._closed = False
+        return core
+
+    async def _call(self, message: Message) -> object:
+        return await self._threads.run(self._handler, message)
+
+    def start(self) -> None:
+        """Begin in the background.
+
+        Raises: UnreachableError, NotFoundError, DeniedError, ClosedError, ForkedError.
+        """
+        self._background.run(self._core.start())
+
+    def run(self) -> None:
+        """Work until `stop`, Ctrl-C or an error; then finish as `close`.
+
+        Raises: the error that stopped it, such as CorruptDataError or PositionExpiredError; as `start`.
+        """
+        self._background.run(self._core.run())
+
+    def stop(self) -> None:
+        """Let `run` return. Any thread may call it, also a handler."""
+        self._background.check_process()
+        self._background.io.call(self._core.stop)
+
+    def stats(self) -> ListenerStats:
+        """Return counters of completed attempts, retries and dead letters."""
+        self._background.check_process()
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Let running handlers finish, for at most `drain_s`; commit; leave the group. May be called twice.
+
+        A record whose handler has not finished is not committed, and comes again.
+        """
+        self._finish(None)
+
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        return self._core.close()
+
+
+class AsyncListener(BaseListener, AsyncClosing):
+    """Calls a coroutine function for each record, in tasks. Arguments as those of `memq.Listener`.
+
+    Use it as `async with`, on one event loop.
+    """
+
+    def _open(self, addresses: Sequence[Address]) -> ListenerCore:
+        return self._new_core(addresses, self._call)
+
+    async def _call(self, message: Message) -> object:
+        answer = self._handler(message)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def __aenter__(self) -> Self:
+        self._check_loop()
+        return self
+
+    async def start(self) -> None:
+        """Begin in the background. Raises: as `memq.Listener.start`."""
+        self._check_loop()
+        await self._core.start()
+
+    async def run(self) -> None:
+        """Work until `stop`, a cancellation or an error; then finish as `close`.
+
+        Raises: as `memq.Listener.run`.
+        """
+        self._check_loop()
+        await self._core.run()
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._core.stop()
+
+    def stats(self) -> ListenerStats:
+        """Return the counters."""
+        return self._core.stats()
+
+    async def close(self) -> None:
+        """Let running handlers finish, for at most `drain_s`; then cancel them; commit; leave the group."""
+        await self._core.close()

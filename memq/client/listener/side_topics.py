@@ -1,0 +1,132 @@
+"""Makes the retry topic and the dead-letter topic of a group, and sends records until they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+
+from memq.client.admin import AsyncAdmin
+from memq.client.listener.side_records import (
+    LANES,
+    SIDE_SETTINGS,
+    LetterNote,
+    RetryNote,
+    lane_of,
+    letter_headers,
+    letters_topic,
+    retry_headers,
+    retry_topic,
+)
+from memq.client.producer.producer import AsyncProducer
+from memq.errors import MemqError, OutcomeUnknownError, RetryableError, TooLargeError
+from memq.format.blocks.columns import RecordHeaders
+from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, format_address
+from memq.runtime.runtime import Runtime
+from memq.topic import Position, Topic
+
+_RETRY_S_BASE = 0.1
+_RETRY_S_MAX = 5.0
+_CLOSE_S = 5.0
+
+
+class SideTopics:
+    """Sends to the two topics of a group. `admin` is open; the producer connects at the first record."""
+
+    def __init__(
+        self,
+        group: str,
+        runtime: Runtime,
+        addresses: Sequence[Address],
+        admin: AsyncAdmin,
+        *,
+        audit: bool,
+        client_id: str = "",
+        zone: str = "",
+    ) -> None:
+        self.retry = retry_topic(group)
+        self.letters = letters_topic(group)
+        self._runtime = runtime
+        self._admin = admin
+        self._events = EventLog(runtime.clock)
+        self._lanes = LANES
+        self._options = {"audit": audit, "client_id": client_id, "zone": zone}
+        self._brokers = [format_address(address) for address in addresses]
+        self._producer: AsyncProducer | None = None
+
+    async def make(self) -> None:
+        """Create the topics if they do not exist. Raises: as `AsyncAdmin.create_topic`."""
+        made = await self._make(self.retry, LANES)
+        self._lanes = len(made.taking)
+        await self._make(self.letters, 1)
+
+    async def _make(self, name: str, partitions: int) -> Topic:
+        return await self._admin.create_topic(name, partitions=partitions, settings=SIDE_SETTINGS, exist_ok=True)
+
+    async def send_retry(
+        self, note: RetryNote, value: bytes | None, key: bytes | None, headers: RecordHeaders, tag: str | None
+    ) -> None:
+        """Return when the record is stored in the lane of its delay.
+
+        Raises: TooLargeError if it does not fit with memq's headers; errors that do not pass.
+        """
+        delay_s = (note.due_ms - self._runtime.clock.wall_ms()) / 1000
+        lane = lane_of(round(delay_s, 1), self._lanes)  # 100 ms: the time since the delay was chosen
+        await self._send(self.retry, value, key, retry_headers(note, headers), tag, lane)
+
+    async def send_letter(
+        self, note: LetterNote, value: bytes | None, key: bytes | None, headers: RecordHeaders, tag: str | None
+    ) -> Position | None:
+        """Return when the dead letter is stored: its position, None if that is not exact.
+
+        A letter that is too large is sent without value and original headers; its origin says where they are.
+        """
+        try:
+            return await self._send(self.letters, value, key, letter_headers(note, headers), tag, None)
+        except TooLargeError:
+            self._events.warning(
+                "listener.large-letter",
+                f"the record at {note.origin.position} of topic '{note.origin.topic}' is too large for "
+                f"'{self.letters}': its dead letter has no value",
+            )
+            return await self._send(self.letters, None, None, letter_headers(note, ()), None, None)
+
+    async def _send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: RecordHeaders,
+        tag: str | None,
+        partition: int | None,
+    ) -> Position | None:
+        """Send until the record is stored.
+
+        A record whose outcome is unknown is sent again, so it may come twice.
+        """
+        if self._producer is None:
+            self._producer = AsyncProducer(
+                self._brokers,
+                acks="all",
+                runtime=self._runtime,
+                **self._options,  # type: ignore[arg-type]
+            )
+        for failures in count(1):
+            try:
+                delivery = await self._producer.send(
+                    topic, value, key=key, headers=headers or None, tag=tag, partition=partition
+                )
+                return (await delivery).position
+            except (RetryableError, OutcomeUnknownError) as error:
+                self._events.warning("listener.send-retry", f"to '{topic}': {type(error).__name__}: {error}; again")
+            await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
+        raise AssertionError
+
+    async def close(self) -> None:
+        """Disconnect. A record that is not stored is no error: its original is not committed, and comes again."""
+        if self._producer is not None:
+            with suppress(MemqError):
+                await self._producer.close(_CLOSE_S)
