@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from memq.client.consumer.record_filter import filter_of
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import KIB, MIB
 from memq.settings import did_you_mean, parse_size, parse_unix_ms
@@ -50,6 +51,8 @@ DESCRIPTIONS = {
     "topics": "names of topics, with commas",
     "path": "objects by listing alone, of a folder or s3://BUCKET/…/topics/NAME: no queue is asked",
     "columns": "columns to read, with commas; damage can only be had so",
+    "tags": "only records with one of these tags, written as those of a consumer",
+    "where": "only records whose headers meet this condition, as amount > 100 AND region = 'EU'",
     "start": "beginning, end, a time (RFC 3339 or epoch ms), or positions 0:17:3, with commas; topic=0:17:3 of several",
     "end": "where to stop, as start; a stream has none",
     "schema": "DDL of the values' fields: they are decoded, and replace the column value",
@@ -175,18 +178,22 @@ class ReadOptions:
     trigger_records_max: int = 0
     skip_expired: bool = False
     audit_name: str = ""
+    tags: str | None = None
+    where: str | None = None
 
 
 def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOptions:
     """Parse the options of a batch read, a stream, or of either if that is not known yet.
 
-    Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
+    Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics;
+    InvalidFilterError.
     """
     normalized = read_given(given, SPELLING)
     for name in normalized:
         if kind is not None and name in _NOT_FOR[kind]:
             raise InvalidSettingError(f"option '{SPELLING[name]}' is not for a {kind} read", hint="leave it out")
     _check_together(normalized)
+    filter_of(normalized.get("tags"), normalized.get("where"))
     topics = tuple(check_name(name.strip(), internal=True) for name in normalized.get("topics", "").split(",") if name)
     return ReadOptions(
         brokers=normalized.get("brokers") or None,
@@ -212,6 +219,8 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
         trigger_records_max=_number(normalized, "maxrecordspertrigger"),
         skip_expired=_choice(normalized, "onexpired", ("fail", "skip")) == "skip",
         audit_name=check_name(normalized["auditname"], "group") if normalized.get("auditname") else "",
+        tags=normalized.get("tags"),
+        where=normalized.get("where"),
     )
 
 

@@ -33,7 +33,7 @@ from memq.spark.access import Access, SparkTopic, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, plan_of, position_of
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split, TaskAudit, TaskRange, stretches_of
-from memq.spark.read.pruning import ReadFilter
+from memq.spark.read.pruning import option_filter
 from memq.spark.read.task import read_task, settings_of, splits_of
 from memq.spark.stream_offsets import Admission, StreamPosition, StreamPositions, decode_offsets, encode_offsets
 from memq.topic import Position, ReadPartition
@@ -47,7 +47,6 @@ Offsets = Mapping[str, Any]
 RETRY_S_MAX = 60.0  # a stream outlives a restart of brokers and of the queue
 _RETRY_S_BASE = 0.1
 _RETRY_S_MOST = 2.0
-_WANTED = ReadFilter()  # Spark pushes no filters into streams
 
 
 class StreamReport:
@@ -108,6 +107,7 @@ class TopicStream:
 
     def __init__(self, options: ReadOptions, runtime: Runtime) -> None:
         self._options = options
+        self._wanted = option_filter(options)  # Spark pushes no filters into streams
         self._runtime = runtime
         self._stack = AsyncExitStack()
         self._access: Access | None = None
@@ -165,7 +165,7 @@ class TopicStream:
                         part async for part in self._parts(access, partition, position, last[partition])
                     ]
                     await self._check_expired(access, partition, position)  # retention may delete during the read
-            settings = settings_of(self._options, access.urls, _WANTED)
+            settings = settings_of(self._options, access.urls, self._wanted)
             splits = splits_of([part for found in parts.values() for part in found], self._options, settings)
             self._let_report(access, splits, parts, first, last)
             return splits
@@ -302,7 +302,7 @@ class TopicStream:
         behind, plan = self._plans.pop(partition, (None, None))
         seen = plan is not None and behind == first and not first.index
         if plan is None or not seen:
-            plan = plan_of(access, stretch, _WANTED, self._options)
+            plan = plan_of(access, stretch, self._wanted, self._options, audited=self._report is not None)
         else:
             plan.extend(stretch.start, stretch.end)
         async for part in parts_of(access, stretch, plan, seen=seen):

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from memq.client.consumer.batch import Damage, Slice
+from memq.client.consumer.batch import Damage
 from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
 from memq.client.consumer.record_filter import runs_of
 from memq.errors import UnsupportedFormatError
@@ -132,7 +132,7 @@ class ReadRecorder:
             header = each.piece.header
             assert header is not None, "what is given out is sound"
             producer, base_ms = header.producer_id, header.base_ms
-            for wanted, (low, high) in _runs_of(each):
+            for wanted, (low, high) in noted_runs(each.mask, each.low, each.high):
                 first, next_ = header.first_sequence + low, header.first_sequence + high
                 part.pass_stage("fetched" if wanted else "passed", producer, first, next_, base_ms, now_ms)
                 if self._commits and wanted:
@@ -212,13 +212,13 @@ class ReadRecorder:
         self._handed.append(handed)
 
 
-def _runs_of(part: Slice) -> list[tuple[int, Range]]:
+def noted_runs(mask: bytes | None, low: int, high: int) -> list[tuple[int, Range]]:
     """Return the runs of wanted (1) and left out (0) records of a block; one run if there are too many.
 
     So a block in which wanted and other records alternate is noted as a whole: notes are not for single records.
     """
-    runs = list(islice(runs_of(part.mask, part.low, part.high), RUNS_MAX + 1)) if part.mask is not None else []
-    return runs if 0 < len(runs) <= RUNS_MAX else [(1, (part.low, part.high))]
+    runs = list(islice(runs_of(mask, low, high), RUNS_MAX + 1)) if mask is not None else []
+    return runs if 0 < len(runs) <= RUNS_MAX else [(1, (low, high))]
 
 
 class StagedRecorder:

@@ -85,16 +85,21 @@ class RowMaker:
         self._decoding = decoding
         self._decode = decoding.decoder([self._schema.field(number) for number in fields]) if decoding else None
 
-    def block(self, origin: BlockOrigin, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
+    def block(
+        self, origin: BlockOrigin, reader: BlockReader, low: int, high: int, mask: bytes | None = None
+    ) -> pyarrow.RecordBatch:
         """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
+
+        Of these only those with a 1 in `mask`, which has each record of the block; the others are not decoded.
 
         Raises: CorruptDataError, UnsupportedFormatError; as the decoder.
         """
         rows = block_rows(reader, low, high)
         source = _Source(origin, reader.header, low, rows)
-        fields = self._decoded(source)
+        chosen = None if mask is None else pyarrow.array(numpy.frombuffer(mask[low:high], dtype=bool))
+        fields = self._decoded(source, chosen)
         columns = [
-            fields[number] if number in fields else _MAKERS[field.name](source, field.type)
+            fields[number] if number in fields else _chosen(_MAKERS[field.name](source, field.type), chosen)
             for number, field in enumerate(self._schema)
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -120,14 +125,16 @@ class RowMaker:
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _decoded(self, source: _Source) -> dict[int, pyarrow.Array]:
+    def _decoded(self, source: _Source, chosen: pyarrow.Array | None) -> dict[int, pyarrow.Array]:
         """Return the decoded fields by column index. Raises: InvalidRequestError for a malformed value."""
         if self._decode is None or self._decoding is None:
             return {}
-        decoded = self._decode(source.rows.values)
+        decoded = self._decode(_chosen(source.rows.values, chosen))
         if decoded.malformed and self._decoding.fail_malformed:
-            origin = source.origin
-            at = Position(origin.partition, origin.pointer_offset, origin.first + source.low + decoded.malformed[0])
+            origin, number = source.origin, decoded.malformed[0]
+            if chosen is not None:
+                number = int(numpy.flatnonzero(chosen)[number])
+            at = Position(origin.partition, origin.pointer_offset, origin.first + source.low + number)
             raise InvalidRequestError(
                 f"value at {at} of topic '{origin.topic}' does not match option 'schema'",
                 hint="correct the schema, or with onMalformed = null let all its fields be null",
@@ -142,6 +149,10 @@ class _Source(NamedTuple):
     header: BlockHeader
     low: int
     rows: ArrowRows
+
+
+def _chosen(column: pyarrow.Array, chosen: pyarrow.Array | None) -> pyarrow.Array:
+    return column if chosen is None else column.filter(chosen)
 
 
 def _repeated(value: object, kind: pyarrow.DataType, count: int) -> pyarrow.Array:

@@ -19,7 +19,7 @@ from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, SparkTopic, open_access
 from memq.spark.options import Point, ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split, is_seen, with_blocks
-from memq.spark.read.pruning import ReadFilter, take_filters
+from memq.spark.read.pruning import ReadFilter, option_filter, take_filters
 from memq.spark.read.raw import plan_raw
 from memq.spark.read.task import read_task, settings_of, splits_of
 from memq.topic import Position, ReadPartition
@@ -156,11 +156,21 @@ async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart
     return replace(part, copies=copies)
 
 
-def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadOptions) -> PartitionPlan:
-    """Return the plan of a stretch."""
+def plan_of(
+    access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadOptions, *, audited: bool = False
+) -> PartitionPlan:
+    """Return the plan of a stretch; an `audited` one has the unwanted batches, too."""
     window = access.topics[stretch.partition.topic].settings.reader_window_ms
     dedup, skip_damaged = options.dedup, options.skip_damaged
-    return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, keep_earlier=skip_damaged)
+    return PartitionPlan(
+        stretch.start,
+        stretch.end,
+        window,
+        wanted,
+        dedup=dedup,
+        keep_earlier=skip_damaged,
+        names_unwanted=audited,
+    )
 
 
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
@@ -206,7 +216,7 @@ class MemqReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._wanted = ReadFilter()
+        self._wanted = option_filter(options)
 
     @property
     def pushFilters(self) -> _PushFilters:  # noqa: N802 - PySpark's name, and see there
@@ -215,7 +225,7 @@ class MemqReader(DataSourceReader):
 
     def take_filters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that prune; return those that Spark must still apply."""
-        self._wanted, left = take_filters(filters, self._options.columns)
+        self._wanted, left = take_filters(filters, self._options.columns, option_filter(self._options))
         return left
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 from pyspark.sql.datasource import InputPartition
 
+from memq.client.consumer.fetch.cursor_outcomes import LeftOut
 from memq.client.consumer.fetch.dedup_window import DedupWindow
+from memq.client.consumer.fetch.pointer_slot import left_out_of
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.header import StoredBlock
@@ -178,6 +180,7 @@ class BatchPart:
     `earlier`, unless that is empty. `copies` are stored blocks with some of these sequences, and perhaps other records.
     With `by_index`, blocks that can't match are not fetched.
     `cause` is the error of an unreadable pointer. An `orphan` is a batch that no pointer would have named.
+    An `unwanted` batch is only reported to the audit: its blocks are `left_out`, or in its index if that is None.
     """
 
     partition: int
@@ -191,11 +194,13 @@ class BatchPart:
     by_index: bool = False
     orphan: bool = False
     cause: MemqError | None = None
+    unwanted: bool = False
+    left_out: tuple[LeftOut, ...] | None = None
 
     @property
     def bytes(self) -> int:
-        """Number of stored bytes of the batch."""
-        return self.pointer.locations[0].length if self.pointer is not None else 0
+        """Number of stored bytes of the batch; 0 if it is unwanted."""
+        return self.pointer.locations[0].length if self.pointer is not None and not self.unwanted else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,8 @@ class TaskSettings:
     skip_damaged: bool
     dedup: bool
     missing_s: float
+    tags: str | None = None
+    where: str | None = None
 
 
 class Split(InputPartition):
@@ -224,7 +231,10 @@ class Split(InputPartition):
 
 
 class PartitionPlan:
-    """One read partition from `start` to `end` (exclusive): the window before it, then pointers."""
+    """One read partition from `start` to `end` (exclusive): the window before it, then pointers.
+
+    With `names_unwanted`, batches without a wanted tag are parts, too: the audit is to know them.
+    """
 
     def __init__(
         self,
@@ -235,11 +245,13 @@ class PartitionPlan:
         *,
         dedup: bool,
         keep_earlier: bool = False,
+        names_unwanted: bool = False,
     ) -> None:
         self._start = start
         self._end = end
         self._wanted = wanted
         self._dedup = dedup
+        self._names_unwanted = names_unwanted
         self._dedup_window = DedupWindow(window_ms)
         self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
 
@@ -272,7 +284,11 @@ class PartitionPlan:
         earlier = self._earlier.holders(entry.time_ms, pointer, seen) if self._earlier and seen else ()
         self._note(entry.time_ms, pointer)
         if not self._wanted.may_match(pointer):
-            return None
+            if not self._names_unwanted:
+                return None
+            named = left_out_of(pointer) if not low and high is None else None
+            left_out = tuple(named) if named is not None else None
+            return BatchPart(partition, entry.offset, self._slim(pointer), low, high, unwanted=True, left_out=left_out)
         by_index = not self._wanted.surely_matches(pointer)
         held = tuple(self._slim(each) for each in earlier)
         return BatchPart(

@@ -22,10 +22,12 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from memq.client.consumer.record_filter import filter_of
 from memq.format.blocks.header import tag_bit
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
+from memq.spark.options import ReadOptions
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -33,12 +35,16 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class ReadFilter:
-    """Possible matches: topics and partitions (None: all), tag bits (0: all), times in Unix ms."""
+    """Possible matches: topics and partitions (None: all), tag bits (0: all), times in Unix ms.
+
+    `tag_bits` are those of the query, and `option_bits` those of the option `tags`: both must match.
+    """
 
     topics: frozenset[str] | None = None
     partitions: tuple[range, ...] = ()  # each of them must hold the number
     numbers: frozenset[int] | None = None
     tag_bits: int = 0
+    option_bits: int = 0
     least_ms: int = -TIME_MS_END
     greatest_ms: int = TIME_MS_END
 
@@ -54,6 +60,7 @@ class ReadFilter:
         """Whether a batch, or a block, may have a record that matches."""
         return (
             (not self.tag_bits or bool(batch.tag_bits & self.tag_bits))
+            and (not self.option_bits or bool(batch.tag_bits & self.option_bits))
             and batch.least_ms <= self.greatest_ms
             and batch.greatest_ms >= self.least_ms
         )
@@ -62,17 +69,29 @@ class ReadFilter:
         """Whether the pointer proves that none of the batch's blocks can be left out."""
         return (
             (not self.tag_bits or batch.tag_bits & ~self.tag_bits == 0)
+            and (not self.option_bits or batch.tag_bits & ~self.option_bits == 0)
             and self.least_ms <= batch.least_ms
             and batch.greatest_ms <= self.greatest_ms
         )
 
 
-def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[ReadFilter, list[Filter]]:
-    """Return the combined filter of a query, and the filters that records must still pass.
+_ALL = ReadFilter()
+
+
+def option_filter(options: ReadOptions) -> ReadFilter:
+    """Return the batches and blocks that the option `tags` lets through."""
+    records = filter_of(options.tags, options.where)
+    return ReadFilter(option_bits=records.tag_bits if records is not None else 0)
+
+
+def take_filters(
+    filters: Sequence[Filter], columns: Sequence[str], wanted: ReadFilter = _ALL
+) -> tuple[ReadFilter, list[Filter]]:
+    """Return `wanted` with the filters of a query, and the filters that records must still pass.
 
     `columns` are memq's own columns: a decoded field may have the name `tag`, and is not the tag of the record.
     """
-    wanted, left = ReadFilter(), []
+    left: list[Filter] = []
     for one in filters:
         ours = getattr(one, "attribute", ()) in [(name,) for name in columns]
         taken = _take(wanted, one) if ours else None

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.pointer_slot import part_between
+from memq.client.consumer.record_filter import RecordFilter, filter_of
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.observers.audit_recorder import noted_runs
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
-from memq.format.batch import BlockPiece, missing_batch
+from memq.format.batch import BlockPiece, NumberedEntry, missing_batch
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.pointer import Pointer
@@ -54,8 +57,16 @@ FETCHES_MAX = 32
 
 def settings_of(options: ReadOptions, urls: StoreUrls, wanted: ReadFilter) -> TaskSettings:
     """Return the settings that all tasks share."""
-    prefetch, skip, missing_s = options.prefetch_bytes, options.skip_damaged, options.missing_s
-    return TaskSettings(urls, wanted, prefetch, skip, options.dedup, missing_s)
+    return TaskSettings(
+        urls,
+        wanted,
+        options.prefetch_bytes,
+        options.skip_damaged,
+        options.dedup,
+        options.missing_s,
+        options.tags,
+        options.where,
+    )
 
 
 def splits_of(parts: Sequence[BatchPart], options: ReadOptions, settings: TaskSettings) -> list[Split]:
@@ -90,11 +101,14 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     thread = io_thread()
     stores = TaskStores(settings.urls, Runtime())
     report = thread.run(_report_of(split.audit)) if split.audit is not None else None
-    ahead = _Ahead(stores.fetcher(settings.missing_s), split.parts, settings)
+    records = filter_of(settings.tags, settings.where)
+    ahead = _Ahead(stores.fetcher(settings.missing_s), split.parts, settings, audited=report is not None)
     whole = False
     try:
         while (found := thread.run(_next(ahead, report))) is not None:
-            yield from _rows_of(found, settings, rows, report)
+            if report is not None:
+                report.leave_out(found)
+            yield from _rows_of(found, settings, rows, report, records)
         whole = True
     finally:
         thread.run(_close(ahead, stores, report, whole=whole))
@@ -118,12 +132,16 @@ async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *
 
 
 class _Fetched(NamedTuple):
-    """A batch in pieces, its sequences that earlier batches had, and the blocks with some of them."""
+    """A batch in pieces, its sequences that earlier batches had, and the blocks with some of them.
+
+    `passed` are the blocks that were not fetched, because no record in them has a wanted tag.
+    """
 
     part: BatchPart
     pieces: Sequence[BlockPiece]
-    seen: Sequence[Seen]
-    copies: Sequence[StoredBlock]
+    seen: Sequence[Seen] = ()
+    copies: Sequence[StoredBlock] = ()
+    passed: Sequence[NumberedEntry] = ()
 
 
 class _Ahead:
@@ -132,8 +150,12 @@ class _Ahead:
     It lives on the I/O thread.
     """
 
-    def __init__(self, fetcher: BatchFetcher, parts: Sequence[BatchPart], settings: TaskSettings) -> None:
+    def __init__(
+        self, fetcher: BatchFetcher, parts: Sequence[BatchPart], settings: TaskSettings, *, audited: bool = False
+    ) -> None:
+        """If `audited`, the blocks that are not fetched are wanted, too."""
         self._fetcher = fetcher
+        self._audited = audited
         self._parts = deque(parts)
         self._settings = settings
         self._fetches: deque[tuple[BatchPart, asyncio.Task[_Fetched]]] = deque()
@@ -175,13 +197,28 @@ class _Ahead:
 
     async def _fetch(self, part: BatchPart) -> _Fetched:
         if part.pointer is None:
-            return _Fetched(part, [BlockPiece(0, 0, 0, None, memoryview(b""), part.cause)], (), ())
-        pieces = await self._pieces(part.pointer, by_index=part.by_index)
+            return _Fetched(part, [BlockPiece(0, 0, 0, None, memoryview(b""), part.cause)])
+        if part.left_out is not None:
+            return _Fetched(part, ())
+        passed: Sequence[NumberedEntry] = ()
+        if self._audited and (part.by_index or part.unwanted):
+            pieces, passed = await self._split_by_index(part.pointer)
+        else:
+            pieces = await self._pieces(part.pointer, by_index=part.by_index)
         if not part.earlier:
-            return _Fetched(part, pieces, part.seen, part.copies)
+            return _Fetched(part, pieces, part.seen, part.copies, passed)
         earlier = [(pointer, await self._pieces(pointer)) for pointer in part.earlier]
         seen = sound_copies(part.seen, earlier) if self._settings.skip_damaged else part.seen
-        return _Fetched(part, pieces, seen, (*part.copies, *sound_blocks(earlier)))
+        return _Fetched(part, pieces, seen, (*part.copies, *sound_blocks(earlier)), passed)
+
+    async def _split_by_index(self, pointer: Pointer) -> tuple[Sequence[BlockPiece], Sequence[NumberedEntry]]:
+        """Return the blocks that may have wanted records, and the index entries of the others."""
+        bits = self._settings.wanted.option_bits
+        try:
+            found = await self._fetcher.fetch_records(pointer, 0, pointer.records, lambda each: not each & bits)
+        except NotFoundError as error:
+            return missing_batch(pointer, CorruptDataError(f"its object is missing: {error}")), ()
+        return found.pieces, found.passed
 
     async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[BlockPiece]:
         try:
@@ -193,9 +230,13 @@ class _Ahead:
 
 
 def _rows_of(
-    fetched: _Fetched, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+    fetched: _Fetched,
+    settings: TaskSettings,
+    rows: RowMaker,
+    report: TaskReport | None,
+    records: RecordFilter | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the records of one batch, without seen ones and those that its pointer skips."""
+    """Yield the wanted `records` of one batch, without seen ones and those that its pointer skips."""
     part, pieces = fetched.part, fetched.pieces
     seen = DedupWindow(1)
     pointer = part.pointer
@@ -218,15 +259,31 @@ def _rows_of(
         if settings.dedup and _judge(seen, writer, piece) is Novelty.SEEN and not _conflicts(part, piece, stored):
             stage = "dropped"
         stored.append(stored_block(piece.header))
+        mask = None
         if stage == "fetched":
             try:
-                batch = rows.block(_origin_of(part, piece), BlockReader(piece.data, piece.header), low, high)
+                reader = BlockReader(piece.data, piece.header)
+                mask = _mask_of(records, reader)
+                found = (
+                    [rows.block(_origin_of(part, piece), reader, low, high, mask)] if _any_of(mask, low, high) else []
+                )
             except CorruptDataError as error:
                 yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows, report)
                 continue
-            yield batch
+            yield from found
         if report is not None:
-            report.note(stage, part, piece.header, low, high)
+            report.note(stage, part, piece.header, low, high, mask)
+
+
+def _mask_of(records: RecordFilter | None, reader: BlockReader) -> bytes | None:
+    """Return 1 for each wanted record of a block; None if all are wanted. Raises: as `RecordFilter.mask`."""
+    if records is None:
+        return None
+    return bytes(reader.count) if records.excludes_block(reader.header) else records.mask(reader)
+
+
+def _any_of(mask: bytes | None, low: int, high: int) -> bool:
+    return mask is None or 1 in mask[low:high]
 
 
 def _judge(seen: DedupWindow, writer: int, piece: BlockPiece) -> Novelty:
@@ -298,9 +355,10 @@ class _Note(NamedTuple):
 
     stage: Stage
     part: BatchPart
-    header: BlockHeader
+    producer: int
     first: int
     next: int
+    base_ms: int
 
 
 class TaskReport:
@@ -315,9 +373,28 @@ class TaskReport:
         self._pool.audit_ms = audit.interval_ms  # from the driver; no broker was asked yet
         self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool)
 
-    def note(self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int) -> None:
-        """Note that the records of a block from `low` up to `high` passed a stage: fetched, or dropped."""
-        self._notes.append(_Note(stage, part, header, header.first_sequence + low, header.first_sequence + high))
+    def note(
+        self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int, mask: bytes | None = None
+    ) -> None:
+        """Note that the records of a block from `low` up to `high` passed a stage: fetched, or dropped.
+
+        Those with a 0 in `mask` were left out by the filter.
+        """
+        begin = header.first_sequence
+        for wanted, (first, next_) in noted_runs(mask, low, high):
+            at = stage if wanted else "passed"
+            self._notes.append(_Note(at, part, header.producer_id, begin + first, begin + next_, header.base_ms))
+
+    def leave_out(self, fetched: _Fetched) -> None:
+        """Note the blocks of a batch that were not fetched, as far as they are in the part."""
+        part, pointer = fetched.part, fetched.part.pointer
+        for _, producer, first, next_, base_ms in part.left_out or ():
+            self._notes.append(_Note("passed", part, producer, first, next_, base_ms))
+        for number, at, entry in fetched.passed:
+            low, high = part_between(at, entry.count, part.low, part.high)
+            if low < high and pointer is not None and number not in pointer.skip:
+                first = entry.first_sequence
+                self._notes.append(_Note("passed", part, entry.producer_id, first + low, first + high, entry.least_ms))
 
     def damage(self, part: BatchPart, piece: BlockPiece) -> None:
         """Note an unreadable block; a block of a newer version is not damaged."""
@@ -331,10 +408,10 @@ class TaskReport:
         now_ms = self._reporter.now_ms()
         notes, self._notes = self._notes, []
         damages, self._damages = self._damages, []
-        for stage, part, header, first, next_ in notes:
+        for stage, part, producer, first, next_, base_ms in notes:
             recorder = self._reporter.part(self._topic_of(part), _writer_of(part))
             if recorder is not None:
-                recorder.pass_stage(stage, header.producer_id, first, next_, header.base_ms, now_ms)
+                recorder.pass_stage(stage, producer, first, next_, base_ms, now_ms)
         for part, damage in damages:
             recorder = self._reporter.part(self._topic_of(part), _writer_of(part))
             if recorder is not None:

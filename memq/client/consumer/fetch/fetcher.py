@@ -236,6 +236,7 @@ class BatchFetcher:
 
         async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[BlockPiece]:
             entries = numbered_entries(await self._read_index(pointer, reader, location))
+            _check_tag_bits(pointer, entries)
             return await _fetch_runs(reader, location, pointer, entries, lambda item: wanted(item.entry))
 
         try:
