@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memq.client.consumer.consumer import read_arrow as read_arrow
     from memq.client.consumer.consumer import read_record as read_record
     from memq.client.observers.collector import ClientCollector as ClientCollector
+    from memq.client.producer.delayed import CancelOutcome as CancelOutcome
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
     from memq.client.producer.producer import Producer as Producer
@@ -33,6 +34,7 @@ _HOMES = {
     "Ack": "memq.client.producer.delivery",
     "Admin": "memq.client.admin",
     "Batch": "memq.client.consumer.batch",
+    "CancelOutcome": "memq.client.producer.delayed",
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
     "Delivery": "memq.client.producer.delivery",

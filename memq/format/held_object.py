@@ -18,7 +18,7 @@ from memq.format.blocks.header import Buffer
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqH1"
-TRAILER = struct.Struct("<II 3xB 4s")  # bytes and crc32c of the index, version, magic
+TRAILER = struct.Struct("<II I 4s")  # bytes and crc32c of the index, version, magic
 
 
 class HoldId(msgspec.Struct, frozen=True, array_like=True, gc=False):

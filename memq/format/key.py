@@ -27,6 +27,7 @@ from datetime import UTC, datetime, timedelta
 from memq.errors import InvalidNameError, InvalidRequestError
 from memq.topic import check_name
 
+HELD_KIND = "object of held blocks"
 STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
@@ -52,7 +53,7 @@ _WITHOUT_BATCHES = {
         ("manifest of a staged batch", r"commits/\d{19}"),
         ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
         ("snapshot of a state log", r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/\d{10}-\d{16}/\d{4}"),
-        ("object of held blocks", r"held/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
+        (HELD_KIND, r"held/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
         ("part of a manifest", r"cold/parts/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
     )
 }

@@ -78,6 +78,10 @@ def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
         async with delaying() as (_, brokers, _topic), AsyncProducer(brokers[0].address) as producer:
             first = await producer.send("clicks", b"cancelled", deliver_after=timedelta(seconds=0.6))
             second = await producer.send("clicks", b"kept", deliver_after=0.6)
+            await second
+            async with AsyncAdmin(brokers[2].address) as admin:
+                counts = await admin.delayed("clicks")
+            assert sum(each.records for each in counts.values()) == 2
             assert await producer.cancel(first) is CancelOutcome.CANCELLED
             assert await producer.cancel(await first) is CancelOutcome.CANCELLED
             assert await read(brokers, 1) == [b"kept"]
@@ -88,6 +92,8 @@ def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
             with pytest.raises(InvalidRequestError, match="was not delayed"):
                 await producer.cancel(plain)
             assert sorted(await stored(brokers), key=str) == [b"kept", b"plain"]
+            async with AsyncAdmin(brokers[1].address) as admin:
+                assert await admin.delayed("clicks") == {}
 
     run(work())
 
