@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memq.client.listener.answers import Retry as Retry
     from memq.client.listener.listener import Listener as Listener
     from memq.client.observers.collector import ClientCollector as ClientCollector
+    from memq.client.producer.delayed import CancelOutcome as CancelOutcome
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
     from memq.client.producer.producer import Producer as Producer
@@ -38,6 +39,7 @@ _HOMES = {
     "Ack": "memq.client.producer.delivery",
     "Admin": "memq.client.admin",
     "Batch": "memq.client.consumer.batch",
+    "CancelOutcome": "memq.client.producer.delayed",
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
     "DeadLetter": "memq.client.listener.answers",

@@ -50,6 +50,11 @@ STATE_KEY_BYTES_MAX = 1_024  # first part of the keys of a snapshot
 STATE_PART_BYTES_MAX = 8 * MIB  # of a snapshot, before compression
 STATE_PARTS_MAX = 1_024
 
+# Held records.
+DELAY_MS_MAX = 366 * 86_400_000
+HOLDS_PER_REQUEST_MAX = 1_024
+HOLD_BYTES_MAX = 512 * KIB  # of one held block: a request carries it as text
+
 # Staged commits.
 BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
 MANIFEST_BYTES_MAX = 64 * MIB

@@ -323,6 +323,11 @@ def writer_id(name: str) -> int:
     return _id_of("writer", name)
 
 
+def shard_id(topic_id: str, partition: int) -> int:
+    """Return the id of a service partition in pointers of partitions that get held records of it."""
+    return _id_of("shard", f"{topic_id}/{partition}")
+
+
 def _id_of(what: str, name: str) -> int:
     digest = hashlib.sha256(f"memq {what} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (PRODUCER_ID_END - 1) + 1

@@ -75,6 +75,7 @@ class Counters:
     forwarded_blocks: int = 0
     forward_retries: int = 0
     given_up_blocks: int = 0
+    lost_held_blocks: int = 0
     spool_kept_blocks: int = 0
     spooled_blocks: int = 0
     spooled_bytes: int = 0

@@ -17,7 +17,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
+from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.errors import (
@@ -34,18 +36,26 @@ from memq.errors import (
 from memq.format.key import state_prefix
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import GroupMachine
+from memq.holds.keeper import HoldKeeper, KeeperParts
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import HoldMachine
 from memq.protocol.link import Link, connect_link
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.state_log import StateMachine
 from memq.state_log.state_log import StateLog, StateLogSettings
-from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings, read_partitions
+from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings, read_partitions, shard_id
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
 OPENING_TRIES = 5  # then the waiting requests get the error; the next one begins another opening
 PROGRAM = "memq-broker"  # in the HELLO of a broker: its requests are not forwarded again
+
+
+def shard_name(topic_id: str, partition: int) -> str:
+    """Return the name that places the delayed records of a write partition in a service partition."""
+    return f"{topic_id}/{partition}"
 
 
 class Service(Protocol):
@@ -92,6 +102,7 @@ class ServiceHosts:
 
     def __init__(self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None]) -> None:
         self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, GroupMachine, self._make_groups)
+        self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, HoldMachine, self._make_keeper)
         self._services = services
         self._partitions = partitions
         self._failed = failed
@@ -133,9 +144,29 @@ class ServiceHosts:
             host = opened
         return host.services[kind.machine]  # type: ignore[return-value]  # `kind` made it
 
-    async def homes(self, kind: ServiceKind[Made]) -> list[Made | str]:
-        """Return the services of a kind here, and the addresses of others. Raises: as `home`."""
-        topic = await self._topic()
+    async def at(self, kind: ServiceKind[Made], name: str, *, forwarded: bool) -> Made | Link:
+        """Return the service that has a name, or a link to the broker that has it.
+
+        Raises: as `home`; MovedError for a request that another broker has forwarded to this one.
+        """
+        home = await self.home(kind, name)
+        if not isinstance(home, str):
+            return home
+        if forwarded:
+            moved = MovedError(f"service partition of '{name}' is not at this broker")
+            moved.address = home
+            raise moved
+        return await self.link(home)
+
+    async def homes(self, kind: ServiceKind[Made], *, create: bool = True) -> list[Made | str]:
+        """Return the services of a kind here, and the addresses of others. Raises: as `home`.
+
+        Without `create`, a cluster without service partitions has none.
+        """
+        try:
+            topic = await self._topic() if create else self._partitions.topic(STATE_TOPIC)
+        except NotFoundError:
+            return []
         found = [await self.host(kind, topic, part.partition) for part in topic.partitions]
         return list(dict.fromkeys(found))
 
@@ -172,11 +203,30 @@ class ServiceHosts:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _kinds(self) -> list[ServiceKind[Service]]:
-        return [self.groups]  # type: ignore[list-item]  # each makes its own kind
+        return [self.groups, self.holds]  # type: ignore[list-item]  # each makes its own kind
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
         return self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+
+    def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
+        services, machine = self._services, opened.log.machine(HOLDS)
+        assert isinstance(machine, HoldMachine), "`holds` made it"
+        shard = shard_id(opened.topic.id, opened.partition)
+        parts = KeeperParts(
+            cluster=services.settings.cluster,
+            store=services.store,
+            runtime=services.runtime,
+            events=services.events,
+            key_s=key_s(services.settings),
+            window_ms=self._window_ms,
+            append=UnitReleaser(services, self._partitions, self.link, shard).release,
+        )
+        return HoldKeeper(opened.log, machine, parts, opened.tasks)
+
+    def _window_ms(self) -> int:
+        """Return for how long a block may come again: the longest dedup window of all topics."""
+        return max((topic.settings.dedup_window_ms for topic in self._partitions.topics()), default=0)
 
     def _opening_of(self, topic: Topic, partition: int) -> asyncio.Task[_Host | MemqError]:
         """Return the task that opens a state log: the one that runs, or a new one."""

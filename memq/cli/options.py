@@ -201,6 +201,24 @@ def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:
     raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint)
 
 
+def delay_of(deliver_at: str | None, deliver_after: str | None) -> dict[str, Any]:
+    """Return the arguments of `Producer.send` for the options of a delay.
+
+    Raises: InvalidSettingError for a time that can't be read.
+    """
+    if deliver_at is not None and deliver_after is not None:
+        raise click.UsageError("--deliver-at and --deliver-after exclude each other")
+    if deliver_at is not None:
+        return {"deliver_at": _parse_time(deliver_at.removeprefix("@"), 0, "write 2030-01-31T08:00:00Z, or Unix ms")}
+    if deliver_after is None:
+        return {}
+    after_ms = parse_time_ms(deliver_after.removeprefix("-"))
+    if after_ms is None:
+        raise InvalidSettingError(f"bad delay '{deliver_after[:60]}'", hint="write 250ms, 30s, 5m, 2h or 7d")
+    sign = -1 if deliver_after.startswith("-") else 1
+    return {"deliver_after": datetime.timedelta(milliseconds=sign * after_ms)}
+
+
 def _moment(time_ms: int) -> datetime.datetime:
     """Return Unix ms as a datetime, exact to the millisecond: floats would round."""
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -47,21 +47,21 @@ class BrokerRouter:
         failures: list[str] = []
         refused: Address | None = None
         for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
-            link = await self._link(refused)
+            link = await self.link(refused)
             try:
                 return await link.request_with_blocks(api, message, answer, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
-                self._give_up(link, error)
+                self.give_up(link, error)
                 failures.append(str(error))
                 refused = link.address if link.open else None
             except TimedOutError as error:
-                self._give_up(link, error)
+                self.give_up(link, error)
                 raise
         raise UnreachableError(f"no broker answers {api.name}: {'; '.join(failures)}")
 
     async def once(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         """Ask one broker, once: for requests that must not be made twice unknowingly. Raises: as above."""
-        return await (await self._link()).request(api, message, answer, timeout_s=timeout_s)
+        return await (await self.link()).request(api, message, answer, timeout_s=timeout_s)
 
     async def read(
         self, store: str, key: str, offset: int, length: int, near: Pointer | None = None
@@ -76,12 +76,12 @@ class BrokerRouter:
         parts: list[bytes | bytearray] = []
         for at in range(offset, offset + length, READ_BYTES_MAX):
             size = min(READ_BYTES_MAX, offset + length - at)
-            link = await self._holder(near) or await self._link()
+            link = await self._holder(near) or await self.link()
             try:
                 request = ReadRequest(store=store, key=key, offset=at, length=size, stored=near is None)
                 parts.append(await link.read(request))
             except (UnreachableError, DrainingError, TimedOutError) as error:
-                self._give_up(link, error)
+                self.give_up(link, error)
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -104,7 +104,7 @@ class BrokerRouter:
                 continue
         return None
 
-    async def _link(self, refused: Address | None = None) -> Link:
+    async def link(self, refused: Address | None = None) -> Link:
         """Return the link in use, or another one; `refused` is the broker to ask only if no other answers."""
         if self._session is not None and self._session.link.open:
             self._session = self._pool.nearer(self._session) or self._session
@@ -119,7 +119,7 @@ class BrokerRouter:
                 return self._session.link
         raise UnreachableError(f"no broker can be reached: {'; '.join(failures[:5])}")
 
-    def _give_up(self, link: Link, error: MemqError) -> None:
+    def give_up(self, link: Link, error: MemqError) -> None:
         """Use another connection next; a silent one is dropped, so that the pool does not offer it first."""
         if isinstance(error, TimedOutError):
             # Others wait on this connection, too: it was their connection that failed, not this request.

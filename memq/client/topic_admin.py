@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of, with_kafka_hints
 from memq.client.broker_router import BrokerRouter
@@ -31,6 +31,7 @@ from memq.protocol.admin_messages import (
     TruncateTopic,
 )
 from memq.protocol.frames import Api
+from memq.protocol.hold_messages import DescribeHolds
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
@@ -54,6 +55,13 @@ class Truncated:
     before: Position
     records: int
     bytes: int
+
+
+class DelayedCount(NamedTuple):
+    """How many delayed records of a partition wait, and when the next one is due (Unix ms)."""
+
+    records: int
+    next_ms: int
 
 
 class AsyncTopicAdmin(KafkaHints, AsyncClosing):
@@ -118,6 +126,12 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
         return found
+
+    async def delayed(self, topic: str) -> dict[int, DelayedCount]:
+        """Return how many delayed records of each write partition wait. Raises: NotFoundError."""
+        found = (await self.topic(topic)).topic
+        answer = await self._ask(AdminRequest(ask=DescribeHolds(topic=found.name, topic_id=found.id)))
+        return {each.partition: DelayedCount(each.blocks, each.next_ms) for each in answer.waiting}
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.
@@ -320,6 +334,10 @@ class TopicAdmin(KafkaHints, BlockingClient):
     def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         return self._background.run(self._core.topic(name))
+
+    def delayed(self, topic: str) -> dict[int, DelayedCount]:
+        """Return how many delayed records of each write partition wait. Raises: NotFoundError."""
+        return self._background.run(self._core.delayed(topic))
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.

@@ -7,6 +7,7 @@
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/state/<topic>/<topic id, 8 hex>/<read partition>/<epoch>-<offset>/<part>
+    <cluster>/held/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/store-mark
     <cluster>/sweep/{pending,kept}/<digest of a prefix, 16 hex>/<since>-<digest of the content, 16 hex>
 
@@ -26,6 +27,7 @@ from datetime import UTC, datetime, timedelta
 from memq.errors import InvalidNameError, InvalidRequestError
 from memq.topic import check_name
 
+HELD_KIND = "object of held blocks"
 STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
@@ -51,6 +53,7 @@ _WITHOUT_BATCHES = {
         ("manifest of a staged batch", r"commits/\d{19}"),
         ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
         ("snapshot of a state log", r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/\d{10}-\d{16}/\d{4}"),
+        (HELD_KIND, r"held/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
         ("part of a manifest", r"cold/parts/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
     )
 }
@@ -233,6 +236,16 @@ def parse_state_key(key: str) -> StateKey | None:
     if match is None or not _are_names(match["cluster"], match["topic"]):
         return None
     return StateKey(match["cluster"], match["topic"], match["id"], *(int(match[group]) for group in range(4, 8)))
+
+
+def held_prefix(cluster: str) -> str:
+    """Return the prefix of the objects of held blocks."""
+    return f"{cluster}/held/"
+
+
+def held_object_key(cluster: str, object_id: int, created_ms: int) -> str:
+    """Return the key of an object of held blocks; `object_id` has 64 random bits."""
+    return f"{held_prefix(cluster)}{_dated(f'{object_id:016x}', created_ms)}"
 
 
 def store_mark_key(cluster: str) -> str:

@@ -110,6 +110,7 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     is the queue time of its last activity; 0 means the queue time of this pointer.
     For a writer that stages, `batch_id` (decimal) is its last batch, and `manifest` is the crc32c of the batch's
     manifest. The manifest has `pieces` pieces for the partition; `last_sequence` of them are in the queue.
+    For a shard of held records, `epoch` is 0, and `last_sequence` is the number of its last unit in the partition.
     """
 
     producer: int
@@ -119,6 +120,11 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_ms: Time = 0
     manifest: U32 = 0
     pieces: Number = 0
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether this is a shard of held records: a producer has an epoch, and a writer a batch."""
+        return not self.epoch and not self.batch_id
 
 
 class _WireProducerRanges(msgspec.Struct, frozen=True):

@@ -92,6 +92,7 @@ BROKER = (
     _broker_counter(
         "forwarded_blocks", "blocks", "blocks of lost epochs, acked with 1, that their new owner has published"
     ),
+    _broker_counter("lost_held_blocks", "blocks", "held blocks that were missing or damaged when they were due"),
     _broker_counter("forward_retries", "tries", "attempts to forward blocks of a lost epoch that no owner accepted"),
     _broker_counter(
         "given_up_blocks", "blocks", "blocks acked with 1 that were given up, because no owner accepted them in time"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memq.protocol.group_messages import DeleteGroup, DescribeGroup, ListGroups, WireGroup
+from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
 from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
 
@@ -180,6 +181,10 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | PublishStaged
         | TrimCompacted
         | ReportSuspicion
+        | HoldRecords
+        | CancelHolds
+        | DescribeHolds
+        | ReleaseUnit
     )
 
 
@@ -196,6 +201,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
     `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
+    `holds` has the state of each asked held block, `waiting` those that wait by partition.
     """
 
     topic: Topic | None = None
@@ -212,3 +218,5 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     settled: list[Int64] = []
     published: Int64 = 0
     sweep_age_ms: Int64 = 0
+    holds: list[str] = []
+    waiting: list[WireWaiting] = []

@@ -504,10 +504,15 @@ impl SenderBase {
     ///
     /// Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
     /// mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
+    /// `deliver_at` (Unix ms or datetime) or `deliver_after` (seconds or timedelta) delay the record: readers get it
+    /// when it is due. Its ack says that it is held.
     ///
     /// Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
-    /// broker answers; BufferFullError; ClosedError; ForkedError.
-    #[pyo3(signature = (topic, value, key = None, headers = None, timestamp_ms = None, tag = None, partition = None))]
+    /// broker answers; BufferFullError; ClosedError; ForkedError; InvalidRequestError for a delay that is not allowed.
+    #[pyo3(signature = (
+        topic, value, key = None, headers = None, timestamp_ms = None, tag = None, partition = None, *,
+        deliver_at = None, deliver_after = None
+    ))]
     #[allow(clippy::too_many_arguments)]
     fn send(
         slf: &Bound<Self>,
@@ -518,8 +523,14 @@ impl SenderBase {
         timestamp_ms: Option<&Bound<PyAny>>,
         tag: Option<&Bound<PyAny>>,
         partition: Option<&Bound<PyAny>>,
+        deliver_at: Option<&Bound<PyAny>>,
+        deliver_after: Option<&Bound<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let py = slf.py();
+        if deliver_at.is_some() || deliver_after.is_some() {
+            let given = (topic, value, key, headers, timestamp_ms, tag, partition, deliver_at, deliver_after);
+            return slf.call_method1(intern!(py, "_send_slowly"), given).map(Bound::unbind);
+        }
         if headers.is_none() && tag.is_none() && partition.is_none() {
             if let Some(delivery) = slf.get().put_plain(py, topic, value, key, timestamp_ms)? {
                 return Ok(delivery);

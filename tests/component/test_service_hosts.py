@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import group_hosts
+from memq.broker import service_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import PROGRAM
 from memq.broker.upkeep.retention import run_upkeep
@@ -215,7 +215,7 @@ def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch:
             super().__init__(*parts)
             found.append(parts[5])
 
-    monkeypatch.setattr(group_hosts, "StateLog", Noted)
+    monkeypatch.setattr(service_hosts, "StateLog", Noted)
 
     async def work() -> None:
         async with three_brokers(sweep_age_ms=500_000) as (_, brokers):

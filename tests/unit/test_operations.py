@@ -12,6 +12,7 @@ import pytest
 from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.api.requests import LIMITED
 from memq.broker.api.stream_requests import StreamRequests
@@ -19,7 +20,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol import admin_messages, group_messages, messages
+from memq.protocol import admin_messages, group_messages, hold_messages, messages
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
@@ -48,6 +49,15 @@ from memq.protocol.group_messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+)
+from memq.protocol.hold_messages import (
+    CancelHolds,
+    DescribeHolds,
+    HoldRecords,
+    ReleaseUnit,
+    WireHold,
+    WireHoldId,
+    WireUnitBlock,
 )
 from memq.protocol.messages import (
     Close,
@@ -82,6 +92,7 @@ SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAn
     Redirect,
     Draining,
 }
+MODULES = (messages, group_messages, admin_messages, hold_messages)
 ID = "0a" * 16
 
 
@@ -93,6 +104,7 @@ def table() -> Operations:
         TopicRequests(*given),
         GroupRequests(*given),
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
+        HoldRequests(*given),
     )
 
 
@@ -128,7 +140,7 @@ def test_each_message_of_the_protocol_is_an_operation_an_answer_or_a_part_of_one
     assert inside & set(asks) == in_envelopes, "a request inside of something else than its envelope"
     every = {
         each
-        for module in (messages, group_messages, admin_messages)
+        for module in MODULES
         for _, each in inspect.getmembers(module, inspect.isclass)
         if issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
     }
@@ -163,6 +175,7 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
 REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
 SOUGHT = WireRecords(partition=3, producer="0" * 15 + "5", ranges=[(0, 3)])
 OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
+UNIT_BLOCK = WireUnitBlock(key="memq/held/k", offset=0, length=1)
 STAGED: dict[str, Any] = {"writer": "w", "batch_id": 1, "store": "main", "manifest": 1, "pieces_total": 1, "first": 0}
 CLUSTER, TOPIC, PARTITION, GROUP = (
     [("cluster", "")],
@@ -197,6 +210,13 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), PARTITION),
     DrainBroker: (DrainBroker(broker="b"), CLUSTER),
     ReportSuspicion: (ReportSuspicion(address="h:1"), CLUSTER),
+    HoldRecords: (HoldRecords(**OF_PARTITION, sent_ms=0, holds=[WireHold(block=b"b", due_ms=1)]), PARTITION),
+    CancelHolds: (CancelHolds(**OF_PARTITION, holds=[WireHoldId(producer="1" * 16, first=0)]), PARTITION),
+    DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),
+    ReleaseUnit: (
+        ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
+        PARTITION,
+    ),
 }
 
 

@@ -16,8 +16,9 @@ from memq.client.producer import producer as producer_module
 from memq.client.producer.fields import as_bytes, check_fields, check_many
 from memq.client.producer.open_block import OpenBlock, PendingBlock
 from memq.client.producer.partitioner import PartitionMap
-from memq.client.producer.producer import Producer, PythonSender
+from memq.client.producer.producer import Producer
 from memq.client.producer.send_buffer import BLOCK_COST_BYTES
+from memq.client.producer.sender import PythonSender
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.kernel import rows as python_rows

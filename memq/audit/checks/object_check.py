@@ -15,9 +15,10 @@ from memq.audit.checks.batch_check import check_batch
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
 from memq.format.blocks.columns import BlockReader, verify_block
-from memq.format.blocks.header import BlockHeader, Buffer
+from memq.format.blocks.header import BlockHeader, Buffer, check_block, scope_of
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
-from memq.format.key import LargeObjectKey, ObjectKey, parse_object_key
+from memq.format.held_object import held_object_index
+from memq.format.key import HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
 from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC, decode_sweep_list
 from memq.format.pointer import Location, Pointer, read_pointer
@@ -88,6 +89,8 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
         decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_compaction_manifest)
     elif "/commits/" in name:
         decode = partial(decode_manifest, name=name)
+    elif kind_without_batches(name) == HELD_KIND:
+        return check_held(data)
     else:
         return check_object(data)
     verdict = ObjectVerdict()
@@ -95,6 +98,35 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
         decode(bytes(data))
     except MemqError as error:
         verdict.add(0, error)
+    return verdict
+
+
+def check_held(data: memoryview) -> ObjectVerdict:
+    """Check an object of held blocks: its index, and each block. None of the faults is raised."""
+    verdict = ObjectVerdict()
+    try:
+        lanes = held_object_index(data)
+    except MemqError as error:
+        verdict.add(len(data), error)
+        return verdict
+    for lane in lanes:
+        scope = scope_of(bytes.fromhex(lane.target.topic_id), lane.target.partition)
+        for held in lane.blocks:
+            piece = data[held.offset : held.offset + held.length]
+            try:
+                header = check_block(piece, scope)
+                if (header.producer_id, header.first_sequence, header.next_sequence) != (
+                    held.id.producer,
+                    held.id.first,
+                    held.next,
+                ):
+                    raise CorruptDataError(f"{header.describe()} is not the block that the index names: {held}")
+                verify_block(BlockReader(piece, header))
+            except MemqError as error:
+                verdict.add(held.offset, error)
+            else:
+                verdict.blocks += 1
+                verdict.records += header.count
     return verdict
 
 

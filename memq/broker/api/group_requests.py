@@ -14,7 +14,7 @@ from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
-from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups.coordinator import GroupCoordinator
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Groups, Membership, Span
@@ -351,14 +351,8 @@ class GroupRequests:
         check_group(group)
         if self._hosts is None:
             return self._queue
-        home = await self._hosts.home(self._hosts.groups, group)
-        if isinstance(home, GroupCoordinator):
-            return home
-        if call.connection.program == PROGRAM:
-            moved = MovedError(f"the coordinator of group '{group}' is not at this broker")
-            moved.address = home
-            raise moved
-        return await self._hosts.link(home)
+        forwarded = call.connection.program == PROGRAM
+        return await self._hosts.at(self._hosts.groups, group, forwarded=forwarded)
 
 
 def _check_count(partitions: Sequence[object]) -> None:

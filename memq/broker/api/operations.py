@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple
 from memq.broker.api import Answer, Ask, Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.errors import ProtocolError
@@ -41,6 +42,7 @@ from memq.protocol.group_messages import (
     JoinRequest,
     ListGroups,
 )
+from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit
 from memq.protocol.messages import (
     Close,
     Forward,
@@ -114,7 +116,11 @@ class Operations:
 
 
 def operations_of(
-    streams: StreamRequests, topics: TopicRequests, groups: GroupRequests, cluster: ClusterRequests
+    streams: StreamRequests,
+    topics: TopicRequests,
+    groups: GroupRequests,
+    cluster: ClusterRequests,
+    holds: HoldRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -157,6 +163,10 @@ def operations_of(
             Operation("settle-topic", Api.ADMIN, SettleTopic, _settled_topic, cluster.settle_topic),
             Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
             Operation("report-suspicion", Api.ADMIN, ReportSuspicion, _cluster, cluster.report_suspicion),
+            Operation("hold-records", Api.ADMIN, HoldRecords, _partition, holds.hold),
+            Operation("cancel-holds", Api.ADMIN, CancelHolds, _partition, holds.cancel),
+            Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
+            Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
         ]
     )
 
@@ -190,6 +200,10 @@ def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:
     return _one_topic(call.ask.topic)
 
 
+def _held_topic(call: Call[DescribeHolds]) -> list[Resource]:
+    return _one_topic(call.ask.topic)
+
+
 def _asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
     """Return the named topics; a request for all topics is about the cluster."""
     names = call.ask.topics
@@ -197,7 +211,13 @@ def _asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
 
 
 def _partition(
-    call: Call[Open] | Call[Forward] | Call[BeginProducer] | Call[PublishStaged],
+    call: Call[Open]
+    | Call[Forward]
+    | Call[BeginProducer]
+    | Call[PublishStaged]
+    | Call[HoldRecords]
+    | Call[CancelHolds]
+    | Call[ReleaseUnit],
 ) -> list[Resource]:
     return [_one_partition(call.ask.topic, call.ask.partition)]
 

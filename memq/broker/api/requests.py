@@ -10,6 +10,7 @@ from typing import Any
 from memq.broker.api import Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
@@ -66,6 +67,7 @@ class Requests:
             TopicRequests(services, partitions),
             GroupRequests(services, partitions, hosts),
             ClusterRequests(services, partitions, hand_over, held),
+            HoldRequests(services, partitions, hosts),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2

@@ -121,6 +121,11 @@ class NamedProducers:
         """Return the states of all names."""
         return tuple(self._known.values())
 
+    def last_unit(self, shard: int) -> int:
+        """Return the number of a shard's last unit that the queue holds; 0 for none (H4)."""
+        known = self._known.get(shard)
+        return known.last_sequence if known is not None else 0
+
     def learn(self, entry: NamedProducer, time_ms: int) -> None:
         """Take an entry of a pointer with queue time `time_ms`, in any order; older entries change nothing."""
         known = self._known.get(entry.producer, entry)
@@ -137,9 +142,9 @@ class NamedProducers:
         )
 
     def forget(self, before_ms: int, busy: Container[int] = ()) -> None:
-        """Forget names silent since before `before_ms` (queue time), except the `busy` ones."""
+        """Forget names silent since before `before_ms` (queue time), except the `busy` ones and shards (H4)."""
         for number, entry in list(self._known.items()):
-            if entry.last_seen_ms < before_ms and number not in busy:
+            if entry.last_seen_ms < before_ms and number not in busy and not entry.is_shard:
                 del self._known[number]
 
 
@@ -255,8 +260,8 @@ class Ownership:
         """Note the named producers of a pointer with queue time `time_ms`."""
         for entry in named:
             self.named.learn(entry, time_ms)
-            if entry.batch_id:
-                continue  # a writer that stages: its blocks have producer ids of their own
+            if entry.batch_id or entry.is_shard:
+                continue  # the blocks of a writer that stages, or of a shard, have other producer ids
             producer = self.producer(entry.producer)
             producer.seen_ms = max(producer.seen_ms, time_ms)
             producer.epoch = max(producer.epoch, entry.epoch)

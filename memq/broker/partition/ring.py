@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -106,6 +106,7 @@ class BatchSlot:
         "staged",
         "state",
         "tickets",
+        "units",
     )
 
     def __init__(self, number: int, now_s: float) -> None:
@@ -129,6 +130,7 @@ class BatchSlot:
         self.promised: list[tuple[int, int, int]] = []  # copies acked with ack=1: producer id, first, next
         self.tickets: list[Ticket] = []  # for its blocks in the spool
         self.staged: StagedBatch | None = None  # set if a writer has put the batch into the store
+        self.units: list[tuple[int, int]] = []  # units of held records in it: shard and number
 
     def become(self, state: SlotState) -> None:
         """Change to a state that the table allows."""
@@ -251,10 +253,11 @@ class Ring:
             return self.limits.batch_blocks_max, self.limits.batch_bytes_max
         return self.limits.batch_blocks_max - len(slot.extents), self.limits.batch_bytes_max - slot.bytes
 
-    def extend(self, stream: RingStream, blocks: BlockRun, now_s: float) -> bool:
+    def extend(self, stream: RingStream, blocks: BlockRun, now_s: float, *, bounded: bool = True) -> bool:
         """Add checked blocks to the open batch; False when it has no room for all, and then nothing changed.
 
-        The slot takes one reference on each slab that it points into.
+        The slot takes one reference on each slab that it points into. Without `bounded`, the batch may exceed its
+        limits, and stays open.
         """
         slot, (extents, first, next_, size) = self.open, blocks
         if slot is None:
@@ -263,7 +266,7 @@ class Ring:
             self._learn(now_s)
             slot = self.open = BatchSlot(self._next_number, now_s)
             self._next_number += 1
-        elif len(slot.extents) + len(extents) > self.limits.batch_blocks_max:
+        elif bounded and len(slot.extents) + len(extents) > self.limits.batch_blocks_max:
             return False
         slot.extents += extents
         slot.last_s = now_s
@@ -282,9 +285,32 @@ class Ring:
         run.next = next_
         slot.records += next_ - first
         slot.bytes += size
+        if bounded and self._is_full(slot):
+            self.seal()
+        return True
+
+    def extend_unit(self, runs: Sequence[tuple[RingStream, BlockRun]], unit: tuple[int, int], now_s: float) -> bool:
+        """Add all blocks of a unit of held records to one batch; False if the ring is full (H4).
+
+        A unit is published whole, by the pointer that has its number. So an open batch with too little room is sealed.
+        """
+        blocks, size = self.room()
+        if self.open is not None and (len(runs) > blocks or sum(run.bytes for _, run in runs) > size):
+            self.seal()
+        if self.open is None and len(self.batches) >= self.limits.slots:
+            return False
+        for stream, run in runs:
+            self.extend(stream, run, now_s, bounded=False)
+        slot = self.open
+        assert slot is not None, "the unit has blocks, and the batch that takes them stays open"
+        slot.units.append(unit)
         if self._is_full(slot):
             self.seal()
         return True
+
+    def last_unit(self, shard: int) -> int:
+        """Return the number of a shard's last unit in the ring; 0 for none."""
+        return max((number for slot in self for each, number in slot.units if each == shard), default=0)
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
         """Add a batch that is already stored, after all other batches; False when the ring is full."""

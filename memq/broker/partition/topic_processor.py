@@ -329,8 +329,14 @@ class TopicProcessor:
         self.pump()
         await future
 
-    async def restate(self) -> None:
-        """Publish `opened` again, so that retention may delete the pointers before it."""
+    async def restate(self, *, waits: bool = False) -> None:
+        """Publish `opened` again, so that retention may delete the pointers before it.
+
+        With `waits`, return after reading the queue up to it. Raises: MovedError, then.
+        """
+        if waits:
+            await self._state()
+            return
         if self.own is not None and self.failure is None:
             self._restate = True
             self.pump()
@@ -451,7 +457,8 @@ class TopicProcessor:
             adopted, shown = own.next_adopted(), any_shown(own, sealed)
             skip = self.known.copies_in(own, sealed)
             totals = own.totals_with(adopted)
-            return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
+            named_ms = own.named_ms if slot.units else own.named_since_ms()  # the pointer may have the first name
+            return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
         key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
         publisher = self._publisher()

@@ -19,7 +19,8 @@ If a queue has lost pointers, objects without a pointer may be data. The sweep k
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
 retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`). So do staged objects that a commit
-has named, with its manifest. Snapshots of state logs have their own rule (`memq.broker.upkeep.unnamed_snapshots`).
+has named, with its manifest. Snapshots of state logs and objects of held blocks have their own rules
+(`memq.broker.upkeep.unnamed_snapshots`, `unnamed_held`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
+from memq.broker.upkeep.unnamed_held import UNHELD, UnnamedHeld
 from memq.broker.upkeep.unnamed_snapshots import (
     SUPERSEDED,
     UnnamedSnapshots,
@@ -41,8 +43,9 @@ from memq.broker.upkeep.unnamed_snapshots import (
 )
 from memq.broker.upkeep.unproven_objects import committed_objects, unproven_objects
 from memq.compaction.reader import ManifestFiles
-from memq.errors import CorruptDataError, NotFoundError, QueueError, UnsupportedFormatError
+from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import (
+    held_prefix,
     shared_prefix,
     staged_prefix,
     states_prefix,
@@ -130,6 +133,7 @@ class Sweep:
         self._now_ms = -1
         self.forgotten = OrphanTopics(store, queue)
         self._snapshots = UnnamedSnapshots(store, queue)
+        self._held = UnnamedHeld(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
 
@@ -215,6 +219,8 @@ class Sweep:
         for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix
+        if key.startswith(held_prefix(self._cluster)):
+            return held_prefix(self._cluster)
         if key.startswith(topics_prefix(self._cluster)):
             return "/".join(key.split("/")[:4]) + "/"
         return partition_prefix(key, self._cluster)
@@ -227,6 +233,8 @@ class Sweep:
         """
         if prefix.startswith(states_prefix(self._cluster)):
             return await self._why_snapshots(prefix, keys)
+        if prefix == held_prefix(self._cluster):
+            return await self._why_held(prefix, keys)
         shared = prefix in (shared_prefix(self._cluster), self._staged)
         # Current ones: a broker may have created a topic meanwhile. State logs have no pointers.
         topics = [topic for topic in await self.topics() if not is_state_topic(topic.name)]
@@ -267,6 +275,15 @@ class Sweep:
             self._keep(found, list(keys.values()))
             return {}
         return dict.fromkeys(found, SUPERSEDED)
+
+    async def _why_held(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
+        """Return those of `keys`, objects of held blocks, that no state log names, with the reason."""
+        try:
+            named = await self._held.named(await self.topics())
+        except (LogLostError, CorruptDataError, UnsupportedFormatError) as error:
+            self._note(f"the objects below '{prefix}' are not swept: {error}")
+            return {}
+        return {key: UNHELD for key in keys if key not in named}
 
     async def _strike_named(
         self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[PartitionKey, LogCoverage]

@@ -89,13 +89,19 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     """Show a topic's partitions, owners and settings."""
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.topic(name)
+        delayed = admin.delayed(name)
+    next_ms = min((each.next_ms for each in delayed.values()), default=None)
+    waiting = sum(each.records for each in delayed.values())
     if as_json:
-        print_json({**_topic_json(found.topic), "owners": [msgspec.to_builtins(owner) for owner in found.owners]})
+        owners = [msgspec.to_builtins(owner) for owner in found.owners]
+        print_json({**_topic_json(found.topic), "owners": owners, "delayed": {"records": waiting, "next_ms": next_ms}})
         return
     facts = [("topic", found.topic.name), ("id", found.topic.id), ("created", time_text(found.topic.created_ms))]
     if found.topic.sealed_ms:
         ended = "" if found.topic.ended else ", not at its end yet"
         facts.append(("sealed", f"{time_text(found.topic.sealed_ms)}{ended}"))
+    if waiting:
+        facts.append(("delayed", f"{count_text(waiting, 'record')}, the next is due {time_text(next_ms)}"))
     print_pairs(facts)
     click.echo()
     heads = ("partition", "slots", "read partition", "owner", "address", "epoch")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
-from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.options import delay_of, json_option, setting_options, settings_of
 from memq.cli.output import ProgressBar, count_text, print_json, print_message, size_text
 from memq.cli.records.record_text import decode_record, parse_delimiter
 from memq.client.producer.delivery import Ack
@@ -40,6 +40,8 @@ INTERRUPTED_FLUSH_S = 0.3
     "-H", "--header", "header", multiple=True, metavar="NAME=VALUE", help="A header of every record; repeatable."
 )
 @click.option("--tag", metavar="TAG", help="Tag of every record.")
+@click.option("--deliver-after", metavar="DELAY", help="Readers get each record this long after it is sent, as 5m.")
+@click.option("--deliver-at", metavar="TIME", help="Readers get the records at this time, as 2030-01-31T08:00:00Z.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Separator of key and value in a line.")
 @click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")
@@ -54,6 +56,8 @@ def produce(
     key: str | None,
     header: tuple[str, ...],
     tag: str | None,
+    deliver_after: str | None,
+    deliver_at: str | None,
     key_separator: str | None,
     delimiter: str,
     null: bool,
@@ -71,7 +75,8 @@ def produce(
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     given = (_encode(key) or None) if null else _encode(key)
-    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null)
+    delay = delay_of(deliver_at, deliver_after)
+    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null, delay)
     clock = SystemClock()
     started = clock.monotonic()
     tally = SentCount()
@@ -191,6 +196,7 @@ class Shape:
     tag: str | None
     separator: bytes | None
     null_when_empty: bool
+    delay: Mapping[str, Any] = field(default_factory=dict)  # arguments of `Producer.send`
 
 
 @dataclass(slots=True)
@@ -215,7 +221,7 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
 
     def send(records: list[bytes]) -> None:
         keys, values = _columns(records, shape)
-        if shape.partition is None and not shape.headers:
+        if shape.partition is None and not shape.headers and not shape.delay:
             try:
                 producer.send_many(shape.topic, values, keys=keys, tag=shape.tag)
             except TooLargeError:
@@ -227,7 +233,13 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
         for record, value, key in zip(records, values, keys or [None] * len(values), strict=True):
             try:
                 producer.send(
-                    shape.topic, value, key=key, headers=shape.headers, tag=shape.tag, partition=shape.partition
+                    shape.topic,
+                    value,
+                    key=key,
+                    headers=shape.headers,
+                    tag=shape.tag,
+                    partition=shape.partition,
+                    **shape.delay,
                 )
             except TooLargeError as error:
                 text = f"record {tally.records + 1} of the input: {error}"
@@ -268,6 +280,7 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
                     timestamp_ms=record.timestamp_ms,
                     tag=shape.tag if record.tag is None else record.tag,
                     partition=shape.partition,
+                    **shape.delay,
                 )
             except NotFoundError:  # of the topic or the partition
                 raise

@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
+from memq.client.producer.delayed import DelayedRecord, DelayedRecords, ack_of
 from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, ProducerObserver, SenderParts
@@ -172,6 +174,11 @@ class ProducerCore:
         )
         self._routed = set[str]()  # topics that this producer has had a route to
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
+        router = BrokerRouter(self._pool)
+        made, settled = (make_delivery, wake), self._settled_delayed
+        self.delayed = DelayedRecords(
+            settings, runtime, self.buffer, router, self._metadata, self._tasks, *made, settled
+        )
         self._parts = SenderParts(
             producer_id=self.producer_id,
             settings=settings,
@@ -216,7 +223,8 @@ class ProducerCore:
                 starts[topic.id, partition] = start
 
     def drain(self) -> None:
-        """Take the blocks that callers have added since the last wake."""
+        """Take the blocks and delayed records that callers have added since the last wake."""
+        self.delayed.drain()
         for partition in self.buffer.take_dirty():
             sender = self._senders.get(partition)
             if sender is None:
@@ -295,6 +303,7 @@ class ProducerCore:
     def stats(self) -> ProducerStats:
         """Return a copy of the counters."""
         pending = sum(records for sender in self._senders.values() for _, records in sender.pending())
+        pending += len(self.delayed.unsettled())
         self._stats.pending_records = pending + sum(records for _, records in self.buffer.unsettled())
         self._stats.pending_bytes = self.buffer.pending_bytes
         return ProducerStats(**{name: getattr(self._stats, name) for name in ProducerStats.__slots__})
@@ -313,6 +322,7 @@ class ProducerCore:
         for partition in self.buffer.buffers():
             self.buffer.seal_open(partition)
         found += [(block.delivery, records) for sender in self._senders.values() for block, records in sender.pending()]
+        found += [(delivery, 1) for delivery in self.delayed.unsettled()]
         self.drain()
         return found
 
@@ -343,15 +353,28 @@ class ProducerCore:
             count = "1 record" if records == 1 else f"{records} records"
             self.events.error("producer.block-failed", f"{count} failed: {error.code}: {error}")
             self._end_named(error)
-        callbacks = block.delivery.settle(outcome)
-        for callback in callbacks:
+        self._report(block.delivery, outcome)
+        block.data = b""
+
+    def _settled_delayed(self, record: DelayedRecord, error: MemqError | None) -> None:
+        """Do the same for a delayed record; it is acked when it is held."""
+        stats = self._stats
+        if error is None:
+            stats.records_acked, stats.blocks_acked = stats.records_acked + 1, stats.blocks_acked + 1
+            stats.bytes_acked += len(record.data)
+        else:
+            stats.records_failed, stats.blocks_failed = stats.records_failed + 1, stats.blocks_failed + 1
+            self.events.error("producer.block-failed", f"1 delayed record failed: {error.code}: {error}")
+        self._report(record.delivery, ack_of(record) if error is None else error)
+
+    def _report(self, delivery: Delivery | AsyncDelivery, outcome: Ack | MemqError) -> None:
+        for callback in delivery.settle(outcome):
             self._call(callback)
         if self._settings.on_ack is not None:
             on_ack = self._settings.on_ack
             self._call(lambda: on_ack(outcome))
-        elif error is not None and not block.delivery.observed and len(self._failures) < FAILURES_MAX:
-            self._failures.append((block.delivery, error))
-        block.data = b""
+        elif isinstance(outcome, MemqError) and not delivery.observed and len(self._failures) < FAILURES_MAX:
+            self._failures.append((delivery, outcome))
 
     def _end_named(self, error: MemqError) -> None:
         """End a named producer after its first failure: no later record may be stored without the failed one."""
@@ -498,6 +521,7 @@ class ProducerCore:
             sender.abandon(error)
         for partition in self.buffer.buffers():
             self.buffer.seal_open(partition)
+        self.delayed.abandon(error)
         self.drain()
 
     def _broke(self, cause: BaseException) -> None:

@@ -141,6 +141,19 @@ def check_size(size: int, topic: Topic) -> None:
         raise too_large(f"record of {size} bytes", bound, topic.name)
 
 
+def check_sizes(many: RecordColumns, topic: Topic, at_once: int) -> None:
+    """Refuse records above `record_bytes_max` of their topic, measured `at_once` at a time.
+
+    Raises: TooLargeError.
+    """
+    bound = topic.settings.record_bytes_max
+    for start in range(0, len(many.values), at_once):
+        sizes = many.sizes(start, start + at_once)
+        if max(sizes) > bound:
+            number, size = next((number, size) for number, size in enumerate(sizes, start) if size > bound)
+            raise too_large(f"record values[{number}] of {size} bytes", bound, topic.name)
+
+
 def too_large(record: str, bound: int, topic: str) -> TooLargeError:
     """Return the error for a record above `record_bytes_max` = `bound` of its topic."""
     return TooLargeError(

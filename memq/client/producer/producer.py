@@ -7,8 +7,6 @@ threads.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,30 +14,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from memq.client.arguments import check_timeout, check_tracer_provider, public_name, runtime_of
-from memq.client.io_thread import forked_error, on_io_thread
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.io_thread import on_io_thread
+from memq.client.lifecycle import AsyncClosing, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.observers.reporter import reporting
+from memq.client.producer.background import ProducerBackground
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
-from memq.client.producer.delivery import AsyncDelivery, Delivery, Promise
+from memq.client.producer.delayed import CancelOutcome, DeliverAfter, DeliverAt, due_ms_of
+from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery, Promise
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route, native
-from memq.client.producer.send_buffer import SendBuffer
-from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
+from memq.client.producer.sender import Sender
+from memq.client.producer.settings import AcksLike, OnAck, WhenFull, producer_settings
 from memq.errors import BufferFullError
 from memq.kernel.rows import Lane
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
-from memq.runtime.threads import SpareThreads
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from memq.client.observers.traces import ProducerTraces
-
-
-SEALING_THREADS_MAX = 4
 
 
 _CompiledBase: Any = object if native is None else native.SenderBase  # of the fast path into an open block
@@ -104,6 +100,20 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             self._use_lanes(self._buffer.lanes)
         self._closed = False
 
+    def _due_ms(self, deliver_at: DeliverAt, deliver_after: DeliverAfter) -> int | None:
+        """Return when a record is due (Unix ms); None for one that is not delayed."""
+        if deliver_at is None and deliver_after is None:
+            return None
+        return due_ms_of(deliver_at, deliver_after, self._runtime.clock.wall_ms())
+
+    def _put_once(
+        self, route: Route, fields: RecordFields, partition: int | None, due_ms: int | None
+    ) -> Delivery | AsyncDelivery:
+        """Add a record. Raises: BufferFullError when there is no room now."""
+        if due_ms is None:
+            return self._buffer.put(route, fields, partition)
+        return self._core.delayed.add(route, fields, partition, due_ms)
+
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         """Return the core; called on the event loop on which the core runs."""
@@ -113,105 +123,7 @@ def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int | None
     return None
 
 
-class _ProducerBackground(Background[ProducerCore]):
-    """A producer's background: wakes threads that wait for room, delivers a forgotten producer's records."""
-
-    def __init__(
-        self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address], observe: Observe | None
-    ) -> None:
-        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, observe=observe)
-        self.room = threading.Condition(core.buffer.lock)
-        # The caller's thread seals, too. Without a codec, sealing hardly releases the interpreter's lock.
-        threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
-        self._spare = SpareThreads("seal", threads)
-        core.buffer.aside = self._spare.offer
-        super().__init__("producer", core)
-
-    def forked(self) -> None:
-        """See `SyncClient.forked`. The child gets a new lock: a thread of the parent may hold the old one.
-
-        `locked` is no sufficient check: a thread may have just acquired the lock and wait for the GIL.
-        """
-        super().forked()
-        buffer = self.core.buffer
-        buffer.lock = threading.Lock()
-        self.room = threading.Condition(buffer.lock)
-        buffer.waiting = 0
-        buffer.refuse(forked_error("producer"))
-
-    def detach(self) -> None:
-        """See `Background.detach`. It waits for the sealing threads, except on the I/O thread."""
-        super().detach()
-        self._spare.close(wait=not self.io.current)
-
-    def _close_failed(self, error: BaseException) -> None:
-        self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {error}")
-
-    def _wake(self) -> None:
-        self.io.call(self.core.drain)
-
-    def _room_made(self) -> None:
-        self.room.notify_all()
-
-
-class PythonSender:
-    """`send` of a `Producer` without memq-native."""
-
-    _buffer: SendBuffer
-    _lanes: Mapping[str, Lane]
-    _put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None]
-    _send_slowly: Callable[..., Delivery]
-
-    def send(
-        self,
-        topic: str,
-        value: BytesLike | None,
-        key: BytesLike | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-        tag: str | None = None,
-        partition: int | None = None,
-    ) -> Delivery:
-        """Add a record to the open block of its partition and return the block's delivery.
-
-        Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
-        mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
-
-        Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
-        broker answers; BufferFullError; ClosedError; ForkedError.
-        """
-        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of `memq.kernel.rows`.
-        if type(value) is bytes and headers is None and tag is None and partition is None:
-            try:
-                if key is None and timestamp_ms is None:
-                    rows = self._lanes[topic].keyless
-                    room = rows.room - (len(value) + 5)  # type: ignore[union-attr]  # None is the AttributeError below
-                    if room >= 0:
-                        rows.cells.append(value)  # type: ignore[union-attr]
-                        rows.room = room  # type: ignore[union-attr]
-                        if not rows.closed:  # type: ignore[union-attr]
-                            return rows.delivery  # type: ignore[no-any-return, union-attr]  # no other kind is here
-                        late = self._buffer.put_late(rows, (value,))  # type: ignore[arg-type]
-                        if late is not None:
-                            return cast(Delivery, late)
-            except (AttributeError, KeyError, TypeError, ValueError):  # the path is closed, or the topic has no hash
-                pass
-            if type(key) is bytes:
-                delivery = self._put_keyed(topic, value, key, timestamp_ms)
-                if delivery is not None:
-                    return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
-        return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
-
-
-PythonSender.send.__qualname__ = "Producer.send"  # as users call it: Python's errors about its arguments have this name
-
-if TYPE_CHECKING or native is None:  # noqa: SIM108  # a type checker wants the names apart
-    _Sender = PythonSender
-else:
-    _Sender = object  # `BaseProducer` has the compiled one
-
-
-class Producer(BaseProducer, BlockingClient, _Sender):
+class Producer(Sender, BaseProducer, BlockingClient):
     """Sends records to topics. Thread-safe.
 
     Args:
@@ -240,11 +152,11 @@ class Producer(BaseProducer, BlockingClient, _Sender):
     Raises: InvalidSettingError, InvalidRequestError. The first record opens the first connection.
     """
 
-    _background: _ProducerBackground
+    _background: ProducerBackground
     _interrupted_close_s = 0.4
 
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
-        self._background = _ProducerBackground(self._settings, self._runtime, addresses, observe)
+        self._background = ProducerBackground(self._settings, self._runtime, addresses, observe)
         return self._background.core
 
     def _send_slowly(
@@ -256,23 +168,26 @@ class Producer(BaseProducer, BlockingClient, _Sender):
         timestamp_ms: int | None,
         tag: str | None,
         partition: int | None,
+        deliver_at: DeliverAt = None,
+        deliver_after: DeliverAfter = None,
     ) -> Delivery:
+        due_ms = self._due_ms(deliver_at, deliver_after)
         if self._traces is None:
-            return self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
+            return self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition, due_ms)
         with self._traces.sending(topic) as sent:
             carried = sent.headers(headers)
-            delivery = self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition)
+            delivery = self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition, due_ms)
             self._traces.taken(sent, (delivery,))
         return delivery
 
-    def _put(self, topic: str, fields: RecordFields, partition: int | None) -> Delivery:
+    def _put(self, topic: str, fields: RecordFields, partition: int | None, due_ms: int | None = None) -> Delivery:
         """Add a record as soon as it has room."""
         deadline_s: float | None = None
         while True:
             route = self._route(topic)
             seen = self._buffer.releases
             try:
-                return cast(Delivery, self._buffer.put(route, fields, partition))
+                return cast(Delivery, self._put_once(route, fields, partition, due_ms))
             except BufferFullError as error:
                 deadline_s = self._wait_for_room(error, seen, deadline_s)
 
@@ -315,6 +230,17 @@ class Producer(BaseProducer, BlockingClient, _Sender):
             if many is not None:
                 deadline_s = self._wait_for_room(self._buffer.full_error(), seen, deadline_s)
         return deliveries
+
+    def cancel(self, delivery: Delivery | Ack, timeout: float | None = None) -> CancelOutcome:
+        """Cancel a delayed record, by its delivery or its Ack, and return its end.
+
+        The answer is exact: after CANCELLED no reader gets the record, also not if it was due meanwhile. Any producer
+        can cancel a record by its Ack. It first waits for the ack, at most `timeout` seconds.
+        Raises: InvalidRequestError for a record that was not delayed; the error of the delivery; TimedOutError;
+        OutcomeUnknownError when no broker answers.
+        """
+        ack = delivery if isinstance(delivery, Ack) else delivery.result(timeout)
+        return self._background.io.run(self._core.delayed.cancel(ack))
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.
@@ -420,12 +346,18 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         timestamp_ms: int | None = None,
         tag: str | None = None,
         partition: int | None = None,
+        *,
+        deliver_at: DeliverAt = None,
+        deliver_after: DeliverAfter = None,
     ) -> AsyncDelivery:
         """Add a record to the open block of its partition; wait only for room in the buffer.
 
         Returns the delivery of the block: await it for the Ack. A cancelled call has added nothing.
         Raises: as `memq.Producer.send`.
         """
+        if deliver_at is not None or deliver_after is not None:
+            arguments = (topic, value, key, headers, timestamp_ms, tag, partition)
+            return await self._send_slowly(*arguments, deliver_at, deliver_after)
         loop_had_turn = self._yielded_at == self._buffer.opened_blocks
         if loop_had_turn and type(value) is bytes and headers is None and tag is None and partition is None:
             if native is not None:
@@ -455,16 +387,21 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         timestamp_ms: int | None,
         tag: str | None,
         partition: int | None,
+        deliver_at: DeliverAt = None,
+        deliver_after: DeliverAfter = None,
     ) -> AsyncDelivery:
+        due_ms = self._due_ms(deliver_at, deliver_after)
         if self._traces is None:
-            return await self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
+            return await self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition, due_ms)
         with self._traces.sending(topic) as sent:
             carried = sent.headers(headers)
-            delivery = await self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition)
+            delivery = await self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition, due_ms)
             self._traces.taken(sent, (delivery,))
         return delivery
 
-    async def _put(self, topic: str, fields: RecordFields, partition: int | None) -> AsyncDelivery:
+    async def _put(
+        self, topic: str, fields: RecordFields, partition: int | None, due_ms: int | None = None
+    ) -> AsyncDelivery:
         """Add a record as soon as it has room.
 
         Nothing is awaited after the record is added. So a caller that cancels and sends again has sent it once.
@@ -477,7 +414,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         while True:
             route = await self._route(topic)
             try:
-                return cast(AsyncDelivery, buffer.put(route, fields, partition))
+                return cast(AsyncDelivery, self._put_once(route, fields, partition, due_ms))
             except BufferFullError as error:
                 deadline_s = await self._wait_for_room(error, deadline_s)
 
@@ -519,6 +456,12 @@ class AsyncProducer(BaseProducer, AsyncClosing):
             if many is not None:
                 deadline_s = await self._wait_for_room(self._buffer.full_error(), deadline_s)
         return deliveries
+
+    async def cancel(self, delivery: AsyncDelivery | Ack) -> CancelOutcome:
+        """Cancel a delayed record, and return its end. See `memq.Producer.cancel`."""
+        self._check_loop()
+        ack = delivery if isinstance(delivery, Ack) else await delivery
+        return await self._core.delayed.cancel(ack)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
-from memq.client.producer.fields import RecordColumns, RecordFields, check_size, too_large
+from memq.client.producer.fields import RecordColumns, RecordFields, check_size, check_sizes
 from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route, native
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
@@ -39,8 +39,7 @@ class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
     `lanes` are the lock-free paths into open blocks, by topic; `memq.kernel.rows` has their rule.
-    `aside` gets a function that seals, and a block. It returns whether another thread seals the block; otherwise the
-    caller must. None: no such threads exist, and callers seal all blocks that they cut.
+    `aside` gets a function that seals, and a block; it returns whether another thread seals it. None: callers seal.
     """
 
     def __init__(
@@ -265,7 +264,7 @@ class SendBuffer:
     def _put_many_by(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
         divided = many.keys is not None and len(route.buffers) > 1
         if divided or len(many.values) > _CHUNK_RECORDS:
-            _check_sizes(route, many)  # a single chunk is checked before any record is added
+            check_sizes(many, route.topic, _CHUNK_RECORDS)  # a single chunk is checked before any record is added
         if many.keys is None:
             done = self._put_column(route, None, many, delivered)
             rest = range(done, len(many.values))
@@ -299,7 +298,7 @@ class SendBuffer:
             end = min(done + _CHUNK_RECORDS, len(many.values))
             sizes = many.sizes(done, end)
             if max(sizes) > route.record_bytes_max:
-                _check_sizes(route, many)
+                check_sizes(many, route.topic, _CHUNK_RECORDS)
             taken = self._put_chunk(route, buffer, many, done, sizes, delivered)
             done += taken
             if taken < len(sizes):
@@ -541,12 +540,25 @@ class SendBuffer:
                 self._mark_dirty(follower)
             self._wake_waiting()
 
+    def claim(self, count: int) -> None:
+        """Claim memory for a delayed record. Raises: TooLargeError, BufferFullError, ClosedError."""
+        with self.lock:
+            if self.refusal is not None:
+                raise self.refusal
+            self._claim(count)
+
+    def give_back(self, count: int) -> None:
+        """Return the memory of a delayed record."""
+        with self.lock:
+            self.pending_bytes -= count
+            self._wake_waiting()
+
     def unsettled(self) -> list[tuple[_Delivery, int]]:
         """Return delivery and number of records of each block that no window has yet."""
         found: list[tuple[_Delivery, int]] = []
         with self.lock:
             for buffer in self._buffers.values():
-                found.extend((pending.delivery, pending.next - pending.first) for pending in buffer.cut)
+                found += [(pending.delivery, pending.next - pending.first) for pending in buffer.cut]
                 if buffer.open is not None and buffer.open.count:
                     found.append((buffer.open.delivery, buffer.open.count))
         return found
@@ -586,13 +598,3 @@ def _prefix(sizes: list[int], done: int, row: int, left: int, room: int) -> tupl
             return fits, size
         fits //= 2
     return 1, sizes[done]
-
-
-def _check_sizes(route: Route, many: RecordColumns) -> None:
-    """Refuse records above the topic's bound. Raises: TooLargeError."""
-    bound = route.record_bytes_max
-    for start in range(0, len(many.values), _CHUNK_RECORDS):
-        sizes = many.sizes(start, start + _CHUNK_RECORDS)
-        if max(sizes) > bound:
-            number, size = next((number, size) for number, size in enumerate(sizes, start) if size > bound)
-            raise too_large(f"record values[{number}] of {size} bytes", bound, route.topic.name)

@@ -18,6 +18,8 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import HoldMachine
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
@@ -37,12 +39,12 @@ class StateLogs:
         fold = self._folds.get(partition)
         if fold is None:
             machine = self._machines[partition] = GroupMachine()
-            fold = self._folds[partition] = StateFold({MACHINE: machine})
+            fold = self._folds[partition] = StateFold({MACHINE: machine, HOLDS: HoldMachine()})
         entry = decode_state_entry(body)
         met = fold.meet(offset, entry)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
-                if answer is None:
+                if decision.machine == MACHINE and answer is None:
                     self._decided(partition, decode_decision(decision.body))
         elif met.judgement is Judgement.GAP:
             self._fail(f"state log {partition.partition} has a gap before offset {offset}")

@@ -1,0 +1,118 @@
+"""Answers requests about held records; any broker takes them, and asks the owner of the shard."""
+
+from __future__ import annotations
+
+from memq.broker.api import Answer, Call
+from memq.broker.api.stream_requests import checked_sequence, producer_id_of
+from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
+from memq.broker.partitions import Partitions
+from memq.broker.service_hosts import PROGRAM, ServiceHosts, shard_name
+from memq.broker.services import Services
+from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOldError
+from memq.format.blocks.header import check_block, scope_of
+from memq.format.held_object import HoldId, Target
+from memq.holds.keeper import HoldKeeper, NewHold
+from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
+from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
+from memq.protocol.link import Link
+from memq.topic import CLOCK_ERROR_MS, Topic, is_internal
+
+
+class HoldRequests:
+    """Answers requests about held records: of producers, operators, and brokers that release them."""
+
+    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts | None = None) -> None:
+        """`hosts`: the services on state logs; None: this cluster has none."""
+        self._services = services
+        self._partitions = partitions
+        self._hosts = hosts
+
+    async def hold(self, call: Call[HoldRecords]) -> Answer:
+        """Hold blocks until they are due; answer when that is in the state log."""
+        ask, clock = call.ask, self._services.runtime.clock
+        topic = await self._target(ask.topic, ask.topic_id, ask.partition)
+        _check_count(len(ask.holds))
+        sent_s = call.connection.ready_s + ask.sent_ms / 1_000
+        if (clock.monotonic() - sent_s) * 1_000 > topic.settings.delivery_timeout_ms:
+            raise TooOldError(f"the records were sent over {topic.settings.delivery_timeout_ms} ms ago")
+        latest_ms = clock.wall_ms() + DELAY_MS_MAX + CLOCK_ERROR_MS
+        target, scope = Target(topic.name, topic.id, ask.partition), scope_of(topic.id_bytes, ask.partition)
+        holds: list[NewHold] = []
+        for each in ask.holds:
+            header = check_block(each.block, scope)
+            if not 0 < each.due_ms <= latest_ms:
+                raise InvalidRequestError(f"due time {each.due_ms} ms is over {DELAY_MS_MAX // 86_400_000} days away")
+            hold = HoldId(header.producer_id, header.first_sequence)
+            holds.append(NewHold(hold, header.next_sequence, target, "", each.due_ms, each.block))
+        keeper = await self._keeper(call, topic.id, ask.partition)
+        if isinstance(keeper, Link):
+            ask.sent_ms = keeper.clock_ms(sent_s)
+            return await keeper.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        return AdminAnswer(holds=[state.name.lower() for state in await keeper.hold(holds)])
+
+    async def cancel(self, call: Call[CancelHolds]) -> Answer:
+        """Drop held blocks; answer what became of each."""
+        ask = call.ask
+        _check_count(len(ask.holds))
+        topic = await self._target(ask.topic, ask.topic_id, ask.partition)
+        keeper = await self._keeper(call, topic.id, ask.partition)
+        if isinstance(keeper, Link):
+            return await keeper.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        holds = [HoldId(producer_id_of(each.producer), checked_sequence(each.first)) for each in ask.holds]
+        states = await keeper.cancel(holds)
+        return AdminAnswer(holds=["unknown" if state is None else state.name.lower() for state in states])
+
+    async def describe(self, call: Call[DescribeHolds]) -> Answer:
+        """Return how many blocks of a topic wait; for another broker, those that wait here."""
+        topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
+        hosts, found = self._hosts, list[WireWaiting]()
+        for home in await hosts.homes(hosts.holds, create=False) if hosts is not None else ():
+            if isinstance(home, HoldKeeper):
+                waiting = await home.waiting(topic.id)
+                found += [
+                    WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
+                    for target, (blocks, next_ms) in waiting.items()
+                ]
+            elif hosts is not None and call.connection.program != PROGRAM:
+                link = await hosts.link(home)
+                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).waiting
+        return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition))
+
+    async def release(self, call: Call[ReleaseUnit]) -> Answer:
+        """Take a unit that another broker releases into the log of a partition of this broker."""
+        ask = call.ask
+        topic = await self._partitions.current_topic(ask.topic, ask.topic_id)
+        processor = self._partitions.processor(topic, ask.partition)
+        blocks = [UnitBlock(each.key, each.offset, each.length) for each in ask.blocks]
+        await take_unit(processor, IncomingUnit(producer_id_of(ask.shard), ask.number, ask.behind, blocks))
+        return AdminAnswer()
+
+    async def _target(self, name: str, topic_id: str, partition: int) -> Topic:
+        """Return the topic of a partition. Raises: NotFoundError; InvalidRequestError for memq's own topics."""
+        topic = await self._partitions.current_topic(name, topic_id)
+        if is_internal(topic.name):
+            raise InvalidRequestError(f"topic '{topic.name}' is memq's own: its records can't be delayed")
+        if not 0 <= partition < len(topic.partitions):
+            raise NotFoundError(f"topic '{topic.name}' has {len(topic.partitions)} partitions, none is {partition}")
+        return topic
+
+    async def _keeper(
+        self, call: Call[HoldRecords] | Call[CancelHolds], topic_id: str, partition: int
+    ) -> HoldKeeper | Link:
+        """Return the keeper of a partition's shard, or a link to its broker.
+
+        Raises: as `ServiceHosts.at`; InvalidRequestError.
+        """
+        if self._hosts is None:
+            raise InvalidRequestError(
+                "delayed records need groups on state logs", hint="set groups = state-log in all brokers"
+            )
+        forwarded = call.connection.program == PROGRAM
+        return await self._hosts.at(self._hosts.holds, shard_name(topic_id, partition), forwarded=forwarded)
+
+
+def _check_count(count: int) -> None:
+    if count > HOLDS_PER_REQUEST_MAX:
+        raise TooLargeError(f"{count} records in one request, {HOLDS_PER_REQUEST_MAX} are allowed")

@@ -1,0 +1,78 @@
+"""Hands units of held records to the owners of their targets, here or at another broker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
+from memq.broker.partitions import Partitions, not_owner
+from memq.broker.services import Services
+from memq.errors import MovedError, NotFoundError, RetryableError
+from memq.holds.machine import ReleasedUnit
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
+from memq.protocol.hold_messages import ReleaseUnit, WireUnitBlock
+from memq.protocol.link import Link
+
+RELEASE_TIMEOUT_S = 60.0
+LinkTo = Callable[[str], Awaitable[Link]]
+
+
+class UnitReleaser:
+    """Releases the units of one service partition, whose id at the targets is `shard`."""
+
+    def __init__(self, services: Services, partitions: Partitions, link: LinkTo, shard: int) -> None:
+        self._services = services
+        self._partitions = partitions
+        self._link = link
+        self._shard = shard
+
+    async def release(self, released: ReleasedUnit) -> None:
+        """Return when the target has the unit in its log, or its topic is deleted.
+
+        Raises: MemqError: ask again.
+        The caller asks for a number only when the target had the one before it.
+        """
+        target, number = released.unit.target, released.unit.r
+        try:
+            topic = await self._partitions.current_topic(target.topic, target.topic_id)
+        except NotFoundError as error:
+            if not await self._partitions.forwarder.deleted(target.topic_id):
+                raise
+            text = f"{len(released.holds)} held blocks of topic '{target.topic}' are dropped: {error}"
+            self._services.events.warning("held-gone", text)
+            return
+        blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length) for hold in released.holds]
+        unit = IncomingUnit(self._shard, number, number - 1, blocks)
+        try:
+            if self._partitions.owns(topic, target.partition):
+                await take_unit(self._partitions.processor(topic, target.partition, to_end=True), unit)
+                return
+            address = self._partitions.owners(topic)[target.partition].address
+            if not address:
+                raise not_owner(topic, target.partition, "")
+            link = await self._link(address)
+            request = AdminRequest(ask=_message(released, unit))
+            await link.request(Api.ADMIN, request, AdminAnswer, timeout_s=RELEASE_TIMEOUT_S)
+        except MovedError:
+            await self._refresh()
+            raise
+
+    async def _refresh(self) -> None:
+        try:
+            await self._partitions.refresh()
+        except RetryableError as error:
+            self._services.events.info("refresh-failed", str(error))
+
+
+def _message(released: ReleasedUnit, unit: IncomingUnit) -> ReleaseUnit:
+    target = released.unit.target
+    return ReleaseUnit(
+        topic=target.topic,
+        topic_id=target.topic_id,
+        partition=target.partition,
+        shard=f"{unit.shard:016x}",
+        number=unit.number,
+        behind=unit.behind,
+        blocks=[WireUnitBlock(key=each.key, offset=each.offset, length=each.length) for each in unit.blocks],
+    )

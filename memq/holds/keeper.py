@@ -1,0 +1,394 @@
+"""The held records of one service partition at its owner: held, released and dropped (H1 to H3).
+
+Blocks that arrive together go into one object below `<cluster>/held/`, and become one decision. Its answer goes out
+when it counts (S4). What is due becomes units, by target; the units of one target are carried out in the order of their
+numbers, each until its target has it (H3). Only then it is done, and the state forgets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from awscrt.checksums import crc32c
+
+from memq.errors import MemqError, NotReadyError, OutcomeUnknownError, ThrottledError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
+from memq.format.key import held_object_key
+from memq.holds.machine import (
+    MACHINE,
+    DoneDecision,
+    DropDecision,
+    HoldDecision,
+    HoldMachine,
+    HoldsDecision,
+    HoldState,
+    ReleaseDecision,
+    ReleasedUnit,
+    Unit,
+    encode_decision,
+)
+from memq.limits import KIB, MIB
+from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.runtime import Runtime
+from memq.runtime.tasks import TaskOwner
+from memq.state_log import Answer
+from memq.state_log.state_log import StateLog
+from memq.storage_handlers import StorageHandler
+
+WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
+OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
+STORES_AT_ONCE = 4
+STORE_TIMEOUT_S = 60.0
+DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
+BLOCK_COST, HOLD_COST, PLACE_COST = 56, 24, 64  # bytes of a decision: for a block, a hold, a target beside its names
+UNIT_BLOCKS_MAX = 512  # as many as a pointer has ranges
+UNIT_BYTES_MAX = 4 * MIB
+IDLE_S_MAX = 3_600.0  # a wall clock may jump: look again
+BACKOFF_S_MAX = 2.0
+THROTTLED_S = 0.1
+
+Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target has the unit in its log, or is deleted
+
+
+@dataclass(frozen=True, slots=True)
+class NewHold:
+    """A block that is to be held: its identity, target and lane, its bytes, and when it is due (Unix ms)."""
+
+    id: HoldId
+    next: int
+    target: Target
+    lane: str
+    due_ms: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperParts:
+    """The parts that a keeper uses.
+
+    `key_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block may
+    come again after its hold has ended.
+    """
+
+    cluster: str
+    store: StorageHandler
+    runtime: Runtime
+    events: EventLog
+    key_s: float
+    window_ms: Callable[[], int]
+    append: Append
+
+
+class HoldKeeper:
+    """Answers for the held records of one service partition, while `log` is open.
+
+    `tasks` run until it is closed.
+    Raises: as `StateLog.propose`, but NotReadyError for an unknown outcome: each request may be repeated.
+    """
+
+    def __init__(self, log: StateLog, machine: HoldMachine, parts: KeeperParts, tasks: TaskOwner) -> None:
+        self._log = log
+        self._machine = machine
+        self._parts = parts
+        self._tasks = tasks
+        self._arrived: dict[HoldId, tuple[NewHold, asyncio.Future[HoldState]]] = {}
+        self._pending: dict[HoldId, asyncio.Future[HoldState]] = {}
+        self._waiting_bytes = 0
+        self._stores = 0
+        self._due: dict[Target, list[tuple[int, int, int]]] = {}  # heaps of due time, producer and first sequence
+        self._changed = asyncio.Event()  # a hold may be due earlier than all others
+        self._sent: dict[Target, int] = {}  # the last number that each target has
+        self._senders: dict[Target, asyncio.Task[None]] = {}
+        self._finished: list[tuple[Target, int]] = []
+        self._some_finished = asyncio.Event()
+        for hold in machine.open.values():
+            self._expect(hold.target, hold.block.id, hold.block.due_ms)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    async def hold(self, holds: Sequence[NewHold]) -> list[HoldState]:
+        """Hold blocks; return the state of each when that counts.
+
+        A block that comes again is not held again. Raises: as above; ThrottledError.
+        """
+        found = [self._machine.state_of(new.id) or self._pending.get(new.id) or self._take(new) for new in holds]
+        self._store_arrived()
+        return [each if isinstance(each, HoldState) else await asyncio.shield(each) for each in found]
+
+    async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
+        """Drop holds; return the state of each after that, None for those that are not known (H2)."""
+        decision = DropDecision(self._now_ms(), tuple(holds))
+        answers = await self._propose(decision)
+        return list(answers)  # type: ignore[call-overload, no-any-return]  # the machine answers with states
+
+    async def waiting(self, topic_id: str) -> dict[Target, tuple[int, int]]:
+        """Return how many holds of each partition of a topic wait, and when the next is due.
+
+        That is in Unix ms; 0: it has no time.
+        """
+        await _known(self._log.fresh())
+        found: dict[Target, tuple[int, int]] = {}
+        for target, count in self._machine.waiting.items():
+            if target.topic_id == topic_id:
+                found[target] = count, self._next_due(target) or 0
+        return found
+
+    # ---- holding ---------------------------------------------------------------------------------
+
+    def _take(self, new: NewHold) -> asyncio.Future[HoldState]:
+        if self._tasks.stopped:
+            raise NotReadyError("the service partition of these held records is closed")
+        if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
+            raise ThrottledError(f"{self._waiting_bytes} bytes of records wait until they are held")
+        future: asyncio.Future[HoldState] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
+        self._waiting_bytes += len(new.data)
+        self._pending[new.id] = future
+        self._arrived[new.id] = new, future
+        return future
+
+    def _store_arrived(self) -> None:
+        """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
+        while self._arrived and self._stores < STORES_AT_ONCE:
+            chosen = _first_of(new for new, _ in self._arrived.values())
+            batch = [self._arrived.pop(new.id) for new in chosen]
+            self._stores += 1
+            self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
+
+    async def _hold_batch(self, batch: Sequence[tuple[NewHold, asyncio.Future[HoldState]]]) -> None:
+        error: MemqError = NotReadyError("the service partition of these held records was closed")
+        try:
+            states = await self._hold_until_named([new for new, _ in batch])
+        except MemqError as found:
+            error = found
+        else:
+            for (new, future), state in zip(batch, states, strict=True):
+                if state is HoldState.HELD:
+                    self._expect(new.target, new.id, new.due_ms)
+                if not future.done():
+                    future.set_result(state)
+        finally:
+            self._stores -= 1
+            for new, future in batch:
+                self._waiting_bytes -= len(new.data)
+                self._pending.pop(new.id, None)
+                if not future.done():
+                    future.set_exception(error)
+            if not self._tasks.stopped:
+                self._store_arrived()
+
+    async def _hold_until_named(self, batch: Sequence[NewHold]) -> Sequence[HoldState]:
+        """Store blocks and decide that they are held; return their states, in the order of `batch`.
+
+        If the decision counts so late that the sweep may have deleted the object (ADR 6), another object replaces it.
+        """
+        clock = self._parts.runtime.clock
+        while True:
+            began_s = clock.monotonic()
+            key, lanes = await self._put(batch)
+            decision = HoldDecision(key, self._now_ms() - self._parts.window_ms(), tuple(lanes))
+            answers = await self._propose(decision)
+            if clock.monotonic() - began_s <= self._parts.key_s:
+                states = dict(zip((block.id for lane in lanes for block in lane.blocks), answers, strict=True))  # type: ignore[call-overload]
+                return [states[new.id] for new in batch]
+            self._parts.events.warning("held-object-late", f"object '{key}' was named late, and is stored again")
+
+    async def _put(self, batch: Sequence[NewHold]) -> tuple[str, list[HeldLane]]:
+        """Store an object with these blocks; return its key and its index. Raises: NotReadyError."""
+        parts, lanes = self._parts, dict[tuple[Target, str], list[HeldBlock]]()
+        offset = 0
+        for new in batch:
+            block = HeldBlock(new.id, new.next, new.due_ms, offset, len(new.data))
+            lanes.setdefault((new.target, new.lane), []).append(block)
+            offset += len(new.data)
+        index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
+        buffers = [*(new.data for new in batch), held_object_end(index)]
+        checksum = 0
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
+        object_id = parts.runtime.random.getrandbits(64)
+        key = held_object_key(parts.cluster, object_id, self._now_ms())
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                await parts.store.put(key, buffers, checksum)
+        except (MemqError, TimeoutError) as error:
+            raise NotReadyError(f"the store does not take held records: {error!r}") from error
+        return key, index
+
+    # ---- releasing -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Release what is due until cancelled. Raises: MemqError when the log has ended."""
+        self._tasks.start(self._finish(), "finish units")
+        for target in self._machine.units:
+            self._send_to(target)
+        while True:
+            units = self._due_units()
+            if not units:
+                await self._wait_until_due()
+                continue
+            try:
+                await self._propose(ReleaseDecision(tuple(units)))
+            except ThrottledError:
+                for unit in units:
+                    self._expect_again(unit)
+                await asyncio.sleep(THROTTLED_S)
+            for target in dict.fromkeys(unit.target for unit in units):
+                self._send_to(target)
+
+    def _expect(self, target: Target, hold: HoldId, due_ms: int) -> None:
+        if due_ms:
+            heapq.heappush(self._due.setdefault(target, []), (due_ms, hold.producer, hold.first))
+            self._changed.set()
+
+    def _expect_again(self, unit: Unit) -> None:
+        for hold in unit.holds:
+            known = self._machine.open.get(hold)
+            if known is not None:
+                self._expect(unit.target, hold, known.block.due_ms)
+
+    def _next_due(self, target: Target) -> int | None:
+        """Return when the next hold of a target is due; forget those that were dropped."""
+        heap = self._due.get(target)
+        while heap:
+            due_ms, producer, first = heap[0]
+            known = self._machine.open.get(HoldId(producer, first))
+            if known is not None and known.block.due_ms == due_ms:
+                return due_ms
+            heapq.heappop(heap)
+        self._due.pop(target, None)
+        return None
+
+    def _due_units(self) -> list[Unit]:
+        """Take what is due now out of the heaps, as units of one decision."""
+        now_ms, room, units = self._now_ms(), DECISION_BYTES, list[Unit]()
+        for target in list(self._due):
+            due_ms = self._next_due(target)
+            number = self._machine.next_number(target)
+            while due_ms is not None and due_ms <= now_ms and room > 0:
+                holds, size = list[HoldId](), 0
+                while due_ms is not None and due_ms <= now_ms and len(holds) < UNIT_BLOCKS_MAX and room > 0:
+                    _, producer, first = self._due[target][0]
+                    hold = HoldId(producer, first)
+                    size += self._machine.open[hold].block.length
+                    if holds and size > UNIT_BYTES_MAX:
+                        break
+                    heapq.heappop(self._due[target])
+                    if hold not in holds[-1:]:  # a hold whose object was replaced is expected twice
+                        holds.append(hold)
+                        room -= HOLD_COST
+                    due_ms = self._next_due(target)
+                units.append(Unit(target, number, tuple(holds)))
+                number += 1
+                room -= PLACE_COST + len(target.topic) + len(target.topic_id)
+        return units
+
+    async def _wait_until_due(self) -> None:
+        """Wait until the next hold is due, or another one may be due earlier."""
+        self._changed.clear()
+        known = [due_ms for target in list(self._due) if (due_ms := self._next_due(target)) is not None]
+        wait_s = min(max(min(known) - self._now_ms(), 0) / 1_000, IDLE_S_MAX) if known else IDLE_S_MAX
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+
+    # ---- carrying out ----------------------------------------------------------------------------
+
+    def _send_to(self, target: Target) -> None:
+        """Carry out the units of a target, unless a task does so already."""
+        if target in self._machine.units and target not in self._senders:
+            task = self._tasks.start(self._send(target), f"release to {target.topic}/{target.partition}")
+            self._senders[target] = task
+            task.add_done_callback(lambda task: self._senders.pop(target, None))
+
+    async def _send(self, target: Target) -> None:
+        """Bring the units of a target into its log, in the order of their numbers (H3)."""
+        while (released := self._next_unit(target)) is not None:
+            await self._append(released)
+            self._sent[target] = released.unit.r
+            self._finished.append((target, released.unit.r))
+            self._some_finished.set()
+
+    def _next_unit(self, target: Target) -> ReleasedUnit | None:
+        sent = self._sent.get(target, 0)
+        units: Mapping[int, ReleasedUnit] = self._machine.units.get(target, {})
+        number = min((r for r in units if r > sent), default=0)
+        return units.get(number)
+
+    async def _append(self, released: ReleasedUnit) -> None:
+        """Append a unit at its target; try again without limit."""
+        tries, unit = 0, released.unit
+        while True:
+            try:
+                await self._parts.append(released)
+            except (MemqError, TimeoutError) as error:
+                tries += 1
+                text = f"unit {unit.r} of topic '{unit.target.topic}' partition {unit.target.partition}"
+                self._parts.events.warning("release-retry", f"{text}, try {tries}: {error!r}")
+                delay_s = backoff_s(self._parts.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
+                await asyncio.sleep(delay_s)
+            else:
+                return
+
+    async def _finish(self) -> None:
+        """Decide that units are done, many at once."""
+        while True:
+            self._some_finished.clear()
+            finished, self._finished = self._finished[:UNIT_BLOCKS_MAX], self._finished[UNIT_BLOCKS_MAX:]
+            if not finished:
+                await self._some_finished.wait()
+                continue
+            try:
+                await self._propose(DoneDecision(self._now_ms(), tuple(finished)))
+            except ThrottledError:
+                self._finished += finished
+                await asyncio.sleep(THROTTLED_S)
+            except MemqError:
+                return  # the log has ended: the next owner asks the targets again
+            for target in dict.fromkeys(target for target, _ in finished):
+                if target not in self._machine.units:
+                    self._sent.pop(target, None)
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _propose(self, decision: HoldsDecision) -> Answer:
+        return await _known(self._log.propose(MACHINE, encode_decision(decision)))
+
+    def _now_ms(self) -> int:
+        return self._parts.runtime.clock.wall_ms()
+
+
+def _first_of(arrived: Iterable[NewHold]) -> list[NewHold]:
+    """Return the first blocks that fit into one object and one decision; at least one."""
+    chosen: list[NewHold] = []
+    places: set[tuple[Target, str]] = set()
+    cost = size = 0
+    for new in arrived:
+        cost += BLOCK_COST
+        if (new.target, new.lane) not in places:
+            places.add((new.target, new.lane))
+            cost += PLACE_COST + len(new.target.topic) + len(new.target.topic_id) + len(new.lane.encode())
+        size += len(new.data)
+        if chosen and (cost > DECISION_BYTES or size > OBJECT_BYTES):
+            break
+        chosen.append(new)
+    return chosen
+
+
+def _seen(future: asyncio.Future[HoldState]) -> None:
+    """Mark the error of a future as seen: all its callers may be gone."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def _known(work: Awaitable[Answer]) -> Answer:
+    """Return an outcome. Raises: NotReadyError for an unknown one, so that the caller asks again."""
+    try:
+        return await work
+    except OutcomeUnknownError as error:
+        raise NotReadyError(f"the outcome is unknown: {error}") from error

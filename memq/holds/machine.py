@@ -1,0 +1,282 @@
+"""The held records of one service partition as a state machine (DESIGN 9.4, rules H1 to H5). Pure.
+
+A hold is a block of records that a producer sealed for its target, a write partition. The block lies in an object
+below `<cluster>/held/`. A hold is released once or dropped, never both: the first of the two decisions that counts wins
+(H2). What one decision releases for one target is a *unit*. Its number r is the next one of the target here, so the
+numbers are dense, and none is given twice. The unit stays in the state until the target has it (H3, H5).
+
+The machine knows what has ended, so that a block that comes again is not held again. `before_ms` of a `HoldDecision`
+says what may be forgotten. All times are in the decisions (S3): the fold reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import msgspec
+
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.state_log import Answer
+
+MACHINE = "holds"  # its name in the log
+STATE_VERSION = 1
+
+
+class HoldState(IntEnum):
+    """State of a hold that is known: held, released or dropped."""
+
+    HELD = 1
+    RELEASED = 2
+    DROPPED = 3
+
+
+class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
+    """Blocks that lie in object `key` are held. A hold that exists gets this object in place of its own."""
+
+    key: str
+    before_ms: int
+    lanes: tuple[HeldLane, ...]
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    """The holds that a decision releases for one target, under number r."""
+
+    target: Target
+    r: int
+    holds: tuple[HoldId, ...]
+
+
+class ReleaseDecision(msgspec.Struct, frozen=True, tag="release"):
+    """Units that are released. A unit with a number that is not the next one changes nothing."""
+
+    units: tuple[Unit, ...]
+
+
+class DropDecision(msgspec.Struct, frozen=True, tag="drop"):
+    """Holds that are dropped at `now_ms`."""
+
+    now_ms: int
+    holds: tuple[HoldId, ...]
+
+
+class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
+    """Units, by target and number, that are in the logs of their targets at `now_ms`."""
+
+    now_ms: int
+    units: tuple[tuple[Target, int], ...]
+
+
+HoldsDecision = HoldDecision | ReleaseDecision | DropDecision | DoneDecision
+
+
+class Hold(msgspec.Struct, gc=False):
+    """A hold that is neither released nor dropped: its block, target and lane, and the object that has it."""
+
+    block: HeldBlock
+    target: Target
+    lane: str
+    key: str
+
+
+class ReleasedUnit(msgspec.Struct):
+    """A unit on its way to its target: the holds in it, without those that were dropped before."""
+
+    unit: Unit
+    holds: list[Hold]
+
+
+class _SavedHolds(msgspec.Struct, frozen=True):
+    version: int
+    objects: list[tuple[str, list[HeldLane]]]
+    units: list[tuple[Unit, list[tuple[str, HeldLane]]]]
+    numbers: list[tuple[Target, int]]
+    ended: list[tuple[HoldId, HoldState, int]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_decision = msgspec.msgpack.Decoder(HoldsDecision).decode
+_decode_state = msgspec.msgpack.Decoder(_SavedHolds).decode
+
+
+def encode_decision(decision: HoldsDecision) -> bytes:
+    """Return the bytes of a decision."""
+    return _encode(decision)
+
+
+def decode_decision(body: bytes) -> HoldsDecision:
+    """Return a decision. Raises: CorruptDataError."""
+    try:
+        decision: HoldsDecision = _decode_decision(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(f"decision about held records can't be read: {error}") from error
+    return decision
+
+
+class HoldMachine:
+    """All held records of a service partition. See `memq.state_log.StateMachine`.
+
+    `apply` returns the state of each hold of a decision after it, in order; None for a hold that is not known. The
+    answer to a release has True for each unit that counts.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[HoldId, Hold] = {}
+        self.units: dict[Target, dict[int, ReleasedUnit]] = {}  # not done, by number, in order
+        self.numbers: dict[Target, int] = {}  # the last number of each target
+        self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
+        self.waiting: dict[Target, int] = {}  # how many holds of each target are neither released nor dropped
+        self._released: set[HoldId] = set()  # those in `units`
+        self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
+        self._keys: dict[str, str] = {}  # one string for each object, lane and target
+        self._targets: dict[Target, Target] = {}
+
+    def apply(self, body: bytes) -> Answer:
+        """Apply a decision. Raises: CorruptDataError."""
+        decision = decode_decision(body)
+        match decision:
+            case HoldDecision():
+                return self._hold(decision)
+            case ReleaseDecision():
+                return tuple(self._release(unit) for unit in decision.units)
+            case DropDecision():
+                return tuple(self._drop(hold, decision.now_ms) for hold in decision.holds)
+            case DoneDecision():
+                self._done(decision)
+        return None
+
+    def state_of(self, hold: HoldId) -> HoldState | None:
+        """Return the state of a hold; None for an unknown one, or one that was forgotten."""
+        if hold in self.open:
+            return HoldState.HELD
+        if hold in self._released:
+            return HoldState.RELEASED
+        return self._ended.get(hold, (None, 0))[0]
+
+    def next_number(self, target: Target) -> int:
+        """Return the number of the next unit of a target."""
+        return self.numbers.get(target, 0) + 1
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def _hold(self, decision: HoldDecision) -> tuple[HoldState | None, ...]:
+        self._forget(decision.before_ms)
+        for lane in decision.lanes:
+            for block in lane.blocks:
+                if self.state_of(block.id) in (None, HoldState.HELD):
+                    self._open(decision.key, lane, block)
+        return tuple(self.state_of(block.id) for lane in decision.lanes for block in lane.blocks)
+
+    def _open(self, key: str, lane: HeldLane, block: HeldBlock) -> None:
+        known = self.open.get(block.id)
+        if known is not None:
+            self._close(known)
+            self._unname(known.key)
+        target = self._targets.setdefault(lane.target, lane.target)
+        self.waiting[target] = self.waiting.get(target, 0) + 1
+        self.open[block.id] = self._named(Hold(block, target, self._shared(lane.lane), self._shared(key)))
+
+    def _close(self, hold: Hold) -> None:
+        """Take a hold out of those that wait."""
+        del self.open[hold.block.id]
+        self.waiting[hold.target] -= 1
+        if not self.waiting[hold.target]:
+            del self.waiting[hold.target]
+
+    def _release(self, unit: Unit) -> bool:
+        if unit.r != self.next_number(unit.target):  # H2: dense, and never given twice
+            return False
+        self.numbers[unit.target] = unit.r
+        known = [self.open.get(each) for each in dict.fromkeys(unit.holds)]
+        holds = [hold for hold in known if hold is not None and hold.target == unit.target]
+        for hold in holds:
+            self._close(hold)
+            self._released.add(hold.block.id)
+        self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
+        return True
+
+    def _drop(self, hold: HoldId, now_ms: int) -> HoldState | None:
+        known = self.open.get(hold)
+        if known is not None:
+            self._close(known)
+            self._unname(known.key)
+            self._ended[hold] = HoldState.DROPPED, now_ms
+        return self.state_of(hold)
+
+    def _done(self, decision: DoneDecision) -> None:
+        for target, r in decision.units:
+            units = self.units.get(target, {})
+            released = units.pop(r, None)
+            if not units:
+                self.units.pop(target, None)
+            for hold in released.holds if released is not None else ():
+                self._unname(hold.key)
+                self._released.discard(hold.block.id)
+                self._ended[hold.block.id] = HoldState.RELEASED, decision.now_ms
+
+    def _forget(self, before_ms: int) -> None:
+        """Forget what ended before `before_ms`, up to the first hold that ended later."""
+        while self._ended:
+            hold, (_, ended_ms) = next(iter(self._ended.items()))
+            if ended_ms >= before_ms:
+                return
+            del self._ended[hold]
+
+    # ---- objects ---------------------------------------------------------------------------------
+
+    def _named(self, hold: Hold) -> Hold:
+        self.objects[hold.key] = self.objects.get(hold.key, 0) + 1
+        return hold
+
+    def _unname(self, key: str) -> None:
+        self.objects[key] -= 1
+        if not self.objects[key]:
+            del self.objects[key]
+            self._keys.pop(key, None)
+
+    def _shared(self, text: str) -> str:
+        return self._keys.setdefault(text, text)
+
+    # ---- snapshots -------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return the whole state as bytes."""
+        by_key: dict[str, dict[tuple[Target, str], list[HeldBlock]]] = {}
+        for hold in self.open.values():
+            by_key.setdefault(hold.key, {}).setdefault((hold.target, hold.lane), []).append(hold.block)
+        objects = [
+            (key, [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]) for key, lanes in by_key.items()
+        ]
+        units = [
+            (each.unit, [(hold.key, HeldLane(hold.target, hold.lane, (hold.block,))) for hold in each.holds])
+            for each in self._all_units()
+        ]
+        ended = [(hold, *each) for hold, each in self._ended.items()]
+        return _encode(_SavedHolds(STATE_VERSION, objects, units, list(self.numbers.items()), ended))
+
+    def _all_units(self) -> Iterator[ReleasedUnit]:
+        for units in self.units.values():
+            yield from units.values()
+
+    def restore(self, state: bytes) -> None:
+        """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        try:
+            saved = _decode_state(state)
+        except msgspec.MsgspecError as error:
+            raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
+        if saved.version != STATE_VERSION:
+            raise UnsupportedFormatError(f"snapshot of held records has version {saved.version}, not {STATE_VERSION}")
+        for key, lanes in saved.objects:
+            for lane in lanes:
+                for block in lane.blocks:
+                    self._open(key, lane, block)
+        for unit, pieces in saved.units:
+            holds = [
+                self._named(Hold(lane.blocks[0], unit.target, self._shared(lane.lane), self._shared(key)))
+                for key, lane in pieces
+            ]
+            self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
+            self._released.update(hold.block.id for hold in holds)
+        self.numbers = dict(saved.numbers)
+        self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}

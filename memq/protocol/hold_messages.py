@@ -1,0 +1,79 @@
+"""The messages about held records: to hold, cancel and release them, and what operators ask."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memq.protocol.wire_types import Int64
+
+
+class WireHold(msgspec.Struct, kw_only=True):
+    """A block that is to be held until `due_ms` (Unix ms)."""
+
+    block: bytes
+    due_ms: Int64
+
+
+class HoldRecords(msgspec.Struct, tag_field="op", tag="hold-records", kw_only=True):
+    """Hold blocks for a write partition. They were first sent at `sent_ms`, on the connection's clock."""
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    sent_ms: Int64
+    holds: list[WireHold]
+
+
+class WireHoldId(msgspec.Struct, frozen=True, kw_only=True):
+    """A hold: its producer (16 hex digits), and the sequence of its first record."""
+
+    producer: str
+    first: Int64
+
+
+class CancelHolds(msgspec.Struct, tag_field="op", tag="cancel-holds", kw_only=True):
+    """Drop held blocks of a write partition that are not released yet."""
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    holds: list[WireHoldId]
+
+
+class DescribeHolds(msgspec.Struct, tag_field="op", tag="describe-holds", kw_only=True):
+    """Show how many blocks of a topic are held."""
+
+    topic: str
+    topic_id: str
+
+
+class WireWaiting(msgspec.Struct, kw_only=True):
+    """How many held blocks of a partition wait, and when the next one is due (Unix ms)."""
+
+    partition: Int64
+    blocks: Int64
+    next_ms: Int64
+
+
+class WireUnitBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of a unit: its object and its bytes there."""
+
+    key: str
+    offset: Int64
+    length: Int64
+
+
+class ReleaseUnit(msgspec.Struct, tag_field="op", tag="release-unit", kw_only=True):
+    """Take unit `number` of a shard into the log of a partition.
+
+    The request is of the broker that has the shard. `shard` has 16 hex digits. The log had all units up to number
+    `behind` once.
+    """
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    shard: str
+    number: Int64
+    behind: Int64
+    blocks: list[WireUnitBlock]

@@ -1,0 +1,148 @@
+"""Delayed records in a cluster of brokers: none early, none twice, none lost, and a cancel is exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.delayed import CancelOutcome
+from memq.client.producer.producer import AsyncProducer
+from memq.errors import InvalidRequestError, NotFoundError
+from memq.topic import STATE_TOPIC, Topic
+from tests.brokers import run
+from tests.component.cluster_rig import Rig, rig
+
+PARTITIONS = 2
+
+
+@asynccontextmanager
+async def delaying(count: int = 3, **settings: Any) -> AsyncIterator[tuple[Rig, list[Broker], Topic]]:
+    """Yield a cluster with topic `clicks`."""
+    async with rig() as cluster:
+        brokers = [await cluster.start(name, groups="state-log", **settings) for name in "abc"[:count]]
+        for broker in brokers:
+            await broker.partitions.refresh()
+        async with AsyncAdmin(brokers[0].address) as admin:
+            topic = await admin.create_topic("clicks", partitions=PARTITIONS)
+        yield cluster, brokers, topic
+
+
+async def read(brokers: list[Broker], count: int) -> list[bytes | None]:
+    """Return the values of the first `count` records, and of those that come with them."""
+    values: list[bytes | None] = []
+    async with AsyncConsumer([each.address for each in brokers], ["clicks"], start="beginning") as consumer:
+        async for batch in consumer:
+            values += batch.values()
+            if len(values) >= count:
+                return values
+    return values
+
+
+async def stored(brokers: list[Broker]) -> list[bytes | None]:
+    """Return the values of all records that are in the log now."""
+    addresses = [each.address for each in brokers]
+    async with AsyncConsumer(addresses, ["clicks"], start="beginning", end="end") as consumer:
+        return [value async for batch in consumer for value in batch.values()]
+
+
+def test_a_delayed_record_comes_when_it_is_due() -> None:
+    async def work() -> None:
+        async with delaying() as (_, brokers, _topic):
+            loop = asyncio.get_running_loop()
+            async with AsyncProducer(brokers[1].address) as producer:
+                began_s = loop.time()
+                delayed = await producer.send("clicks", b"late", key=b"k", deliver_after=0.7)
+                ack = await delayed
+                assert (ack.topic, ack.records, ack.position) == ("clicks", 1, None)
+                await (await producer.send("clicks", b"now"))
+                assert await stored(brokers) == [b"now"]
+                assert sorted(await read(brokers, 2), key=str) == [b"late", b"now"]
+                assert loop.time() - began_s >= 0.7
+                at = datetime(2020, 1, 1, tzinfo=UTC)  # over: due at once
+                await (await producer.send("clicks", b"at", deliver_at=at))
+                assert len(await read(brokers, 3)) == 3
+
+    run(work())
+
+
+def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
+    async def work() -> None:
+        async with delaying() as (_, brokers, _topic), AsyncProducer(brokers[0].address) as producer:
+            first = await producer.send("clicks", b"cancelled", deliver_after=timedelta(seconds=0.6))
+            second = await producer.send("clicks", b"kept", deliver_after=0.6)
+            await second
+            async with AsyncAdmin(brokers[2].address) as admin:
+                counts = await admin.delayed("clicks")
+            assert sum(each.records for each in counts.values()) == 2
+            assert await producer.cancel(first) is CancelOutcome.CANCELLED
+            assert await producer.cancel(await first) is CancelOutcome.CANCELLED
+            assert await read(brokers, 1) == [b"kept"]
+            assert await producer.cancel(second) is CancelOutcome.DELIVERED
+            foreign = (await first)._replace(producer_id=77)
+            assert await producer.cancel(foreign) is CancelOutcome.UNKNOWN
+            plain = await (await producer.send("clicks", b"plain"))
+            with pytest.raises(InvalidRequestError, match="was not delayed"):
+                await producer.cancel(plain)
+            assert sorted(await stored(brokers), key=str) == [b"kept", b"plain"]
+            async with AsyncAdmin(brokers[1].address) as admin:
+                assert await admin.delayed("clicks") == {}
+
+    run(work())
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_held_records_survive_their_owner_and_the_whole_cluster(*, everything: bool) -> None:
+    async def work() -> None:
+        async with delaying() as (cluster, brokers, topic):
+            values = [b"%d" % number for number in range(40)]
+            async with AsyncProducer([each.address for each in brokers]) as producer:
+                sent = [await producer.send("clicks", value, key=value, deliver_after=1.5) for value in values]
+                acks = [await each for each in sent]
+                dropped = values[::10]
+                for number in range(0, 40, 10):
+                    assert await producer.cancel(acks[number]) is CancelOutcome.CANCELLED
+            gone = brokers if everything else brokers[:2]
+            for broker in gone:
+                await broker.close()
+            left = [broker for broker in brokers if broker not in gone]
+            if everything:
+                left = [await cluster.start("d", groups="state-log")]
+            expected = sorted(set(values) - set(dropped))
+            assert sorted(await read(left, len(expected)), key=str) == sorted(expected, key=str)
+            assert sorted(await stored(left), key=str) == sorted(expected, key=str)
+            assert {each.name for each in cluster.shared.registry.topics()} >= {STATE_TOPIC, topic.name}
+
+    run(work())
+
+
+def test_a_delay_that_is_not_allowed_is_refused() -> None:
+    async def work() -> None:
+        async with delaying(1) as (_, brokers, _topic):
+            async with AsyncProducer(brokers[0].address) as producer:
+                for match, delay in {
+                    "negative": {"deliver_after": -1},
+                    "over the limit of 366 days": {"deliver_after": timedelta(days=367)},
+                    "exclude each other": {"deliver_after": 1, "deliver_at": 1},
+                    "no time zone": {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+                    "is no time": {"deliver_after": float("nan")},
+                }.items():
+                    with pytest.raises(InvalidRequestError, match=match):
+                        await producer.send("clicks", b"x", **delay)  # type: ignore[arg-type]
+                with pytest.raises(TypeError, match="deliver_after must be seconds or timedelta, not str"):
+                    await producer.send("clicks", b"x", deliver_after="5m")  # type: ignore[arg-type]
+                with pytest.raises(NotFoundError):
+                    await producer.send("clicks", b"x", partition=9, deliver_after=1)
+                assert producer.stats().records_acked == 0
+            async with AsyncProducer(brokers[0].address, name="loader") as named:
+                with pytest.raises(InvalidRequestError, match="'loader' has a name"):
+                    await named.send("clicks", b"x", deliver_after=1)
+
+    run(work())
