@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import group_hosts
+from memq.broker import service_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import PROGRAM
 from memq.broker.upkeep.retention import run_upkeep
@@ -215,7 +215,7 @@ def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch:
             super().__init__(*parts)
             found.append(parts[5])
 
-    monkeypatch.setattr(group_hosts, "StateLog", Noted)
+    monkeypatch.setattr(service_hosts, "StateLog", Noted)
 
     async def work() -> None:
         async with three_brokers(sweep_age_ms=500_000) as (_, brokers):
@@ -266,21 +266,6 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
 
     run(work())
     assert any(getattr(record, "event", "") == "state-log-lost" for record in caplog.records)
-
-
-def test_a_cluster_with_groups_in_its_queue_gets_no_state_log() -> None:
-    async def work() -> None:
-        async with rig() as cluster:
-            broker = await cluster.start("a")
-            await filled(broker)
-            assert await read_of(broker, "report") == list(range(20))
-            await broker.close()
-            broker = await cluster.start("a", groups="state-log")
-            with pytest.raises(InvalidSettingError, match="the queue has 1 groups, first 'report'"):
-                await (await member_at(broker)).groups()
-            assert all(topic.name != STATE_TOPIC for topic in cluster.shared.registry.topics())
-
-    run(work())
 
 
 def test_a_broker_does_not_look_in_the_queue_for_groups_that_are_on_state_logs() -> None:
