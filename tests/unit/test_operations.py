@@ -48,8 +48,8 @@ from memq.protocol.group_messages import (
     JoinRequest,
     ListFormerGroups,
     ListGroups,
-    MoveGroup,
     MembershipAnswer,
+    MoveGroup,
 )
 from memq.protocol.messages import (
     Close,
