@@ -75,7 +75,7 @@ class Broker:
 
     `stores` are the cluster's stores by name; new objects go to the first one. `governs`: it may become the governor.
     `client_limits` apply at this broker. `spool_disk` is for topics with `ack1 = "disk"`; the broker closes it.
-    `traces` gets uploads and publishes.
+    `traces` gets uploads and publishes. `alone`: no other process uses the queue.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Broker:
         spool_disk: SpoolDisk | None = None,
         traces: BrokerTraces | None = None,
         slab_bytes: int = SLAB_BYTES,
+        alone: bool = False,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
         hot = RecentBatchCache(settings.memory_bytes_max // HOT_SHARE, pool.release)
@@ -132,7 +133,7 @@ class Broker:
         self.sealing = Sealing(self.services, self.partitions, held)
         self.hosts: ServiceHosts | None = None
         if settings.groups == "state-log":
-            self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
+            self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
         self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
         self._listener: BoundPort | None = None
         self._unwatch: Callable[[], None] = lambda: None
@@ -161,6 +162,7 @@ class Broker:
             capacity_bytes_s=settings.capacity_bytes_s,
             host=services.runtime.host,
             pid=services.runtime.pid,
+            state_logs=self.hosts is not None,
         )
         await self._step("register", lambda: services.coordinator.register(self._entry))
         # The watch begins before the first read: else a change in between is noticed only at the next report of loads.

@@ -67,6 +67,7 @@ async def _serve(
         client_limits=limits,
         spool_disk=spool,
         traces=traces_of(settings, runtime),
+        alone=True,
     )
 
     async def clean() -> None:

@@ -18,13 +18,13 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from memq.broker.holds.releasing import UnitReleaser
+from memq.broker.group_move import GroupMove
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.errors import (
     EpochFencedError,
-    InvalidSettingError,
     LogLostError,
     MemqError,
     MovedError,
@@ -98,9 +98,15 @@ class _Host:
 
 
 class ServiceHosts:
-    """Opens, finds and closes the services. `failed` gets the error of a task that dies."""
+    """Opens, finds and closes the services. `failed` gets the error of a task that dies.
 
-    def __init__(self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None]) -> None:
+    `former` has the groups in the queue. `alone`: as for `GroupMove`.
+    """
+
+    def __init__(
+        self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None], *, alone: bool
+    ) -> None:
+        self.former = GroupMove(services, alone=alone)
         self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, GroupMachine, self._make_groups)
         self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, HoldMachine, self._make_keeper)
         self._services = services
@@ -185,18 +191,9 @@ class ServiceHosts:
             return link
 
     async def _topic(self) -> Topic:
-        """Return `_memq_state`; create it if it does not exist.
-
-        Raises: InvalidSettingError if the queue has groups: their members would begin as new ones.
-        """
+        """Return `_memq_state`; create it if it does not exist."""
         with suppress(NotFoundError):
             return self._partitions.topic(STATE_TOPIC)
-        names = {name for _ in range(2) for name in await self._services.queue.groups()}  # one answer may be wrong
-        if names:
-            raise InvalidSettingError(
-                f"groups = state-log is for new clusters: the queue has {len(names)} groups, first '{min(names)}'",
-                hint="set groups = queue in all brokers, or delete these groups first",
-            )
         settings = TopicSettings(retention_ms=0)
         return await self._partitions.create(STATE_TOPIC, STATE_PARTITIONS, settings, exist_ok=True, internal=True)
 

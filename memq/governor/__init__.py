@@ -17,6 +17,7 @@ class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `capacity_bytes_s`: the traffic that it can take, 0 when not configured. `draining`: it gives up its partitions.
     `host` and `pid` identify its process, for the check of a suspicion; a broker of an earlier release has none.
+    `state_logs`: its groups are on state logs; a broker of an earlier release has them in the queue.
     """
 
     id: str
@@ -28,6 +29,7 @@ class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     draining: bool = False
     host: str = ""
     pid: int = 0
+    state_logs: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,17 +9,19 @@ keeps no member alive for longer than F after the opening of the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError
+from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError, QueueError
 from memq.groups.machine import (
     CommitDecision,
     Decision,
     DeleteDecision,
     ForgetDecision,
     GroupMachine,
+    ImportDecision,
     StalePlanError,
+    TopicPositions,
     copy_of,
     difference,
     encode_decision,
@@ -27,7 +29,7 @@ from memq.groups.machine import (
     pack,
     pack_positions,
 )
-from memq.notification import GroupState, Membership, check_position
+from memq.notification import FormerGroup, GroupState, Membership, check_position
 from memq.notification.groups import Group, Member, check_member
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
@@ -137,10 +139,24 @@ class GroupCoordinator:
         for partition, committed in positions.items():
             check_position(partition, committed)
         await self._expire(group)
-        items = list(positions.items())
-        for at in range(0, max(len(items), 1), POSITIONS_MAX):
-            some = pack_positions(dict(items[at : at + POSITIONS_MAX]))
+        for some in _in_parts(positions):
             await self._propose(CommitDecision(group, member, generation, number, some))
+
+    async def import_group(self, former: FormerGroup) -> None:
+        """Store a group that an earlier release kept in the queue, and read its positions back.
+
+        Later positions of the group stay. Raises: InvalidRequestError if it has members here; QueueError.
+        """
+        check_group(former.group)
+        for partition, committed in former.committed.items():
+            check_position(partition, committed)
+        await self._expire(former.group)
+        for some in _in_parts(former.committed):
+            await self._propose(ImportDecision(former.group, former.generation, some))
+        stored = await self.committed(former.group, list(former.committed))
+        for partition, committed in former.committed.items():
+            if partition not in stored or stored[partition].position < committed.position:
+                raise QueueError(f"the state log does not show the position of group '{former.group}' in {partition}")
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
@@ -296,6 +312,13 @@ async def _known(work: Awaitable[Answer]) -> Answer:
         return await work
     except OutcomeUnknownError as error:
         raise NotReadyError(f"the outcome is unknown: {error}") from error
+
+
+def _in_parts(positions: Mapping[ReadPartition, Committed]) -> Iterator[tuple[TopicPositions, ...]]:
+    """Yield positions in parts that fit into a decision; at least one part."""
+    items = list(positions.items())
+    for at in range(0, max(len(items), 1), POSITIONS_MAX):
+        yield pack_positions(dict(items[at : at + POSITIONS_MAX]))
 
 
 def _closed() -> NotReadyError:

@@ -96,13 +96,25 @@ class DeleteDecision(msgspec.Struct, frozen=True, tag="delete"):
     group: str
 
 
+class ImportDecision(msgspec.Struct, frozen=True, tag="import"):
+    """Positions of a group that an earlier release kept in the queue, and its generation there.
+
+    The group may not have members. A position that is not above the one of the group changes nothing: the same group
+    may be imported twice.
+    """
+
+    group: str
+    generation: int
+    positions: tuple[TopicPositions, ...]
+
+
 class ForgetDecision(msgspec.Struct, frozen=True, tag="forget"):
     """The removal of all positions in partitions of a deleted topic."""
 
     partitions: tuple[TopicPartitions, ...]
 
 
-Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision
+Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision | ImportDecision
 
 
 class StoredGroup(msgspec.Struct):
@@ -244,6 +256,8 @@ class GroupMachine:
                     self._delete(decision.group)
                 case ForgetDecision():
                     self._forget(unpack(decision.partitions))
+                case ImportDecision():
+                    self._import(decision)
         except (GenerationFencedError, InvalidRequestError, NotFoundError, StalePlanError) as error:
             return error
         return None
@@ -281,6 +295,16 @@ class GroupMachine:
         stored.membership.check_no_members(f"group '{group}' can't be deleted")
         self.floor = max(self.floor, stored.membership.generation)
         del self.groups[group]
+
+    def _import(self, decision: ImportDecision) -> None:
+        stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
+        stored.membership.check_no_members(f"positions of group '{decision.group}' can't be imported")
+        stored.membership.generation = max(stored.membership.generation, decision.generation)
+        for partition, committed in unpack_positions(decision.positions).items():
+            present = stored.positions.get(partition)
+            if present is None or present.position < committed.position:
+                stored.positions[partition] = committed
+        self.groups[decision.group] = stored
 
     def _forget(self, partitions: Sequence[ReadPartition]) -> None:
         for stored in self.groups.values():

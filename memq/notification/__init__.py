@@ -294,6 +294,41 @@ class Groups(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FormerGroup:
+    """A consumer group that an earlier release kept in the queue: its active members and its positions.
+
+    The generation is 0 when the queue does not report it.
+    """
+
+    group: str
+    generation: int
+    members: tuple[str, ...]
+    committed: dict[ReadPartition, Committed]
+
+
+class FormerGroups(Protocol):
+    """The groups that earlier releases kept in the queue. They are moved to state logs, and removed here.
+
+    Raises: QueueError, DeniedError, CorruptDataError; NotFoundError (group), InvalidNameError.
+    """
+
+    async def names(self) -> Sequence[str]:
+        """Return their names, sorted."""
+        ...
+
+    async def read(self, group: str) -> FormerGroup:
+        """Return the active members and the positions of one."""
+        ...
+
+    async def remove(self, group: str) -> None:
+        """Remove one with its positions.
+
+        A queue that knows of active members refuses (kafka), or ignores them (sqlite).
+        """
+        ...
+
+
 class PartitionAdmin(Protocol):
     """Creates, trims and deletes read partitions.
 
@@ -318,6 +353,11 @@ class PartitionAdmin(Protocol):
 
 class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Protocol):
     """All operations of a queue that a broker uses."""
+
+    @property
+    def former(self) -> FormerGroups:
+        """The groups that earlier releases kept in this queue."""
+        ...
 
     async def check(self) -> None:
         """Prove that the queue answers. Raises: the MemqError of its failure."""

@@ -10,6 +10,7 @@ from memq.errors import NotFoundError, QueueRefusedError
 from memq.notification import (
     Entries,
     Entry,
+    FormerGroup,
     GroupState,
     Membership,
     Publication,
@@ -56,6 +57,7 @@ class MemoryQueue:
         self._groups: dict[str, Group] = {}
         self._positions: dict[str, dict[ReadPartition, Committed]] = {}
         self._waiters = Waiters()
+        self.former = MemoryFormerGroups(self, self._groups)
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -223,3 +225,25 @@ class MemoryQueue:
 
     async def close(self) -> None:
         """See `NotificationQueue.close`. Has no effect: other users may share this queue."""
+
+
+class MemoryFormerGroups:
+    """See `memq.notification.FormerGroups`."""
+
+    def __init__(self, queue: MemoryQueue, groups: dict[str, Group]) -> None:
+        self._queue = queue
+        self._groups = groups
+
+    async def names(self) -> Sequence[str]:
+        """See `FormerGroups.names`."""
+        return sorted(self._groups)
+
+    async def read(self, group: str) -> FormerGroup:
+        """See `FormerGroups.read`."""
+        found = await self._queue.describe(group)
+        return FormerGroup(group, found.generation, tuple(found.members), found.committed)
+
+    async def remove(self, group: str) -> None:
+        """See `FormerGroups.remove`. Members are ignored."""
+        self._groups[group].members.clear()
+        await self._queue.delete_group(group)

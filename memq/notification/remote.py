@@ -19,8 +19,10 @@ from memq.protocol.group_messages import (
     DescribeGroup,
     HeartbeatRequest,
     JoinRequest,
+    ListFormerGroups,
     ListGroups,
     MembershipAnswer,
+    MoveGroup,
     WireCommitted,
 )
 from memq.protocol.messages import (
@@ -221,20 +223,35 @@ class RemoteQueue:
 
     async def describe(self, group: str) -> GroupState:
         """See `Groups.describe`."""
-        found = (await self._admin(AdminRequest(ask=DescribeGroup(group=group)))).group
-        assert found is not None, "the broker answered without a group"
-        members = {member.member: tuple(partition_of(ref) for ref in member.assigned) for member in found.members}
-        return GroupState(found.group, found.generation, members, committed_of(found.positions))
+        return _group_of(await self._admin(AdminRequest(ask=DescribeGroup(group=group))))
 
     async def delete_group(self, group: str) -> None:
         """See `Groups.delete_group`."""
         await self._admin(AdminRequest(ask=DeleteGroup(group=group)))
+
+    async def former_groups(self) -> Sequence[str]:
+        """Return the names of the groups that an earlier release kept in the queue."""
+        return (await self._admin(AdminRequest(ask=ListFormerGroups()))).groups
+
+    async def move_group(self, group: str, *, dry_run: bool = False) -> GroupState:
+        """Move a group from the queue to its state log; return it as it was. With `dry_run`, only return it.
+
+        Raises: NotFoundError when it is not in the queue; InvalidRequestError when it has members there.
+        """
+        return _group_of(await self._admin(AdminRequest(ask=MoveGroup(group=group, dry_run=dry_run))))
 
     async def _admin(self, request: AdminRequest) -> AdminAnswer:
         return await self._ask(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 
 
 # ---- between the wire and the port --------------------------------------------------------------
+
+
+def _group_of(answer: AdminAnswer) -> GroupState:
+    found = answer.group
+    assert found is not None, "the broker answered without a group"
+    members = {member.member: tuple(partition_of(ref) for ref in member.assigned) for member in found.members}
+    return GroupState(found.group, found.generation, members, committed_of(found.positions))
 
 
 def _span_of(partition: ReadPartition, part: PartitionEntries | None) -> Span | MemqError:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from memq.protocol.group_messages import DeleteGroup, DescribeGroup, ListGroups, WireGroup
+from memq.protocol.group_messages import (
+    DeleteGroup,
+    DescribeGroup,
+    ListFormerGroups,
+    ListGroups,
+    MoveGroup,
+    WireGroup,
+)
 from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
 from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
@@ -172,6 +179,8 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListGroups
         | DescribeGroup
         | DeleteGroup
+        | ListFormerGroups
+        | MoveGroup
         | DescribeCluster
         | DrainBroker
         | DescribeClients

@@ -82,6 +82,17 @@ class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=Tr
     group: str
 
 
+class ListFormerGroups(msgspec.Struct, tag_field="op", tag="list-former-groups", kw_only=True):
+    """List the groups that an earlier release kept in the queue."""
+
+
+class MoveGroup(msgspec.Struct, tag_field="op", tag="move-group", kw_only=True):
+    """Move a group from the queue to its state log; with `dry_run`, only show it as it is in the queue."""
+
+    group: str
+    dry_run: bool = False
+
+
 class WireMember(msgspec.Struct, kw_only=True):
     """A member of a group and its partitions."""
 

@@ -268,21 +268,6 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
     assert any(getattr(record, "event", "") == "state-log-lost" for record in caplog.records)
 
 
-def test_a_cluster_with_groups_in_its_queue_gets_no_state_log() -> None:
-    async def work() -> None:
-        async with rig() as cluster:
-            broker = await cluster.start("a")
-            await filled(broker)
-            assert await read_of(broker, "report") == list(range(20))
-            await broker.close()
-            broker = await cluster.start("a", groups="state-log")
-            with pytest.raises(InvalidSettingError, match="the queue has 1 groups, first 'report'"):
-                await (await member_at(broker)).groups()
-            assert all(topic.name != STATE_TOPIC for topic in cluster.shared.registry.topics())
-
-    run(work())
-
-
 def test_a_broker_does_not_look_in_the_queue_for_groups_that_are_on_state_logs() -> None:
     async def work() -> None:
         async with three_brokers() as (cluster, brokers):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,12 @@ async def queued_broker(kind: str, folder: Path, kafka: Server) -> AsyncIterator
 
 
 @asynccontextmanager
-async def broker_on(queue: NotificationQueue) -> AsyncIterator[Broker]:
+async def broker_on(queue: NotificationQueue, **settings: Any) -> AsyncIterator[Broker]:
     runtime = Runtime()
     # No reports: the first retry of a publish is waited for, and must be one of the test's records.
-    settings = dataclasses.replace(BrokerSettings(port=0), cluster="outage", audit=False)
+    made = dataclasses.replace(BrokerSettings(port=0), cluster="outage", audit=False, **settings)
     store = MemoryHandler(runtime.clock)
-    broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
+    broker = Broker(made, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
     await broker.start()
     try:
         yield broker

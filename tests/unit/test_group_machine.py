@@ -28,6 +28,7 @@ from memq.groups.machine import (
     DeleteDecision,
     ForgetDecision,
     GroupMachine,
+    ImportDecision,
     MembersDecision,
     StalePlanError,
     TopicPositions,
@@ -99,6 +100,26 @@ def test_a_machine_stores_a_commit_of_the_holder_in_its_generation_alone() -> No
     assert isinstance(machine.apply(encode_decision(outside)), InvalidRequestError)
     assert stored(machine) == {LOGS[0]: 5}
     assert "unknown" not in machine.groups
+
+
+def test_a_machine_imports_positions_that_are_above_its_own_and_no_lower_generation() -> None:
+    machine = GroupMachine()
+    low = ImportDecision("g", 7, positions((LOGS[0], 5), (LOGS[1], 6)))
+    assert machine.apply(encode_decision(low)) is None
+    machine.apply(encode_decision(CommitDecision("g", "", -1, 0, positions((LOGS[0], 8)))))
+    for _ in range(2):
+        assert machine.apply(encode_decision(low)) is None
+        assert (stored(machine), machine.membership("g").generation) == ({LOGS[0]: 8, LOGS[1]: 6}, 7)
+    assert machine.apply(encode_decision(ImportDecision("g", 3, positions((LOGS[1], 9))))) is None
+    assert (stored(machine), machine.membership("g").generation) == ({LOGS[0]: 8, LOGS[1]: 9}, 7)
+
+
+def test_a_machine_imports_nothing_into_a_group_with_members() -> None:
+    machine = GroupMachine()
+    machine.apply(encode_decision(join(machine, "a")))
+    refused = machine.apply(encode_decision(ImportDecision("g", 9, positions((LOGS[0], 5)))))
+    assert isinstance(refused, InvalidRequestError)
+    assert (stored(machine), machine.membership("g").generation) == ({}, 1)
 
 
 def test_a_machine_keeps_the_number_of_a_commit_that_came_before_a_change_of_members() -> None:

@@ -47,8 +47,10 @@ from memq.protocol.group_messages import (
     DescribeGroup,
     HeartbeatRequest,
     JoinRequest,
+    ListFormerGroups,
     ListGroups,
     MembershipAnswer,
+    MoveGroup,
 )
 from memq.protocol.hold_messages import (
     CancelHolds,
@@ -202,6 +204,8 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     JoinRequest: (JoinRequest(group="g", member="m"), GROUP),
     HeartbeatRequest: (HeartbeatRequest(group="g", member="m", generation=1), GROUP),
     ListGroups: (ListGroups(), CLUSTER),
+    ListFormerGroups: (ListFormerGroups(), CLUSTER),
+    MoveGroup: (MoveGroup(group="g"), GROUP),
     DescribeGroup: (DescribeGroup(group="g"), GROUP),
     DeleteGroup: (DeleteGroup(group="g"), GROUP),
     DescribeCluster: (DescribeCluster(), CLUSTER),

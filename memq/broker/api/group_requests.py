@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
-from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups.coordinator import GroupCoordinator
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Groups, Membership, Span
@@ -28,8 +28,10 @@ from memq.protocol.group_messages import (
     DescribeGroup,
     HeartbeatRequest,
     JoinRequest,
+    ListFormerGroups,
     ListGroups,
     MembershipAnswer,
+    MoveGroup,
     WireGroup,
     WireMember,
 )
@@ -44,7 +46,7 @@ from memq.protocol.messages import (
     WireEntry,
     nack_of,
 )
-from memq.topic import ReadPartition, Topic, check_group
+from memq.topic import Committed, ReadPartition, Topic, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
@@ -312,6 +314,7 @@ class GroupRequests:
         if self._hosts is None:
             return AdminAnswer(groups=list(await self._queue.groups()))
         names: list[str] = []
+        await self._hosts.former.check(self._own_home)
         for home in await self._hosts.homes(self._hosts.groups):
             if isinstance(home, GroupCoordinator):
                 names += await home.groups()
@@ -334,14 +337,31 @@ class GroupRequests:
         if isinstance(home, Link):
             return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
         state = await home.describe(call.ask.group)
-        members = [
-            WireMember(member=member, assigned=[ref_of(partition) for partition in held])
-            for member, held in state.members.items()
-        ]
-        positions = [wire_of(partition, committed) for partition, committed in state.committed.items()]
-        return AdminAnswer(
-            group=WireGroup(group=call.ask.group, generation=state.generation, members=members, positions=positions)
-        )
+        return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
+
+    async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
+        """Return the names of the groups that an earlier release kept in the queue."""
+        return AdminAnswer(groups=await self._state_hosts().former.names())
+
+    async def move(self, call: Call[MoveGroup]) -> Answer:
+        """Move a group from the queue to its state log, at the broker that has it; or show it."""
+        ask, hosts = call.ask, self._state_hosts()
+        check_group(ask.group)
+        if ask.dry_run:
+            found = await hosts.former.read(ask.group)
+        else:
+            await hosts.former.check_brokers()
+            home = await self._at(call, hosts, ask.group)
+            if isinstance(home, Link):
+                return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            found = await hosts.former.move(ask.group, home)
+        members: dict[str, tuple[ReadPartition, ...]] = dict.fromkeys(found.members, ())
+        return AdminAnswer(group=_wire_group(found.group, found.generation, members, found.committed))
+
+    def _state_hosts(self) -> ServiceHosts:
+        if self._hosts is None:
+            raise InvalidRequestError("the groups are in the queue", hint="set groups = state-log in all brokers")
+        return self._hosts
 
     async def _home(self, call: Call[Any], group: str) -> Groups | Link:
         """Return the part that has a group, or a link to the broker that has it.
@@ -351,8 +371,19 @@ class GroupRequests:
         check_group(group)
         if self._hosts is None:
             return self._queue
-        forwarded = call.connection.program == PROGRAM
-        return await self._hosts.at(self._hosts.groups, group, forwarded=forwarded)
+        await self._hosts.former.check(self._own_home)
+        return await self._at(call, self._hosts, group)
+
+    async def _at(self, call: Call[Any], hosts: ServiceHosts, group: str) -> GroupCoordinator | Link:
+        return await hosts.at(hosts.groups, group, forwarded=call.connection.program == PROGRAM)
+
+    async def _own_home(self, group: str) -> GroupCoordinator:
+        """Return the coordinator of a group at the only broker. Raises: NotReadyError; as `ServiceHosts.home`."""
+        hosts = self._state_hosts()
+        found = await hosts.home(hosts.groups, group)
+        if isinstance(found, str):
+            raise NotReadyError(f"the coordinator of group '{group}' is at {found}")
+        return found
 
 
 def _check_count(partitions: Sequence[object]) -> None:
@@ -373,6 +404,23 @@ def _wire_entry(entry: Entry) -> WireEntry:
 
 def _failed(partition: ReadPartition, error: MemqError) -> PartitionEntries:
     return PartitionEntries(partition=ref_of(partition), begin=-1, end=-1, error=nack_of(error))
+
+
+def _wire_group(
+    name: str,
+    generation: int,
+    members: Mapping[str, Sequence[ReadPartition]],
+    positions: Mapping[ReadPartition, Committed],
+) -> WireGroup:
+    return WireGroup(
+        group=name,
+        generation=generation,
+        members=[
+            WireMember(member=member, assigned=[ref_of(partition) for partition in held])
+            for member, held in members.items()
+        ],
+        positions=[wire_of(partition, committed) for partition, committed in positions.items()],
+    )
 
 
 def _answer(membership: Membership) -> MembershipAnswer:

@@ -40,7 +40,9 @@ from memq.protocol.group_messages import (
     DescribeGroup,
     HeartbeatRequest,
     JoinRequest,
+    ListFormerGroups,
     ListGroups,
+    MoveGroup,
 )
 from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit
 from memq.protocol.messages import (
@@ -154,6 +156,8 @@ def operations_of(
             Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
             Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat),
             Operation("list-groups", Api.ADMIN, ListGroups, _cluster, groups.list_groups),
+            Operation("list-former-groups", Api.ADMIN, ListFormerGroups, _cluster, groups.list_former),
+            Operation("move-group", Api.ADMIN, MoveGroup, _group, groups.move),
             Operation("describe-group", Api.ADMIN, DescribeGroup, _group, groups.describe),
             Operation("delete-group", Api.ADMIN, DeleteGroup, _group, groups.delete),
             Operation("describe-cluster", Api.ADMIN, DescribeCluster, _cluster, cluster.describe),
@@ -250,7 +254,12 @@ def _object(call: Call[ReadRequest]) -> list[Resource]:
 
 
 def _group(
-    call: Call[CommitRequest] | Call[JoinRequest] | Call[HeartbeatRequest] | Call[DescribeGroup] | Call[DeleteGroup],
+    call: Call[CommitRequest]
+    | Call[JoinRequest]
+    | Call[HeartbeatRequest]
+    | Call[DescribeGroup]
+    | Call[DeleteGroup]
+    | Call[MoveGroup],
 ) -> list[Resource]:
     return [Resource(ResourceKind.GROUP, call.ask.group)]
 

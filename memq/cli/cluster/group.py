@@ -20,6 +20,7 @@ from memq.cli.output import (
 )
 from memq.client.admin import Admin
 from memq.client.group_admin import GroupDescription
+from memq.client.group_migration import GroupMigration, migrate_groups
 from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
@@ -108,6 +109,53 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_group(name)
     print_message(f"group {name} is deleted")
+
+
+@group.command(short_help="Move groups of an earlier release from the queue to state logs.")
+@click.option("--dry-run", is_flag=True, help="Show the groups; change nothing.")
+@broker_options
+@json_option
+def migrate(dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Move the groups that an earlier release kept in the queue to state logs, with their positions.
+
+    All brokers must run the new release, and the consumers of the groups must be stopped. An interrupted command can be
+    repeated. Exits with 1 if a group was not moved.
+    """
+    return asyncio.run(_migrate(brokers_of(config, profile, flags), dry_run=dry_run, as_json=as_json))
+
+
+async def _migrate(brokers: str, *, dry_run: bool, as_json: bool) -> int:
+    found = [one async for one in migrate_groups(brokers, dry_run=dry_run)]
+    if as_json:
+        print_json([_migration_json(one, dry_run=dry_run) for one in found])
+    else:
+        rows = [(one.group, one.positions, len(one.members), _state(one, dry_run=dry_run)) for one in found]
+        print_table(("group", "positions", "members", "state"), rows)
+        if dry_run:
+            print_message("nothing was changed (--dry-run)")
+    refused = [one for one in found if one.error is not None]
+    for one in refused:
+        assert one.error is not None
+        click.echo(f"memq: {one.error} ({one.error.hint})", err=True)
+    return 1 if refused else 0
+
+
+def _state(one: GroupMigration, *, dry_run: bool) -> str:
+    if one.error is not None:
+        return "refused"
+    if dry_run:
+        return "has members" if one.members else "would be moved"
+    return "moved"
+
+
+def _migration_json(one: GroupMigration, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "group": one.group,
+        "positions": one.positions,
+        "members": list(one.members),
+        "moved": one.error is None and not dry_run,
+        **({"error": str(one.error), "hint": one.error.hint} if one.error is not None else {}),
+    }
 
 
 def _text(position: object) -> str | None:

@@ -18,7 +18,7 @@ from memq.notification import (
     checked_span,
 )
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
-from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
+from memq.notification.kafka.groups.hosted_groups import FormerKafkaGroups, HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.librdkafka import LastErrors, admin_of
 from memq.notification.kafka.reading.fetcher import EntryFetcher
@@ -78,6 +78,7 @@ class KafkaQueue:
                 runtime.random,
             )
         )
+        self.former = FormerKafkaGroups(self._groups)
         self._cache = TailCache(settings.cache_bytes_max)
         self._waiters = Waiters()
         self._closed: BaseException | None = None

@@ -12,18 +12,28 @@ its consumers would start as new ones. Positions without their group are damage,
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from memq.errors import CorruptDataError, NotFoundError
-from memq.notification import GroupState, Membership
+from memq.notification import FormerGroup, GroupState, Membership
 from memq.notification.groups import Group
 from memq.notification.sqlite.log import LogRow, damaged, find_rows, log_rows, partition_row
 from memq.runtime.sqlite_file import checksum, is_sound
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.topic import Committed, Position, ReadPartition, Totals, check_group
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs a function on a connection of the file, in one transaction."""
+
+    async def __call__(self, function: Callable[[sqlite3.Connection], T], /) -> T:
+        """Return the result of the function."""
+        ...
 
 
 @dataclass(slots=True)
@@ -155,6 +165,10 @@ def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
     group = _existing(connection, name).group
     group.expire(now_ms)
     group.check_no_members(f"group '{name}' can't be deleted")
+    _remove(connection, name)
+
+
+def _remove(connection: sqlite3.Connection, name: str) -> None:
     connection.execute("DELETE FROM groups WHERE name = ?", (name,))
     connection.execute("DELETE FROM heard WHERE group_name = ?", (name,))
     connection.execute("DELETE FROM positions WHERE group_name = ?", (name,))
@@ -239,3 +253,32 @@ def _note_heartbeat(connection: sqlite3.Connection, name: str, member: str, now_
         "INSERT OR REPLACE INTO heard (group_name, member, heard_ms, checksum) VALUES (?, ?, ?, ?)",
         (*row, checksum("heard", row)),
     )
+
+
+class SqliteFormerGroups:
+    """See `memq.notification.FormerGroups`. `read` and `write` run a function in a transaction."""
+
+    def __init__(self, read: Run, write: Run, now_ms: Callable[[], int]) -> None:
+        self._read = read
+        self._write = write
+        self._now_ms = now_ms
+
+    async def names(self) -> Sequence[str]:
+        """See `FormerGroups.names`."""
+        return await self._read(names)
+
+    async def read(self, group: str) -> FormerGroup:
+        """See `FormerGroups.read`."""
+        check_group(group)
+        found = await self._read(lambda file: describe(file, group, self._now_ms()))
+        return FormerGroup(group, found.generation, tuple(found.members), found.committed)
+
+    async def remove(self, group: str) -> None:
+        """See `FormerGroups.remove`. Members are ignored."""
+        check_group(group)
+
+        def remove(file: sqlite3.Connection) -> None:
+            _existing(file, group)
+            _remove(file, group)
+
+        await self._write(remove)

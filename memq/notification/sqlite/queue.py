@@ -109,6 +109,7 @@ class SqliteQueue:
         self._waited = asyncio.Event()
         self._tasks = TaskOwner(self._fail, events)
         self._closed = False
+        self.former = groups.SqliteFormerGroups(self._read, self._write, self._now_ms)
 
     # ---- pointers ----------------------------------------------------------------------------
 

@@ -12,7 +12,16 @@ from typing import Protocol
 
 from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
-from memq.notification import FROM_THE_LOG, Entries, GroupState, Membership, Publication, Span
+from memq.notification import (
+    FROM_THE_LOG,
+    Entries,
+    FormerGroup,
+    FormerGroups,
+    GroupState,
+    Membership,
+    Publication,
+    Span,
+)
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.failing_partition import FailingPartition
@@ -93,6 +102,7 @@ class SimQueue:
         self._failing = failing
         self._grows = grows
         self._state_logs = state_logs
+        self.former = SimFormerGroups(caller, queue.former)
         self._shown: dict[ReadPartition, int] = {}  # the greatest end that this process was shown
         self._proven: dict[ReadPartition, int] = {}  # the end that entries prove which this process read or published
         self._shown_s: dict[ReadPartition, float] = {}  # when this process last read an answer of the log
@@ -420,3 +430,23 @@ class SimQueue:
 
     async def close(self) -> None:
         """See `NotificationQueue.close`."""
+
+
+class SimFormerGroups:
+    """See `memq.notification.FormerGroups`."""
+
+    def __init__(self, caller: Caller, former: FormerGroups) -> None:
+        self._caller = caller
+        self._former = former
+
+    async def names(self) -> Sequence[str]:
+        """See `FormerGroups.names`."""
+        return await self._caller.call("names of former groups", self._former.names)
+
+    async def read(self, group: str) -> FormerGroup:
+        """See `FormerGroups.read`."""
+        return await self._caller.call(f"read former group {group}", lambda: self._former.read(group))
+
+    async def remove(self, group: str) -> None:
+        """See `FormerGroups.remove`."""
+        await self._caller.call(f"remove former group {group}", lambda: self._former.remove(group))

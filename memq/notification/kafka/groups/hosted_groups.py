@@ -20,7 +20,16 @@ from memq.errors import (
     QueueError,
     ThrottledError,
 )
-from memq.notification import MARK_END, OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
+from memq.notification import (
+    MARK_END,
+    OFFSET_END,
+    RECORD_INDEX_END,
+    TOTAL_END,
+    FormerGroup,
+    GroupState,
+    Membership,
+    check_position,
+)
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
 from memq.notification.kafka.groups.member import HostedMember
@@ -28,7 +37,7 @@ from memq.notification.kafka.groups.requests import KafkaGroupRequests, Position
 from memq.notification.kafka.settings import KafkaSettings, Names
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.topic import Committed, Position, ReadPartition, Totals, check_group
 
 # The offset of a commit is that of a pointer. Its metadata has the record index, the totals and the mark of the
 # position, in ASCII; Kafka accepts 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without metadata: its
@@ -345,6 +354,26 @@ class HostedGroups:
                     raise await self._active(group, f"group '{group}' can't be deleted") from error
                 return
             raise self._parts.admin.errors.group_failure(error, f"deleting group '{group}'") from error
+
+
+class FormerKafkaGroups:
+    """See `memq.notification.FormerGroups`."""
+
+    def __init__(self, groups: HostedGroups) -> None:
+        self._groups = groups
+
+    async def names(self) -> Sequence[str]:
+        """See `FormerGroups.names`."""
+        return await self._groups.groups()
+
+    async def read(self, group: str) -> FormerGroup:
+        """See `FormerGroups.read`. The generation is 0, as Kafka does not report it."""
+        found = await self._groups.describe(check_group(group))
+        return FormerGroup(group, found.generation, tuple(found.members), found.committed)
+
+    async def remove(self, group: str) -> None:
+        """See `FormerGroups.remove`. Raises: InvalidRequestError when it has members."""
+        await self._groups.delete(check_group(group))
 
 
 def _refusal_in(stored: Sequence[TopicPartition], offsets: Sequence[TopicPartition]) -> Refusal | None:
