@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.group_move import GroupMove
+from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner

@@ -12,6 +12,7 @@ from memq.broker.api import Answer as BrokerAnswer
 from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
@@ -50,6 +51,7 @@ class LoopbackQueue(RemoteQueue):
     def __init__(self, lender: NotificationQueue, clock: Clock) -> None:
         super().__init__(self._asked)
         self._lender = lender
+        self.former = lender.former
         self._topics = _Topics()
         self._made: dict[ReadPartition, None] = {}
         pointers = CompactedLogReader(lender, ManifestFiles("test", MemoryHandler(clock)), clock)
@@ -58,7 +60,8 @@ class LoopbackQueue(RemoteQueue):
         )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
-        self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), cluster)
+        groups, holds = GroupRequests(*given), HoldRequests(*given)
+        self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), groups, cluster, holds)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:

@@ -24,6 +24,7 @@ class RetryingQueue:
 
     def __init__(self, queue: NotificationQueue) -> None:
         self._queue = queue
+        self.former = queue.former
 
     @property
     def refuses_by_age(self) -> bool:
