@@ -455,7 +455,7 @@ class Broker:
             at_work = self.partitions.at_work()
             first = first if first < len(at_work) else 0
             for processor in at_work[first : first + KEPT_PARTITIONS_MAX]:
-                processor.forget_silent(services.runtime.clock.wall_ms())
+                processor.forget_silent(services.deletion_clock.wall_ms())
             first += KEPT_PARTITIONS_MAX
             services.pool.trim(4 * services.pool.slab_bytes)
 

@@ -18,8 +18,10 @@ from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Planner
 from memq.notification import NotificationQueue
+from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
+from memq.runtime.steady_clock import SteadyClock
 from memq.runtime.tasks import TimedSemaphore
 from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings
@@ -106,6 +108,7 @@ class Services:
     suspicions: Suspicions = field(default_factory=Suspicions)
     waits: Waits = field(init=False)  # the broker's own waits, which METADATA reports to clients
     events: EventLog = field(init=False)  # one for all parts: the rate limit of an event is per broker
+    deletion_clock: Clock = field(init=False)  # of all that deletes or forgets by age
     manifests: ManifestFiles = field(init=False)
     pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)
@@ -113,6 +116,8 @@ class Services:
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
+        steady = SteadyClock(self.runtime.clock, self.events, self.settings.sweep_confirm_ms)
+        object.__setattr__(self, "deletion_clock", steady)
         object.__setattr__(self, "manifests", ManifestFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))

@@ -136,6 +136,33 @@ def test_retention_removes_a_prefix_without_any_last_pointer(
 # ---- what is done ------------------------------------------------------------------------------
 
 
+class SetClock(SystemClock):
+    """A wall clock that the test sets."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
+def test_retention_removes_nothing_because_a_clock_was_set_forward() -> None:
+    """One wrong clock made the records of all partitions that its broker owned too old."""
+
+    async def work() -> None:
+        clock = SetClock()
+        async with running_broker(runtime=Runtime(clock)) as broker:
+            rig = await Rig.make(broker)
+            keys = [await rig.batch() for _ in range(2)]
+            await rig.age(HOUR_MS)
+            keys.append(await rig.batch())
+            clock.ahead_ms = 30 * 24 * HOUR_MS
+            await retire(broker.services, broker.partitions)
+            assert [place.key for each in await rig.pointers() for place in each.locations] == keys
+            await rig.client.close()
+
+    run(work())
+
+
 def test_retention_takes_pointers_first_then_their_objects() -> None:
     async def work() -> None:
         async with running_broker() as broker:

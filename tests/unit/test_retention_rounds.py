@@ -69,6 +69,7 @@ class Keeper(Cluster):
         parts = SimpleNamespace(
             settings=BrokerSettings(),
             runtime=self.runtime,
+            deletion_clock=self.clock,
             store=self.store,
             queue=self.queue,
             coordinator=cast("Coordinator", self.topics),

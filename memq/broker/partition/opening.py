@@ -170,7 +170,7 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
         await publisher.read_to_end()
     own.state()
     if topic.settings.retention_ms:
-        own.named.forget(clock.wall_ms() - topic.settings.retention_ms)
+        own.named.forget(services.deletion_clock.wall_ms() - topic.settings.retention_ms)
     adopted = own.next_adopted()
     origin, named = origin_of(services, topic, own), own.named.entries()
     pointer = control_pointer("opened", origin, own.totals_with(adopted), adopted, clock.wall_ms(), named=named)

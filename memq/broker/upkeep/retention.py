@@ -108,7 +108,7 @@ async def retire(services: Services, partitions: Partitions) -> None:
     A failure is logged, and the next round retries. A partition is checked only when its first pointer can be too old.
     Otherwise, with thousands of partitions, the checks of each round took a fifth of a core.
     """
-    due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
+    due, now_ms = partitions.retention_due, services.deletion_clock.wall_ms()
     partitions.retention_due = {}
     for topic in partitions.topics():
         if is_state_topic(topic.name):
@@ -131,7 +131,7 @@ async def retire(services: Services, partitions: Partitions) -> None:
 
 async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> int:
     """Remove expired pointers, and return the time of the next check (Unix ms)."""
-    settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
+    settings, now_ms = topic.settings, services.deletion_clock.wall_ms()
     order = topic.truncation_of(partition)
 
     def damaged(text: str) -> None:
@@ -221,7 +221,7 @@ async def sweep(services: Services, age_ms: int) -> Swept:
     def note(text: str) -> None:
         services.events.warning("not-swept", text)
 
-    clock, stores = services.runtime.clock, (services.store, services.queue)
+    clock, stores = services.deletion_clock, (services.store, services.queue)
     found = Sweep(settings.cluster, *stores, services.coordinator, clock, note, settings.sweep_confirm_ms)
     done, new, first_unproven = Swept(), list[Unnamed](), ""
     async for each in found.run(age_ms, settings.staged_age_ms):
@@ -257,7 +257,7 @@ async def _end_deletions(services: Services, forgotten: Mapping[str, ObjectTopic
 
     The broker that deleted such a topic ended before it dropped the logs. Later passes delete the objects.
     """
-    now_ms, since = services.runtime.clock.wall_ms(), services.deleted_since
+    now_ms, since = services.deletion_clock.wall_ms(), services.deleted_since
     proven = {id_: topic for id_, topic in forgotten.items() if await services.coordinator.deleted(id_)}
     for topic_id in [topic_id for topic_id in since if topic_id not in proven]:
         del since[topic_id]
@@ -332,7 +332,7 @@ async def retire_compacted(
     compaction was killed before. Raises: as store and queue.
     """
     await leave_queue(services.queue, services.manifests, partition, manifest)
-    now_ms = services.runtime.clock.wall_ms()
+    now_ms = services.deletion_clock.wall_ms()
     behind = sum(pointer.stored_bytes for _, pointer in younger if pointer)
     count = expired_parts(manifest, behind, settings, now_ms, order)
     if not count:
