@@ -6,17 +6,23 @@ import pytest
 from msgspec.structs import replace
 
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.record_filter import RecordFilter
 from memq.errors import (
+    CorruptDataError,
     DeniedError,
     MemqError,
     QueueError,
     StoreError,
 )
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
 from memq.limits import POLL_BLOCKS_BYTES_MAX
 from memq.notification.remote import Polled
 from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.consumer_world import (
+    TOPIC,
     Reader,
     World,
     expected,
@@ -24,7 +30,7 @@ from tests.unit.consumer_world import (
     partition_of,
     reading,
 )
-from tests.unit.queue_model import Block, Log
+from tests.unit.queue_model import WINDOW_MS, Block, Log
 
 # ---- how much at once ----------------------------------------------------------------------------
 
@@ -50,6 +56,36 @@ def test_prefetched_batches_stay_within_the_budget() -> None:
         tiny.add(0)
         await tiny.until(15)
         await tiny.tasks.stop()
+
+    reading(work())
+
+
+class WithoutIndex(World):
+    """The index of the first object can't be read, and a reader learns it late."""
+
+    async def index_of(self, pointer: Pointer) -> list[BlockEntry]:
+        await skip(1)
+        if pointer.locations[0].key == "o/0":
+            raise CorruptDataError("the index is damaged")
+        return await super().index_of(pointer)
+
+
+def test_a_batch_that_must_be_fetched_after_all_gets_the_bytes_of_those_after_it() -> None:
+    """A filter wants nothing of it, but its index is damaged. The next batch, which waits for it, had the bytes."""
+
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0, tags=("a", "a", "a")))
+        log.batch(Block(1, 3, tags=("b", "b", "b")))
+        world = WithoutIndex(log)
+        reader = Reader(world, budget=len(log.bodies[1]) + 1)
+        start = Position(0, 0, 1)  # only the index says which blocks are left out
+        reader.reading.add(
+            PartitionCursor(partition_of(0), start, window_ms=WINDOW_MS, wanted=RecordFilter("b")), TOPIC
+        )
+        await reader.until(3)
+        assert reader.got == expected(0, 2)[3:]
+        await reader.tasks.stop()
 
     reading(work())
 

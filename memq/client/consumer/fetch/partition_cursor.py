@@ -259,7 +259,7 @@ class PartitionCursor:
         slot.fetching = False
         if entries is None:
             slot.unwanted = False
-            self._unfetched.appendleft(slot)
+            self.drop_fetched()  # later batches, which wait for this one, may hold all bytes
             return
         low, high = self._wanted_range(slot.offset, slot.pointer)
         skip, slot.left_out = frozenset(slot.pointer.skip), []
