@@ -179,7 +179,7 @@ def check_kind(what: str, value: object, kind: type[int | str]) -> None:
 
 
 def check_tag(tag: object) -> None:
-    """Refuse a tag that is no text, or empty: that looks like no tag. Raises: TypeError, InvalidRequestError."""
+    """Refuse a tag that is no text, or is empty. Raises: TypeError, InvalidRequestError."""
     check_kind("tag", tag, str)
     if tag == "":
         raise InvalidRequestError("tag is empty", hint="leave it out, or give None, for a record without a tag")
