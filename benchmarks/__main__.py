@@ -21,6 +21,7 @@ ROWS = (
     "own_part",
     "produce",
     "consume",
+    "filters",
     "arrow",
     "end_to_end",
     "latency",

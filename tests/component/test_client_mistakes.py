@@ -108,7 +108,7 @@ ANY: Any = memq  # without the types that would say the same
             InvalidRequestError,
             "bad position '0:-1:0'",
         ),
-        (lambda: ANY.Producer(HERE, name=None), TypeError, "name must be str, not NoneType"),
+        (lambda: ANY.Producer(HERE, name=""), InvalidNameError, "producer name '' is not allowed"),
         (lambda: ANY.Producer(HERE, name=b""), TypeError, "name must be str, not bytes"),
         (lambda: ANY.Producer(HERE, name=[]), TypeError, "name must be str, not list"),
         (
@@ -196,6 +196,9 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, kind: type[Exception], s
         ({"topic": {"t": 1}, "tag": "x"}, TypeError, "topic must be str, not dict"),
         ({"headers": 5}, TypeError, "headers must be pairs or a mapping, not int"),
         ({"partition": 7}, NotFoundError, "no partition 7"),
+        ({"tag": ""}, InvalidRequestError, "tag is empty"),
+        ({"tag": "", "key": b"k", "partition": 0}, InvalidRequestError, "tag is empty"),
+        ({"tag": b"x"}, TypeError, "tag must be str, not bytes"),
     ],
 )
 def test_a_record_that_is_sent_wrongly(arguments: dict[str, Any], kind: type[Exception], said: str) -> None:
@@ -264,6 +267,10 @@ def test_a_record_that_is_sent_wrongly_by_asyncio() -> None:
             for arguments in ({}, {"key": b"k"}, {"tag": "x"}):
                 with pytest.raises(TypeError, match="topic must be str, not list"):
                     await producer.send(["t"], b"v", **arguments)  # type: ignore[arg-type]  # as a newcomer would
+            with pytest.raises(InvalidRequestError, match="tag is empty"):
+                await producer.send("t", b"v", tag="")
+            with pytest.raises(InvalidRequestError, match="tag is empty"):
+                await producer.send_many("t", [b"v"], tag="")
 
     with Cluster() as cluster:
         asyncio.run(scenario(cluster.address))

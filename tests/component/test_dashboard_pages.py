@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -45,7 +46,12 @@ def cluster() -> Iterator[Cluster]:
             for number in range(100):
                 tag = "even" if number % 2 == 0 else "odd"
                 producer.send(
-                    "clicks", f"value {number}", key=f"key-{number % 10}", tag=tag, timestamp_ms=1_000 + number
+                    "clicks",
+                    f"value {number}",
+                    key=f"key-{number % 10}",
+                    headers={"n": str(number)},
+                    tag=tag,
+                    timestamp_ms=1_000 + number,
                 )
             producer.send("clicks", b"\xff\x00", key=b"\xfe")
             producer.flush(60)
@@ -112,6 +118,8 @@ def test_a_topic_has_owners_settings_and_columns_of_time(pages: Served) -> None:
         ("/api/search?topic=clicks&first_ms=-1", 400, "first_ms = '-1' is no number"),
         ("/api/search?topic=clicks&first_ms=9999999999999999", 400, "first_ms = 9999999999999999 is no time"),
         ("/api/search", 400, "name"),
+        ("/api/search?topic=clicks&tags=A%20|", 400, "tags has a single '|' at character 1"),
+        ("/api/search?topic=clicks&where=n%20>", 400, "where can't be read at its end"),
         ("/api/tail?topic=missing", 404, "does not exist"),
         ("/api/object?key=memq/none", 404, "no store of the cluster holds the object"),
         ("/api/object", 400, "the name of an object has 1 to"),
@@ -126,11 +134,36 @@ def test_wrong_requests_to_the_dashboard_are_answered_with_the_fault(
 
 
 def test_search_by_key_tag_and_time(pages: Served) -> None:
-    found = pages.json("/api/search?topic=clicks&key=key-3&tag=odd&first_ms=1010&end_ms=1060")
+    found = pages.json("/api/search?topic=clicks&key=key-3&tags=odd&first_ms=1010&end_ms=1060")
     assert [record["value"] for record in found["records"]] == [f"value {number}" for number in (13, 23, 33, 43, 53)]
     assert found["complete"]
     (strange,) = pages.json("/api/search?topic=clicks&key=0xfe")["records"]
     assert (strange["key"], strange["value"], strange["value_bytes"]) == ("0xfe", "0xff00", 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({"tags": "odd", "where": "n > 90"}, [91, 93, 95, 97, 99]),
+        ({"where": "n BETWEEN 3 AND 4"}, [3, 4]),
+        ({"tags": "none"}, []),
+        ({"tags": "odd || even", "where": "n IN (7, 8)", "key": "key-8"}, [8]),
+    ],
+)
+def test_search_by_tags_and_a_condition_on_headers(pages: Served, asked: dict[str, str], numbers: list[int]) -> None:
+    found = pages.json(f"/api/search?{urlencode({'topic': 'clicks', **asked})}")
+    assert [record["value"] for record in found["records"]] == [f"value {number}" for number in numbers]
+    assert (found["complete"], found["searched"]) == (True, 101)
+
+
+def test_a_condition_on_headers_is_refused_where_headers_are_masked(cluster: Cluster) -> None:
+    with served(cluster.address) as pages:
+        answer, body = pages.ask("/api/search?topic=clicks&where=n%20%3D%207")
+        assert answer.status == 403
+        assert "needs their contents" in json.loads(body)["error"]
+        with lines(pages.url, "/api/tail?topic=clicks&where=n%20%3D%207") as stream:
+            assert "event: failed" in list(stream)
+        assert len(pages.json("/api/search?topic=clicks&tags=odd")["records"]) == 50
 
 
 def test_contents_are_masked_unless_allowed(cluster: Cluster) -> None:
@@ -238,6 +271,32 @@ def test_the_tail_shows_what_comes_within_its_rate(pages: Served, cluster: Clust
                 shown, passed = shown + len(part["records"]), passed + part["passed"]
                 if shown and passed:
                     break
+
+
+def test_the_tail_shows_only_what_its_filter_wants(pages: Served, cluster: Cluster) -> None:
+    cluster.create_topic("brook")
+    asked = urlencode({"topic": "brook", "rate": 50, "tags": "A", "where": "n < 2"})
+    seen, sent = list[str](), 0
+    with memq.Producer(cluster.address) as producer, lines(pages.url, f"/api/tail?{asked}") as stream:
+        for line in stream:
+            if line.startswith(":"):  # as above
+                for number in range(4):
+                    producer.send("brook", f"{sent} {number}", tag="AB"[number % 2], headers={"n": str(number)})
+                producer.flush(60)
+                sent += 1
+            elif line.startswith("data: "):
+                part = json.loads(line.removeprefix("data: "))
+                assert part["passed"] == 0, "others are not counted"
+                seen += [record["value"].split()[1] for record in part["records"]]
+                break
+    assert set(seen) == {"0"}
+
+
+def test_a_tail_with_a_malformed_filter_names_the_mistake(pages: Served) -> None:
+    with lines(pages.url, "/api/tail?topic=clicks&tags=A%20|") as stream:
+        text = "\n".join(stream)
+    assert "event: failed" in text
+    assert "tags has a single '|' at character 1" in text
 
 
 def test_there_is_a_bound_on_streams(pages: Served) -> None:

@@ -104,8 +104,11 @@ def test_a_named_producer_waits_for_all_acks() -> None:
     for acks in (0, 1):
         with pytest.raises(InvalidSettingError, match="of producer 'orders'"):
             make_producer(name="orders", acks=acks)
-    with pytest.raises(InvalidNameError, match="producer name"):
-        make_producer(name="two words")
+    for name in ("two words", ""):  # an empty one comes from a variable that is not set
+        with pytest.raises(InvalidNameError, match=f"producer name '{name}'"):
+            make_producer(name=name)
+    with pytest.raises(TypeError, match="name must be str"):
+        make_producer(name=5)
 
 
 def test_times_within_a_delivery_are_a_share_of_its_timeout_up_to_a_bound() -> None:

@@ -1,4 +1,4 @@
-"""Records for the pages: found by key, tag and time, as they come, or of a finding's object.
+"""Records for the pages: found by key, tags, headers and time, as they come, or of a finding's object.
 
 What is in them is masked unless allowed.
 """
@@ -25,7 +25,7 @@ from memq.client.consumer.batch import Record, block_records
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
-from memq.errors import InvalidRequestError, MemqError, NotFoundError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.blocks.columns import open_block
 from memq.format.object import ObjectIndex, open_object
 from memq.format.pointer import Location
@@ -57,20 +57,20 @@ KEY_CHARS_MAX = 2_000
 class Query:
     """Conditions of a search in a topic; None matches anything.
 
-    Times are Unix ms of the records, the end is not included.
+    Times are Unix ms of the records, the end is not included. `tags` and `where` are those of a consumer.
     """
 
     topic: str
     key: bytes | None = None
-    tag: str | None = None
+    tags: str | None = None
+    where: str | None = None
     first_ms: int | None = None
     end_ms: int | None = None
 
     def fits(self, record: Record) -> bool:
-        """Whether the record matches."""
+        """Whether a record that the consumer delivers matches."""
         return (
             (self.key is None or record.key == self.key)
-            and (self.tag is None or record.tag == self.tag)
             and (self.first_ms is None or record.timestamp_ms >= self.first_ms)
             and (self.end_ms is None or record.timestamp_ms < self.end_ms)
         )
@@ -95,21 +95,22 @@ class RecordReader:
     async def search(self, query: Query) -> SearchResult:
         """Return the first RESULTS_MAX matching records in storage order, within bounds of work and time.
 
-        Raises: NotFoundError, UnreachableError.
+        Raises: NotFoundError, UnreachableError; DeniedError, InvalidFilterError.
         """
         found: list[RecordRow] = []
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + SEARCH_S_MAX
         searched, damaged, why = 0, 0, ""
-        async with self._consumer(query.topic, _start(query), "end") as consumer:
+        async with self._consumer(query.topic, _start(query), "end", query.tags, query.where) as consumer:
             while not why:
                 batch = await consumer.poll(max(deadline_s - clock.monotonic(), 0.001))
+                counts = consumer.stats().counts
+                searched = counts.records + counts.filtered_records
                 if batch is None:
                     why = "" if clock.monotonic() < deadline_s else f"it took {SEARCH_S_MAX:g} s"
                     break
                 fitting = (record for record in batch if query.fits(record))
                 found += [self.row(query.topic, record) for record in islice(fitting, RESULTS_MAX + 1 - len(found))]
-                searched += len(batch)
                 damaged += sum(damage.records for damage in batch.damaged)
                 if len(found) > RESULTS_MAX:
                     why = f"there are more than {RESULTS_MAX} of them"
@@ -120,15 +121,17 @@ class RecordReader:
             why = f"records in damaged blocks: {damaged:,}"
         return SearchResult(records=tuple(found[:RESULTS_MAX]), searched=searched, complete=not why, why=why)
 
-    async def tail(self, topic: str, records_s: int) -> AsyncGenerator[TailPart, None]:
+    async def tail(
+        self, topic: str, records_s: int, tags: str | None = None, where: str | None = None
+    ) -> AsyncGenerator[TailPart, None]:
         """Yield what comes from now on, at most `records_s` per s, and how many were left out.
 
-        An empty part first.
+        An empty part first. `tags` and `where` are those of a consumer.
 
-        Raises: NotFoundError, UnreachableError.
+        Raises: NotFoundError, UnreachableError; DeniedError, InvalidFilterError.
         """
         clock = self._runtime.clock
-        async with _closed_whole(self._consumer(topic, "end", None)) as consumer:
+        async with _closed_whole(self._consumer(topic, "end", None, tags, where)) as consumer:
             window_s, left = clock.monotonic(), records_s
             yield TailPart((), 0)
             while True:
@@ -161,12 +164,18 @@ class RecordReader:
             value_bytes=None if record.value is None else len(record.value),
         )
 
-    def _consumer(self, topic: str, start: str | datetime, end: str | None) -> AsyncConsumer:
+    def _consumer(
+        self, topic: str, start: str | datetime, end: str | None, tags: str | None, where: str | None
+    ) -> AsyncConsumer:
+        if where is not None and not self._contents:  # a few comparisons would reveal a masked header
+            raise DeniedError("a condition on headers needs their contents", hint="switch dashboard_contents on")
         return AsyncConsumer(
             self._brokers,
             topic,
             start=start,
             end=end,
+            tags=tags,
+            where=where,
             prefetch_bytes_max=PREFETCH_BYTES_MAX,
             on_damaged="skip",
             on_expired="skip",

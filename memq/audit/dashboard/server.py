@@ -223,7 +223,8 @@ class Pages:
         query = Query(
             topic=asked.get("topic", ""),
             key=_key(asked["key"]) if asked.get("key") else None,
-            tag=asked.get("tag") or None,
+            tags=asked.get("tags") or None,
+            where=asked.get("where") or None,
             first_ms=_number(request, "first_ms", None),
             end_ms=_number(request, "end_ms", None),
         )
@@ -236,7 +237,8 @@ class Pages:
         check_name(topic, internal=True)
         rate = min(max(_number(request, "rate", 10), 1), TAIL_RECORDS_S_MAX)
         await self._poller.topic(topic)
-        return _stream(tail_events(self._records.tail(topic, rate), self._feed), self._feed.tails)
+        tags, where = (request.query_params.get(name) or None for name in ("tags", "where"))
+        return _stream(tail_events(self._records.tail(topic, rate, tags, where), self._feed), self._feed.tails)
 
     async def _object(self, request: Request) -> Response:
         with self._checks.one():

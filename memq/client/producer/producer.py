@@ -61,7 +61,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         client_id: str = "",
         zone: str = "",
         on_ack: OnAck | None = None,
-        name: str = "",
+        name: str | None = None,
         audit: bool = True,
         tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
@@ -84,7 +84,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         )
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
-        observe = reporting("producer", name) if self._settings.audit else None
+        observe = reporting("producer", self._settings.name) if self._settings.audit else None
         self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer
         # The fast paths into an open block. A record with a span takes none: its headers carry the context.
@@ -142,9 +142,9 @@ class Producer(Sender, BaseProducer, BlockingClient):
         zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
         on_ack: called with the Ack or the error of every block, on the I/O thread; its own exceptions are logged,
             and the first one is written to stderr.
-        name: name that outlives restarts. A new instance fences older ones; `resume_points` returns the number of its
-            records in each partition, also days later. Needs acks="all". The instance ends with the first block that
-            fails; the next one sends that block again, and it is stored once.
+        name: name that outlives restarts; None: none. A new instance fences older ones; `resume_points` returns the
+            number of its records in each partition, also days later. Needs acks="all". The instance ends with the
+            first block that fails; the next one sends that block again, and it is stored once.
         audit: report sent and acked records to the audit, if the cluster asks for reports.
         tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
         runtime: clock, randomness and network; default: those of the system.

@@ -89,7 +89,7 @@ def producer_settings(
     client_id: str,
     zone: str,
     on_ack: OnAck | None,
-    name: str,
+    name: str | None,
     audit: bool,
 ) -> ProducerSettings:
     """Check the arguments of a producer.
@@ -102,7 +102,9 @@ def producer_settings(
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     check_callbacks(on_ack=on_ack)
     check_switch("audit", audit)
-    check_str("name", name)
+    if name is not None:
+        check_str("name", name)
+        check_name(name, "producer")
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
     check_number("linger_ms", linger_ms, 0, 60_000)
@@ -123,7 +125,7 @@ def producer_settings(
         client_id=check_client_id(client_id),
         zone=check_zone(zone),
         on_ack=on_ack,
-        name=name if name == "" else check_name(name, "producer"),
+        name=name or "",
         audit=audit,
     )
 

@@ -27,3 +27,9 @@ export function topicField(topics, value) {
   return h("label", { class: "field" }, "Topic", h("input", { name: "topic", required: true, value: value ?? "", list: "topics", autocomplete: "off" }),
     h("datalist", { id: "topics" }, topics.slice(0, 2000).map((name) => h("option", { value: name }))));
 }
+
+/** The fields of a filter, as those of a consumer. */
+export function filterFields() {
+  const field = (text, name, placeholder) => h("label", { class: "field" }, text, h("input", { name, placeholder, type: "text", autocomplete: "off" }));
+  return [field("Tags", "tags", "paid || refunded"), field("Condition on headers", "where", "amount > 100 AND region = 'EU'")];
+}

@@ -2,7 +2,7 @@
 
 import { all } from "./board.js";
 import { count, failure, h } from "./dom.js";
-import { recordLine, recordTable, topicField } from "./records.js";
+import { filterFields, recordLine, recordTable, topicField } from "./records.js";
 
 const LINES = 300;
 
@@ -46,7 +46,7 @@ export function tailPage([topic]) {
   return {
     title: "Tail",
     element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Tail")), h("div", { class: "card" },
-      h("form", { class: "ask", onsubmit: start, "aria-label": "Follow a topic" }, topicField([...all("topic").keys()].sort(), topic), h("label", { class: "field" }, "At most", rate), button)), note, result),
+      h("form", { class: "ask", onsubmit: start, "aria-label": "Follow a topic" }, topicField([...all("topic").keys()].sort(), topic), filterFields(), h("label", { class: "field" }, "At most", rate), button)), note, result),
     close: () => stop(""),
   };
 }
