@@ -280,7 +280,7 @@ class ServiceHosts:
                     raise LogLostError(
                         f"the queue has lost the log of service partition {partition}: it is empty, and the store has"
                         f" the snapshot '{entry.key}'",
-                        hint=f"restore the queue from a backup; without one, delete '{prefix}': its state is lost",
+                        hint="stop all brokers, and run memq restore: it makes the log again from the last snapshot",
                     )
             await log.open(epoch)
         except NotFoundError as error:
