@@ -23,6 +23,7 @@ from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
+from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.errors import (
     EpochFencedError,
     LogLostError,
@@ -204,7 +205,9 @@ class ServiceHosts:
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
-        return self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+        made = self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+        opened.tasks.start(DeletedTopics(self._services, self._partitions, made).run(), "forget deleted topics")
+        return made
 
     def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
         services, machine = self._services, opened.log.machine(HOLDS)

@@ -187,6 +187,14 @@ class GroupCoordinator:
         await self._propose(DeleteDecision(group))
         self._heard.pop(group, None)
 
+    def named_topics(self) -> dict[tuple[str, str], set[ReadPartition]]:
+        """Return the read partitions of positions and members by topic and topic id, as this owner knows them."""
+        found: dict[tuple[str, str], set[ReadPartition]] = {}
+        for stored in self._machine.groups.values():
+            for partition in (*stored.positions, *_partitions_of(stored.membership)):
+                found.setdefault((partition.topic, partition.topic_id), set()).add(partition)
+        return found
+
     async def forget(self, partitions: Sequence[ReadPartition]) -> None:
         """Remove partitions of a deleted topic from all members and positions."""
         gone = frozenset(partitions)

@@ -39,6 +39,14 @@ GROUP_BUGS = (
         aspects=("house", *ON_STATE_LOGS),
     ),
     Planted(
+        "positions in deleted topics stay",
+        "memq.groups.coordinator",
+        "GroupCoordinator.forget",
+        omit("self._propose"),
+        level="calm",
+        aspects=("churn", *ON_STATE_LOGS),
+    ),
+    Planted(
         "S9: a restore takes positions as they are",
         "memq.broker.restore.state_logs",
         "StateLogRestorer._moved",

@@ -63,6 +63,7 @@ REPORT_S = 3.0  # the longest time until a report lands in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
 SWEEP_POLL_S = 1.0
+FORGET_S = 120.0  # for a round that begins again whenever a log is opened
 COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 POLL_S = 0.02  # interval between checks whether the run has ended
@@ -149,6 +150,7 @@ class Scenario:
         self.names.finish()
         self.batches.finish()
         self._check_sweep()
+        self._check_forgotten_topics()
         self._check_audit()
         logs_are_cut = self.plan.faults.chaos.log_cut_every_s > 0
         if (self.plan.shape.compaction or logs_are_cut) and "staged" not in self.plan.producers:
@@ -262,6 +264,17 @@ class Scenario:
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the restore does not end"
         work.result()
+
+    def _check_forgotten_topics(self) -> None:
+        """Give the owners of groups their time, and check that no group has a position in a deleted topic."""
+        cloud = self.cluster.cloud
+
+        def left() -> set[str]:
+            return {each for each in cloud.state_logs.named_topics() if cloud.cluster.registry.deleted(each)}
+
+        self.world.run(FORGET_S, done=lambda: not left(), poll_s=1.0)
+        if left():
+            self.world.fail(f"groups have positions in {len(left())} deleted topics, the first is {min(left())}")
 
     def _check_restored_groups(self) -> None:
         """Lose the queue, and restore it with the groups: each continues at the position of the last snapshot."""
