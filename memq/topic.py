@@ -411,17 +411,25 @@ class Totals:
         return Totals(self.records + records, self.bytes + count)
 
 
+Covered = tuple[tuple[int, int, tuple[int, ...]], ...]  # see `Committed`
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A group's stored state of a read partition: next position, the totals before it, and its mark.
+    """A group's stored state of a read partition: next position, totals, mark, and covered batches.
 
     The mark identifies the last pointer that was read: the one before the position, or the one in which it is
     (`pointer_mark`). 0 if it is unknown.
+
+    `covered` names the batches before the position, for a log with other offsets (G5). For each write partition it has
+    its number, an epoch below which all batches are covered, and pairs of an epoch and its next batch sequence. It is
+    empty if that is unknown, or takes more than COVERED_MAX write partitions, or epochs of one.
     """
 
     position: Position
     totals: Totals = field(default_factory=Totals)
     mark: int = 0
+    covered: Covered = ()
 
     @property
     def marked_position(self) -> Position:

@@ -23,6 +23,7 @@ from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
+from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.errors import (
     EpochFencedError,
     LogLostError,
@@ -204,7 +205,9 @@ class ServiceHosts:
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
-        return self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+        made = self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
+        opened.tasks.start(DeletedTopics(self._services, self._partitions, made).run(), "forget deleted topics")
+        return made
 
     def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
         services, machine = self._services, opened.log.machine(HOLDS)
@@ -280,7 +283,7 @@ class ServiceHosts:
                     raise LogLostError(
                         f"the queue has lost the log of service partition {partition}: it is empty, and the store has"
                         f" the snapshot '{entry.key}'",
-                        hint=f"restore the queue from a backup; without one, delete '{prefix}': its state is lost",
+                        hint="stop all brokers, and run memq restore: it makes the log again from the last snapshot",
                     )
             await log.open(epoch)
         except NotFoundError as error:

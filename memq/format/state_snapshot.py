@@ -60,6 +60,18 @@ def encode_snapshot(saved: SavedState, key: str) -> tuple[StateSnapshot, list[by
     return StateSnapshot(saved.offset, saved.number, saved.epoch, len(raw), crc32c(raw), count, key), parts
 
 
+def snapshot_of(key: str, pieces: Sequence[bytes]) -> StateSnapshot:
+    """Return the content of the entry that would name a stored snapshot, from all its pieces.
+
+    Raises: CorruptDataError; `decode_snapshot` finds all other faults.
+    """
+    raw = b"".join(pieces)
+    if len(raw) < HEAD.size:
+        raise CorruptDataError(f"{_NAME} '{key}' has {len(raw)} bytes")
+    *_, epoch, offset, number = HEAD.unpack_from(raw)
+    return StateSnapshot(offset, number, epoch, len(raw), crc32c(raw), len(pieces), key)
+
+
 def decode_part(data: Buffer) -> bytes:
     """Return the piece of a snapshot in one part. Raises: CorruptDataError, UnsupportedFormatError."""
     return bytes(unpack_file(KIND_STATE_PART, data, f"part of a {_NAME}"))

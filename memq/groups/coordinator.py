@@ -9,7 +9,7 @@ keeps no member alive for longer than F after the opening of the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError, QueueError
@@ -21,13 +21,13 @@ from memq.groups.machine import (
     GroupMachine,
     ImportDecision,
     StalePlanError,
-    TopicPositions,
     copy_of,
     difference,
     encode_decision,
     missing_group,
     pack,
     pack_positions,
+    portions,
 )
 from memq.notification import FormerGroup, GroupState, Membership, check_position
 from memq.notification.groups import Group, Member, check_member
@@ -39,7 +39,6 @@ from memq.topic import Committed, ReadPartition, check_group
 
 MACHINE = "groups"  # the name of the machine in the log
 FRESH_SHARE = 4  # F is this part of a session time-out
-POSITIONS_MAX = 1_000  # in one decision: each takes up to 42 bytes of an entry of 64 KiB
 EXPIRY_S = 0.25  # between two searches for silent members
 
 Change = Callable[[Group], object]
@@ -139,8 +138,8 @@ class GroupCoordinator:
         for partition, committed in positions.items():
             check_position(partition, committed)
         await self._expire(group)
-        for some in _in_parts(positions):
-            await self._propose(CommitDecision(group, member, generation, number, some))
+        for portion in portions(positions):
+            await self._propose(CommitDecision(group, member, generation, number, pack_positions(portion)))
 
     async def import_group(self, former: FormerGroup) -> None:
         """Store a group that an earlier release kept in the queue, and read its positions back.
@@ -151,8 +150,8 @@ class GroupCoordinator:
         for partition, committed in former.committed.items():
             check_position(partition, committed)
         await self._expire(former.group)
-        for some in _in_parts(former.committed):
-            await self._propose(ImportDecision(former.group, former.generation, some))
+        for portion in portions(former.committed):
+            await self._propose(ImportDecision(former.group, former.generation, pack_positions(portion)))
         stored = await self.committed(former.group, list(former.committed))
         for partition, committed in former.committed.items():
             if partition not in stored or stored[partition].position < committed.position:
@@ -187,6 +186,14 @@ class GroupCoordinator:
         await self._expire(group)
         await self._propose(DeleteDecision(group))
         self._heard.pop(group, None)
+
+    def named_topics(self) -> dict[tuple[str, str], set[ReadPartition]]:
+        """Return the read partitions of positions and members by topic and topic id, as this owner knows them."""
+        found: dict[tuple[str, str], set[ReadPartition]] = {}
+        for stored in self._machine.groups.values():
+            for partition in (*stored.positions, *_partitions_of(stored.membership)):
+                found.setdefault((partition.topic, partition.topic_id), set()).add(partition)
+        return found
 
     async def forget(self, partitions: Sequence[ReadPartition]) -> None:
         """Remove partitions of a deleted topic from all members and positions."""
@@ -312,13 +319,6 @@ async def _known(work: Awaitable[Answer]) -> Answer:
         return await work
     except OutcomeUnknownError as error:
         raise NotReadyError(f"the outcome is unknown: {error}") from error
-
-
-def _in_parts(positions: Mapping[ReadPartition, Committed]) -> Iterator[tuple[TopicPositions, ...]]:
-    """Yield positions in parts that fit into a decision; at least one part."""
-    items = list(positions.items())
-    for at in range(0, max(len(items), 1), POSITIONS_MAX):
-        yield pack_positions(dict(items[at : at + POSITIONS_MAX]))
 
 
 def _closed() -> NotReadyError:

@@ -13,7 +13,7 @@ Times are no part of the state: a new owner begins to count the silence of all m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -24,11 +24,13 @@ from memq.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
+from memq.limits import KIB
 from memq.notification.groups import Group, Hold, Member
 from memq.state_log import Answer
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 STATE_VERSION = 1
+PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
 
 class StalePlanError(Exception):
@@ -43,15 +45,24 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
     bounds: tuple[int, ...]
 
 
-class TopicPositions(msgspec.Struct, frozen=True, array_like=True):
-    """Positions in read partitions of one topic.
+class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A position in a read partition, as `Committed` has it."""
 
-    Each has partition, pointer offset, record index, records, bytes and mark.
-    """
+    partition: int
+    offset: int
+    index: int
+    records: int
+    bytes: int
+    mark: int
+    covered: Covered = ()
+
+
+class TopicPositions(msgspec.Struct, frozen=True, array_like=True):
+    """Positions in read partitions of one topic."""
 
     topic: str
     topic_id: str
-    positions: tuple[tuple[int, int, int, int, int, int], ...]
+    positions: tuple[StoredPosition, ...]
 
 
 class StoredMember(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +125,19 @@ class ForgetDecision(msgspec.Struct, frozen=True, tag="forget"):
     partitions: tuple[TopicPartitions, ...]
 
 
-Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision | ImportDecision
+class RestoredDecision(msgspec.Struct, frozen=True, tag="restored"):
+    """Positions in logs that `memq restore` has made again, by group (S9).
+
+    These groups lose their members, which know offsets of the lost logs. Generations grow by `gap`: a group whose last
+    decisions are lost had higher ones than its state has. With `all`, those of all groups grow, also of later ones.
+    """
+
+    groups: dict[str, tuple[TopicPositions, ...]]
+    gap: int = 1
+    all: bool = False
+
+
+Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision | ImportDecision | RestoredDecision
 
 
 class StoredGroup(msgspec.Struct):
@@ -179,22 +202,37 @@ def unpack(packed: Iterable[TopicPartitions]) -> list[ReadPartition]:
 
 def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[TopicPositions, ...]:
     """Return positions by topic."""
-    found: dict[tuple[str, str], list[tuple[int, int, int, int, int, int]]] = {}
+    found: dict[tuple[str, str], list[StoredPosition]] = {}
     for partition, committed in sorted(positions.items(), key=lambda item: item[0]):
         at, totals = committed.position, committed.totals
         numbers = (at.pointer_offset, at.record_index, totals.records, totals.bytes, committed.mark)
-        found.setdefault((partition.topic, partition.topic_id), []).append((partition.partition, *numbers))
+        stored = StoredPosition(partition.partition, *numbers, committed.covered)
+        found.setdefault((partition.topic, partition.topic_id), []).append(stored)
     return tuple(TopicPositions(*topic, tuple(each)) for topic, each in found.items())
+
+
+def portions(positions: Mapping[ReadPartition, Committed]) -> Iterator[dict[ReadPartition, Committed]]:
+    """Yield the positions in portions that fit into an entry each; for no positions one that is empty."""
+    portion: dict[ReadPartition, Committed] = {}
+    size = 0
+    for partition, committed in positions.items():
+        more = 42 + 9 * sum(3 + len(numbers) for _, _, numbers in committed.covered)
+        if portion and size + more > PORTION_BYTES_MAX:
+            yield portion
+            portion, size = {}, 0
+        portion[partition] = committed
+        size += more
+    yield portion
 
 
 def unpack_positions(packed: Iterable[TopicPositions]) -> dict[ReadPartition, Committed]:
     """Return positions by read partition."""
     return {
-        ReadPartition(each.topic, each.topic_id, partition): Committed(
-            Position(partition, offset, index), Totals(records, size), mark
+        ReadPartition(each.topic, each.topic_id, at.partition): Committed(
+            Position(at.partition, at.offset, at.index), Totals(at.records, at.bytes), at.mark, at.covered
         )
         for each in packed
-        for partition, offset, index, records, size, mark in each.positions
+        for at in each.positions
     }
 
 
@@ -258,6 +296,8 @@ class GroupMachine:
                     self._forget(unpack(decision.partitions))
                 case ImportDecision():
                     self._import(decision)
+                case RestoredDecision():
+                    self._take_restored(decision)
         except (GenerationFencedError, InvalidRequestError, NotFoundError, StalePlanError) as error:
             return error
         return None
@@ -310,6 +350,14 @@ class GroupMachine:
         for stored in self.groups.values():
             for partition in partitions:
                 stored.positions.pop(partition, None)
+
+    def _take_restored(self, decision: RestoredDecision) -> None:
+        self.floor += decision.gap if decision.all else 0
+        for name, stored in self.groups.items():
+            if decision.all or name in decision.groups:
+                stored.membership.members.clear()
+                stored.membership.generation += decision.gap
+                stored.positions |= unpack_positions(decision.groups.get(name, ()))
 
     # ---- snapshots -------------------------------------------------------------------------------
 

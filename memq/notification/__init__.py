@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, QueueError, TooLargeError
-from memq.limits import POINTER_BYTES_MAX
-from memq.topic import Committed, ReadPartition
+from memq.limits import COVERED_MAX, POINTER_BYTES_MAX
+from memq.topic import Committed, Covered, ReadPartition
 
 OFFSET_END = 1 << 39  # pointer offset << 24 | record index fits an int64
 RECORD_INDEX_END = 1 << 24
@@ -72,6 +72,16 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
         raise InvalidRequestError(f"totals {totals.records} and {totals.bytes} at {position} are out of bounds")
     if not 0 <= committed.mark < MARK_END:
         raise InvalidRequestError(f"mark {committed.mark} at {position} is out of bounds")
+    if not _is_valid(committed.covered):
+        raise InvalidRequestError(f"the covered batches at {position} are out of bounds")
+
+
+def _is_valid(covered: Covered) -> bool:
+    """Whether covered batches and their numbers are within bounds, and each epoch has a number."""
+    numbers = [number for writer, floor, pairs in covered for number in (writer, floor, *pairs)]
+    counts = [len(covered), *(len(pairs) // 2 for _, _, pairs in covered)]
+    even = all(len(pairs) % 2 == 0 for _, _, pairs in covered)
+    return even and max(counts) <= COVERED_MAX and all(0 <= number < TOTAL_END for number in numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,6 +284,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
         records=committed.totals.records,
         bytes=committed.totals.bytes,
         mark=committed.mark,
+        covered=committed.covered,
     )
 
 
@@ -294,6 +295,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
             Position(wire.partition.partition, wire.pointer_offset, wire.record_index),
             Totals(wire.records, wire.bytes),
             wire.mark,
+            wire.covered,
         )
         for wire in positions
     }

@@ -9,7 +9,7 @@ from memq.protocol.wire_types import Int64
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with the totals before it, and the mark of the last pointer read."""
+    """A committed position of a group, with totals, mark and covered batches (`Committed`)."""
 
     partition: PartitionRef
     pointer_offset: Int64
@@ -17,6 +17,7 @@ class WireCommitted(msgspec.Struct, kw_only=True):
     records: Int64 = 0
     bytes: Int64 = 0
     mark: Int64 = 0
+    covered: tuple[tuple[Int64, Int64, tuple[Int64, ...]], ...] = ()
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from awscrt.checksums import crc32c
 
-from memq.errors import CorruptDataError
-from memq.format.key import state_part_key
+from memq.errors import CorruptDataError, NotFoundError
+from memq.format.key import parse_state_key, state_part_key
 from memq.format.state_entry import StateSnapshot
-from memq.format.state_snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot
+from memq.format.state_snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot, snapshot_of
 from memq.runtime.logs import EventLog
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+
+
+class FoundSnapshot(NamedTuple):
+    """The last whole snapshot of a log, if any; the highest epoch; the faults of later ones, by key."""
+
+    saved: SavedState | None
+    highest_epoch: int
+    faults: list[tuple[str, str]]
 
 
 class SnapshotStore:
@@ -41,6 +51,33 @@ class SnapshotStore:
             return decode_snapshot(snapshot, [decode_part(await self._store.get(key)) for key in keys])
 
         return await ConfirmedReads(self._events).read([Way(f"snapshot '{snapshot.key}'", once)])
+
+    async def last(self, prefix: str) -> FoundSnapshot:
+        """Return the last whole snapshot below the prefix of a state log, also if no entry names it.
+
+        It is listed twice, because a store may leave out keys. Raises: as the store; UnsupportedFormatError.
+        """
+        parts: dict[tuple[int, int, str], set[int]] = {}
+        for _ in range(2):
+            async for entry in self._store.list(prefix):
+                place = parse_state_key(entry.key)
+                if place is not None:
+                    key = entry.key.rpartition("/")[0]
+                    parts.setdefault((place.epoch, place.offset, key), set()).add(place.part)
+        found = FoundSnapshot(None, max((epoch for epoch, _, _ in parts), default=0), [])
+        for (_, _, key), numbers in sorted(parts.items(), reverse=True):
+            try:
+                return found._replace(saved=await self._get_unnamed(key, len(numbers)))
+            except (CorruptDataError, NotFoundError) as error:
+                found.faults.append((key, str(error)))
+        return found
+
+    async def _get_unnamed(self, key: str, parts: int) -> SavedState:
+        async def once() -> SavedState:
+            pieces = [decode_part(await self._store.get(state_part_key(key, number))) for number in range(parts)]
+            return decode_snapshot(snapshot_of(key, pieces), pieces)
+
+        return await ConfirmedReads(self._events).read([Way(f"snapshot '{key}'", once)])
 
     async def delete(self, snapshot: StateSnapshot) -> None:
         """Delete a snapshot, part by part."""

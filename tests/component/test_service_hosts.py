@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from awscrt.checksums import crc32c
 from memq.broker import service_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import PROGRAM
+from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.broker.upkeep.retention import run_upkeep
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -28,6 +30,8 @@ from memq.errors import (
     RetryableError,
 )
 from memq.format.key import state_prefix
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification import Membership
 from memq.notification.remote import RemoteQueue
 from memq.protocol.link import connect_link
@@ -224,6 +228,39 @@ def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch:
 
     run(work())
     assert {each.key_s for each in found} == {250.0}
+
+
+def test_an_owner_forgets_the_positions_in_a_topic_whose_deletion_two_rounds_have_proven() -> None:
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            (kept,) = await filled(brokers[0], partitions=1)
+            async with AsyncAdmin(brokers[0].address) as admin:
+                gone = read_partitions(await admin.create_topic("views", partitions=3))
+                member = await member_at(brokers[0])
+                known = await member.join("report", "m", [kept, *gone], SESSION_MS)
+                at = {each: committed(1, 1, each.partition) for each in (kept, *gone)}
+                await member.commit("report", "m", known.generation, at, 1)
+                owner, _ = owner_of(cluster, brokers)
+                assert owner.hosts is not None
+                groups = await owner.hosts.home(owner.hosts.groups, "report")
+                assert isinstance(groups, GroupCoordinator)
+                search = DeletedTopics(owner.services, owner.partitions, groups)
+                await search.search()
+                await admin.delete_topic("views")
+            await owner.partitions.refresh()
+            lost = MemoryCoordinator(MemoryCluster())  # it has never known the topic
+            unsure = DeletedTopics(replace(owner.services, coordinator=lost), owner.partitions, groups)
+            for _ in range(3):
+                await unsure.search()
+            await search.search()
+            assert (await member.describe("report")).committed.keys() == {kept, *gone}  # proven once
+            await search.search()
+            state = await member.describe("report")
+            assert (state.committed, state.members) == ({kept: committed(1, 1)}, {"m": (kept,)})
+            await search.search()
+            assert (await member.describe("report")).generation == state.generation
+
+    run(work())
 
 
 def test_an_owner_creates_the_log_that_the_queue_does_not_have_yet() -> None:

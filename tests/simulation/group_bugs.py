@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, each, instead, omit, swap
+from tests.simulation.bug import Planted, each, first, instead, omit, swap
 
 ON_STATE_LOGS = ("state-log",)
 
@@ -37,5 +37,28 @@ GROUP_BUGS = (
         ),
         level="calm",
         aspects=("house", *ON_STATE_LOGS),
+    ),
+    Planted(
+        "positions in deleted topics stay",
+        "memq.groups.coordinator",
+        "GroupCoordinator.forget",
+        omit("self._propose"),
+        level="calm",
+        aspects=("churn", *ON_STATE_LOGS),
+    ),
+    Planted(
+        "S9: a restore takes positions as they are",
+        "memq.broker.restore.state_logs",
+        "StateLogRestorer._moved",
+        first("return {}"),
+        aspects=ON_STATE_LOGS,
+    ),
+    Planted(
+        "S9: a restore puts groups behind the last pointer",
+        "memq.broker.restore.position_search",
+        "PositionSearch.place",
+        omit("self._is_covered"),
+        level="calm",
+        aspects=ON_STATE_LOGS,
     ),
 )

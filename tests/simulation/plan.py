@@ -24,7 +24,7 @@ from memq.simulation.ports.wrong_answers import (
     WrongAnswerRates,
 )
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
-from tests.simulation.reduced_constants import CLOCK_ERROR, SNAPSHOTS, Constants, draw_constants
+from tests.simulation.reduced_constants import CLOCK_ERROR, FORGET, SNAPSHOTS, Constants, draw_constants
 from tests.simulation.wishes import WISHES, Wish
 
 ASPECTS = (
@@ -511,8 +511,10 @@ def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Let the groups be on state logs of the brokers, in place of the queue's, often with young snapshots."""
-    snapshots = {SNAPSHOTS: draw.choice([3.0, 15.0])} if draw.random() < 0.8 else {}
-    return replace(plan, shape=replace(plan.shape, groups="state-log"), constants={**plan.constants, **snapshots})
+    constants = {**plan.constants, FORGET: 4.0}
+    if draw.random() < 0.8:
+        constants[SNAPSHOTS] = draw.choice([3.0, 15.0])
+    return replace(plan, shape=replace(plan.shape, groups="state-log"), constants=constants)
 
 
 def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:

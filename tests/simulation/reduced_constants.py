@@ -21,6 +21,7 @@ REQUESTS = "memq.broker.api.requests:REQUESTS_PER_CONNECTION_MAX"
 FETCHES = "memq.client.consumer.fetch.fetch_scheduler:FETCHES_MAX"
 LOOK_BACKS = "memq.client.consumer.fetch.fetch_scheduler:LOOK_BACKS_MAX"
 SNAPSHOTS = "memq.state_log.state_log:SNAPSHOT_S"
+FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {

@@ -23,6 +23,7 @@ from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
+from memq.topic import is_state_topic
 from tests.producer_cores import RecordingCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.auditor import LIVE_AUDITOR
@@ -49,6 +50,7 @@ from tests.simulation.sealed_life import SEALED, SealedLife
 from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
+from tests.simulation.state_restore_rules import StateRestoreRules
 from tests.simulation.topic_churn import TopicChurn
 from tests.simulation.wishes import draw_marks, facets_of
 
@@ -61,6 +63,7 @@ REPORT_S = 3.0  # the longest time until a report lands in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
 SWEEP_POLL_S = 1.0
+FORGET_S = 120.0  # for a round that begins again whenever a log is opened
 COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 POLL_S = 0.02  # interval between checks whether the run has ended
@@ -147,10 +150,12 @@ class Scenario:
         self.names.finish()
         self.batches.finish()
         self._check_sweep()
+        self._check_forgotten_topics()
         self._check_audit()
         logs_are_cut = self.plan.faults.chaos.log_cut_every_s > 0
         if (self.plan.shape.compaction or logs_are_cut) and "staged" not in self.plan.producers:
             self._check_restore()
+        self._check_restored_groups()
         self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
         if self.auditor is not None:
@@ -258,6 +263,30 @@ class Scenario:
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the restore does not end"
+        work.result()
+
+    def _check_forgotten_topics(self) -> None:
+        """Give the owners of groups their time, and check that no group has a position in a deleted topic."""
+        cloud = self.cluster.cloud
+
+        def left() -> set[str]:
+            return {each for each in cloud.state_logs.named_topics() if cloud.cluster.registry.deleted(each)}
+
+        self.world.run(FORGET_S, done=lambda: not left(), poll_s=1.0)
+        if left():
+            self.world.fail(f"groups have positions in {len(left())} deleted topics, the first is {min(left())}")
+
+    def _check_restored_groups(self) -> None:
+        """Lose the queue, and restore it with the groups: each continues at the position of the last snapshot."""
+        cluster, shape = self.cluster, self.plan.shape
+        states = [topic for topic in cluster.cloud.cluster.registry.topics() if is_state_topic(topic.name)]
+        if not states or shape.compaction or self.plan.faults.chaos.log_cut_every_s > 0:
+            return
+        parts = (cluster.topic, states[0], cluster.objects, self.checker.logs, self.world.fail)
+        rules, node = StateRestoreRules(CLUSTER, *parts), cluster.cloud.node
+        work = node.loop.create_task(rules.check(node.clock, self.world.random("restored groups")))
+        self.world.run(AUDIT_S, done=work.done)
+        assert work.done(), "the restore of groups does not end"
         work.result()
 
     def _check_lost_log(self) -> None:

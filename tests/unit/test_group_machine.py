@@ -30,7 +30,9 @@ from memq.groups.machine import (
     GroupMachine,
     ImportDecision,
     MembersDecision,
+    RestoredDecision,
     StalePlanError,
+    StoredMember,
     TopicPositions,
     copy_of,
     difference,
@@ -40,10 +42,12 @@ from memq.groups.machine import (
     unpack,
     unpack_positions,
 )
+from memq.limits import COVERED_MAX
+from memq.notification import check_position
 from memq.notification.groups import Group
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 from tests.contract.manual_clock import ManualClock
 from tests.contract.state_log_queue import StateLogQueue
 
@@ -281,6 +285,49 @@ def test_partitions_and_positions_are_packed_without_a_loss(numbers: set[tuple[s
     found = unpack_positions(pack_positions(stored))
     assert found == stored
     assert [each.mark for each in found.values()] == [4] * len(logs)
+
+
+def test_restored_positions_end_the_generations_of_their_groups() -> None:
+    machine = GroupMachine()
+    for group in ("g", "h"):
+        members = {"m": StoredMember(SESSION_MS, 1, 0, (), ())}
+        assert machine.apply(encode_decision(MembersDecision(group, 0, 1, members))) is None
+        assert machine.apply(encode_decision(CommitDecision(group, "m", 1, 1, ()))) is None
+    moved = {LOGS[0]: Committed(Position(LOGS[0].partition, 3), covered=((0, 1, (1, 2)),))}
+    machine.apply(encode_decision(RestoredDecision({"g": pack_positions(moved)})))
+    assert (machine.groups["g"].membership, machine.groups["g"].positions) == (Group(2), moved)
+    assert machine.membership("h").members.keys() == {"m"}
+    machine.apply(encode_decision(RestoredDecision({}, 100, all=True)))
+    assert [machine.membership(group) for group in ("g", "h", "new")] == [Group(102), Group(101), Group(100)]
+    copy = GroupMachine()
+    copy.restore(machine.snapshot())
+    assert copy.groups == machine.groups
+
+
+def test_positions_that_name_many_batches_are_committed_in_several_decisions() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        coordinator = await opened(queue, clock)
+        logs = [ReadPartition("clicks", "0a" * 16, number) for number in range(300)]
+        alone = await coordinator.join("g", "a", logs, SESSION_MS)
+        last = (1 << 63) - 1
+        covered = tuple((last - writer, last, (last, last) * COVERED_MAX) for writer in range(COVERED_MAX))
+        every = {each: Committed(Position(each.partition, 1), covered=covered) for each in logs}
+        await coordinator.commit("g", "a", alone.generation, every, 1)
+        assert await coordinator.committed("g", logs) == every
+        await queue.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "covered",
+    [((0, 0, (1,)),), ((-1, 0, ()),), ((0, 0, (1, 1 << 63)),), ((0, 0, (1, 2) * 9),), ((0, 0, ()),) * 9],
+)
+def test_a_member_can_not_commit_covered_batches_that_are_out_of_bounds(covered: Covered) -> None:
+    with pytest.raises(InvalidRequestError, match="covered batches"):
+        check_position(LOGS[0], Committed(Position(LOGS[0].partition, 1), covered=covered))
 
 
 def test_members_that_join_at_once_need_few_decisions() -> None:

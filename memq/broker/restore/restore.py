@@ -30,6 +30,7 @@ from memq.broker.restore.rebuild import (
     follow_on,
     staged_locations,
 )
+from memq.broker.restore.state_logs import StateLogRestorer
 from memq.broker.restore.unknown_topics import LOST_TEXT, unknown_objects
 from memq.broker.upkeep.truncation import without_lost_orders
 from memq.errors import (
@@ -122,6 +123,7 @@ class Restorer:
         self._shared: LocationsByTopic | None = None
         self._staged: LocationsByTopic | None = None  # in the order of their commits
         self._compacted = CompactedBatches()
+        self._renumbered: dict[ReadPartition, Topic] = {}  # read partitions whose logs are made again
 
     async def restore_all(self, coordinator: Coordinator) -> list[Restored]:
         """Restore all topics of the coordinator, and return the result of each.
@@ -138,6 +140,10 @@ class Restorer:
                 continue  # its logs have no pointers
             results.append(await self.restore(await self._without_lost_orders(coordinator, topic)))
             await _check_stopped(coordinator)  # a paused broker may have returned
+        for topic in topics:  # positions of groups follow the logs
+            if is_state_topic(topic.name):
+                results.append(await self._restore_states(topic, coordinator))
+                await _check_stopped(coordinator)
         others = Restored("")
         shared, staged = await self._of_many(others)
         batches = Counter({topic: len(locations) for topic, locations in shared.items()})
@@ -159,6 +165,22 @@ class Restorer:
         kept = await without_lost_orders(self._queue, topic)
         return topic if kept == topic or self._dry_run else await coordinator.alter_topic(kept)
 
+    async def _restore_states(self, topic: Topic, coordinator: Coordinator) -> Restored:
+        """Restore the state logs of a topic, with the positions in logs that were made again."""
+        parts = (self._cluster, self._store, self._queue, self._clock)
+        states = StateLogRestorer(*parts, dry_run=self._dry_run)
+        known = await coordinator.assignments()
+        epochs = {each.partition: each.epoch for each in known if each.topic_id == topic.id}
+        found = await states.restore(topic, epochs, self._renumbered)
+        return Restored(
+            topic.name,
+            objects=found.restored,
+            pointers=found.restored,
+            intact=found.intact,
+            findings=found.findings,
+            groups=found.groups,
+        )
+
     async def restore(self, topic: Topic) -> Restored:
         """Publish the lost pointers of a topic's objects, and return the result.
 
@@ -169,6 +191,7 @@ class Restorer:
         result = Restored(topic.name)
         locations = await self._locations(topic, result)
         lost = await self._lost(topic, locations, result)
+        self._renumbered |= dict.fromkeys(lost, topic)
         if not lost or self._dry_run:
             await self._restore(topic, locations, lost, result)
             return result

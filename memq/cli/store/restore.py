@@ -14,6 +14,7 @@ from memq.cli.output import GrowingCount, ProgressBar, count_text, print_json, p
 from memq.cli.run import OK
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.settings import PartSettings, Settings, Value, rules_of
+from memq.topic import is_state_topic
 
 if TYPE_CHECKING:
     from memq.broker.restore.restore import Restored
@@ -27,9 +28,10 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
     """Rebuild a lost notification queue: queue.sqlite, or a cluster's topics in Kafka.
 
     It reads and checks every object, and writes the pointers in the order of their commits; a batch that is stored
-    twice gets one pointer. It leaves partitions that the queue has unchanged, and counts them as intact. The positions
-    of groups were in the queue: groups begin at their consumers' `start`. If the queue still has a group's position in
-    a lost log, the group begins at the beginning. No broker may run.
+    twice gets one pointer. It leaves partitions that the queue has unchanged, and counts them as intact. Groups on
+    state logs come back with the positions of the last snapshot. Positions of other groups were in the queue: these
+    groups begin at their consumers' `start`. If the queue still has such a position in a lost log, the group begins at
+    the beginning. No broker may run.
 
     If the settings name no store, queue and coordinator, it restores the queue of --data. It moves a damaged
     queue.sqlite away first, and an interrupted run changes nothing. It fills the queue of a cluster in place. Start an
@@ -61,7 +63,10 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
         )
     for one in reports:
         for group in one.groups:
-            print_message(f"group '{group}' begins at the beginning of topic '{one.topic}', whose log was lost")
+            if is_state_topic(one.topic):
+                print_message(f"group '{group}' has its restored positions, and its members join again")
+            else:
+                print_message(f"group '{group}' begins at the beginning of topic '{one.topic}', whose log was lost")
     findings = [(key, text) for one in reports for key, text in one.findings]
     for key, text in findings:
         print_message(f"{key}: {text}")

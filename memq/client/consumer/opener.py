@@ -188,6 +188,7 @@ class Opener:
         if self._wanted().get(partition) == grant:
             assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant, mark)
             if stored is not None:
+                assigned.cursor.progress.cover(stored.covered)
                 assigned.ledger.stored(stored)
                 self._reading.stored[partition] = stored
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from memq.errors import InvalidRequestError, PositionExpiredError, PositionLostError
 from memq.format.pointer import Pointer, pointer_mark
 from memq.format.totals import TotalsFold
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.limits import COVERED_MAX
+from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 
 @dataclass(slots=True)
@@ -215,15 +216,76 @@ def _follows(pointer: Pointer, before: tuple[int, int] | None) -> bool:
     return pointer.epoch == epoch and pointer.batch_sequence == batch + 1
 
 
+@dataclass(slots=True)
+class _CoveredPart:
+    """The covered batches of a write partition.
+
+    They are all batches below epoch `floor`, and of each epoch those before `next_`.
+    """
+
+    floor: int = 0
+    next_: dict[int, int] = field(default_factory=dict)
+    met_ms: dict[int, int] = field(default_factory=dict)  # the queue time of the first pointer of each epoch
+
+    def note(self, pointer: Pointer, time_ms: int, keep_ms: int) -> None:
+        epoch = pointer.epoch
+        if epoch < self.floor:
+            return
+        for known in self.next_:
+            self.met_ms.setdefault(known, time_ms)  # of a stored position
+        self.met_ms.setdefault(epoch, time_ms)
+        reached = pointer.batch_sequence + 1 if pointer.kind == "data" else 0
+        self.next_[epoch] = max(reached, self.next_.get(epoch, 0))
+        old = [each for each, met_ms in self.met_ms.items() if time_ms - met_ms > keep_ms and self.next_[each]]
+        if old and max(old) > self.floor:
+            self.floor = max(old)
+            self.next_ = {each: next_ for each, next_ in self.next_.items() if each >= self.floor}
+            self.met_ms = {each: met_ms for each, met_ms in self.met_ms.items() if each >= self.floor}
+
+
 class ReadProgress:
-    """Folds the pointers of one read partition, in order of offset, into totals."""
+    """Folds the pointers of one read partition, in order of offset, into totals and covered batches.
 
-    def __init__(self) -> None:
+    Late pointers of lower epochs come at most `keep_ms` (queue time) after the first pointer of an epoch: then all
+    lower epochs are covered (G5). Without `keep_ms`, covered batches are not counted.
+    """
+
+    def __init__(self, keep_ms: int = 0) -> None:
         self._parts: dict[int, TotalsFold] = {}
+        self._keep_ms = keep_ms
+        self._start: Covered = ()
+        self._covered: dict[int, _CoveredPart] = {}
 
-    def pass_over(self, pointer: Pointer) -> None:
-        """Count the records of a pointer as before the position."""
+    def cover(self, covered: Covered) -> None:
+        """Take the batches before the start that its stored position names."""
+        self._start = covered
+        self._covered = {
+            writer: _CoveredPart(floor, dict(zip(numbers[::2], numbers[1::2], strict=True)))
+            for writer, floor, numbers in covered
+        }
+
+    def again(self) -> ReadProgress:
+        """Return the progress at the start."""
+        made = ReadProgress(self._keep_ms)
+        made.cover(self._start)
+        return made
+
+    def pass_over(self, pointer: Pointer, time_ms: int = 0) -> None:
+        """Count the records of a pointer as before the position; `time_ms` is its queue time."""
         self._part(pointer.partition).add(pointer)
+        if self._keep_ms:
+            self._covered.setdefault(pointer.partition, _CoveredPart()).note(pointer, time_ms, self._keep_ms)
+
+    @property
+    def covered(self) -> Covered:
+        """The batches that the position covers (`Committed`)."""
+        parts = self._covered
+        if len(parts) > COVERED_MAX or any(len(part.next_) > COVERED_MAX for part in parts.values()):
+            return ()
+        return tuple(
+            (writer, part.floor, tuple(number for pair in sorted(part.next_.items()) for number in pair))
+            for writer, part in sorted(parts.items())
+        )
 
     def start_at(self, pointer: Pointer) -> None:
         """Take the totals that `pointer`, the first of its write partition here or later, states."""

@@ -69,6 +69,11 @@ class StateLogs:
             if fold.snapshot is not None and key.startswith(f"{fold.snapshot.key}/"):
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} needs it")
 
+    def named_topics(self) -> set[str]:
+        """Return the ids of the topics in which groups have positions."""
+        groups = (stored for machine in self._machines.values() for stored in machine.groups.values())
+        return {partition.topic_id for stored in groups for partition in stored.positions}
+
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
         return any(member in machine.membership(group).members for machine in self._machines.values())

@@ -111,7 +111,7 @@ class PartitionCursor:
         self.dedup_window = DedupWindow(window_ms)
         self.continuity = LogContinuity(start, mark)
         self._mark = mark  # of the position
-        self.progress = ReadProgress()  # the totals before the pointer at the position
+        self.progress = ReadProgress(window_ms)  # the totals before the pointer at the position, and covered batches
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
         self.wanted = wanted
@@ -128,7 +128,7 @@ class PartitionCursor:
     def begin_look_back(self) -> None:
         """Reset the counts: a repeated look back would count the same pointers again."""
         assert self.state is CursorState.LOOKING_BACK
-        self.progress = ReadProgress()
+        self.progress = self.progress.again()
 
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers before the start, in order, and mark the sequences of their blocks as seen.
@@ -145,7 +145,7 @@ class PartitionCursor:
             if not isinstance(pointer, Pointer):
                 continue  # an earlier reader processed it
             self.dedup_window.advance(entry.time_ms)
-            self.progress.pass_over(pointer)
+            self.progress.pass_over(pointer, entry.time_ms)
             self.continuity.note(pointer)
             if pointer.skip or not pointer.producers_complete:
                 incomplete.append(pointer)
@@ -322,8 +322,8 @@ class PartitionCursor:
 
     @property
     def behind(self) -> Committed:
-        """The position, how much lies before it, and its mark."""
-        return Committed(self.position, self._totals(), self._mark)
+        """The position, how much lies before it, its mark, and what it covers."""
+        return Committed(self.position, self._totals(), self._mark, self.progress.covered)
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -465,7 +465,7 @@ class PartitionCursor:
     def _pass(self, slot: PointerSlot) -> None:
         """Leave the first slot behind."""
         if slot.pointer is not None:
-            self.progress.pass_over(slot.pointer)
+            self.progress.pass_over(slot.pointer, slot.time_ms)
         self._release(slot)
         self.position, self._mark = Position(self.partition.partition, slot.offset + 1), slot.mark
 

@@ -1,0 +1,230 @@
+"""Restores lost state logs from their snapshots, and the positions of groups in restored logs (S9).
+
+A lost log gets one entry: it names a new snapshot, of the first free offset and of an epoch above all that were used.
+Any entry proves the `opened` of its epoch, so an owner continues from this state. A restore that ends before this entry
+has changed nothing.
+
+Positions in a log that was made again are searched there (`memq.broker.restore.position_search`). They are part of the
+new snapshot. In a state log that is whole they are a decision, in an epoch of the restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from memq.broker.restore.position_search import PositionSearch
+from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
+from memq.format.key import state_prefix, state_snapshot_key
+from memq.format.pointer import Pointer, read_pointer
+from memq.format.state_entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_snapshot import SavedState
+from memq.groups.coordinator import MACHINE
+from memq.groups.machine import GroupMachine, RestoredDecision, encode_decision, pack_positions, portions
+from memq.notification import NotificationQueue, Publication
+from memq.notification.log_reader import all_entries, valid_span
+from memq.runtime.clock import Clock
+from memq.state_log import Answer, StateMachine
+from memq.state_log.log_reading import StateLogReading, read_state_log
+from memq.state_log.snapshot_store import SnapshotStore
+from memq.storage_handlers import StorageHandler
+from memq.topic import Committed, Position, ReadPartition, Topic, read_partitions
+
+OWNER = "memq restore"
+GENERATION_GAP = 1_000_000  # more generations than a group makes between two snapshots
+Moved = dict[str, dict[ReadPartition, Committed]]  # new positions by group
+
+
+@dataclass(slots=True)
+class RestoredStates:
+    """The results of a topic of state logs: restored and whole logs, groups with new positions, findings."""
+
+    restored: int = 0
+    intact: int = 0
+    groups: list[str] = field(default_factory=list)
+    findings: list[tuple[str, str]] = field(default_factory=list)
+
+
+class _Unread:
+    """The machine of another service: a restore of a whole log does not need its state."""
+
+    def apply(self, body: bytes) -> Answer:
+        """See `StateMachine.apply`."""
+
+    def snapshot(self) -> bytes:
+        """See `StateMachine.snapshot`."""
+        raise AssertionError("nobody reads this state")
+
+    def restore(self, state: bytes) -> None:
+        """See `StateMachine.restore`."""
+
+
+class StateLogRestorer:
+    """Restores the state logs of a cluster. No broker of the cluster may run meanwhile."""
+
+    def __init__(
+        self, cluster: str, store: StorageHandler, queue: NotificationQueue, clock: Clock, *, dry_run: bool = False
+    ) -> None:
+        self._cluster = cluster
+        self._snapshots = SnapshotStore(store)
+        self._queue = queue
+        self._clock = clock
+        self._dry_run = dry_run
+        self._renumbered: Mapping[ReadPartition, Topic] = {}
+
+    async def restore(
+        self, topic: Topic, epochs: Mapping[int, int], renumbered: Mapping[ReadPartition, Topic]
+    ) -> RestoredStates:
+        """Restore the lost logs of a topic, and the positions in all its logs.
+
+        `epochs` has the epoch of the assignment of each partition. `renumbered` are the read partitions that a restore
+        has made again, with their topics. A call after an interrupted one continues where that one ended.
+        Raises: MemqError of store and queue.
+        """
+        self._renumbered = renumbered
+        result = RestoredStates()
+        for log in read_partitions(topic):
+            try:
+                await self._restore(log, topic, epochs.get(log.partition, 0), result)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                result.findings.append((f"topic '{topic.name}' partition {log.partition}", str(error)))
+        return result
+
+    async def _restore(self, log: ReadPartition, topic: Topic, epoch: int, result: RestoredStates) -> None:
+        machine = await self._whole(log)
+        if machine is not None:
+            result.intact += 1
+            await self._move_positions(log, machine, epoch, result)
+            return
+        found = await self._snapshots.last(state_prefix(self._cluster, log.topic, log.topic_id, log.partition))
+        result.findings += found.faults
+        if found.saved is None:
+            return  # its first owner makes the log
+        machine = GroupMachine()
+        machine.restore(found.saved.machines.get(MACHINE, GroupMachine().snapshot()))
+        groups = await self._moved(machine)
+        packed = {name: pack_positions(positions) for name, positions in groups.items()}
+        machine.apply(encode_decision(RestoredDecision(packed, GENERATION_GAP, all=True)))
+        result.restored += 1
+        result.groups += sorted(machine.groups)
+        if self._dry_run:
+            return
+        await self._queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        if await self._whole(log) is not None:
+            raise QueueError(
+                f"topic '{topic.name}' partition {log.partition}: the queue has its log, and did not show it before",
+                hint="run memq restore again",
+            )
+        span = await valid_span(self._queue, log)
+        above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
+        states = {**found.saved.machines, MACHINE: machine.snapshot()}
+        key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
+        snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
+        offset = await self._publish(log, StateEntry(above, 0, snapshot))
+        if offset != span.end:
+            raise QueueError(
+                f"topic '{topic.name}' partition {log.partition}: its first entry has offset {offset}, not {span.end}",
+                hint="stop all brokers, and run memq restore again",
+            )
+
+    async def _whole(self, log: ReadPartition) -> GroupMachine | None:
+        """Return the groups of a log with all entries that its state needs; None if it is lost.
+
+        One answer is no proof of a loss. Raises: CorruptDataError of an entry; UnsupportedFormatError.
+        """
+        for _ in range(2):
+            try:
+                reading = await read_state_log(self._queue, log)
+                if not reading.empty:
+                    return await self._groups_of(reading)
+            except (LogLostError, NotFoundError):
+                continue
+        return None
+
+    async def _groups_of(self, reading: StateLogReading) -> GroupMachine:
+        last = reading.scan.snapshot
+        try:
+            saved = await self._snapshots.get(last) if last is not None else None
+        except CorruptDataError as error:
+            raise LogLostError(str(error)) from error
+        groups = GroupMachine()
+        machines: dict[str, StateMachine] = {name: _Unread() for name in reading.machines}
+        machines |= {name: _Unread() for name in (saved.machines if saved is not None else ())}
+        reading.scan.fold(lambda: machines | {MACHINE: groups}, saved)
+        return groups
+
+    async def _highest_epoch(self, log: ReadPartition) -> int:
+        reading = await read_state_log(self._queue, log)
+        return reading.scan.highest_epoch
+
+    async def _move_positions(
+        self, log: ReadPartition, machine: GroupMachine, epoch: int, result: RestoredStates
+    ) -> None:
+        """Put the new positions of a whole log's groups into the log, in an epoch of the restore."""
+        groups = await self._moved(machine)
+        result.groups += sorted(groups)
+        if not groups or self._dry_run:
+            return
+        above = 1 + max(epoch, await self._highest_epoch(log))
+        await self._publish(log, StateEntry(above, 0, OpenedState(self._clock.wall_ms(), OWNER)))
+        for number, decision in enumerate(_decisions(groups)):
+            body = StateDecision(MACHINE, encode_decision(decision))
+            await self._publish(log, StateEntry(above, number, StateDecisions((body,))))
+
+    async def _publish(self, log: ReadPartition, entry: StateEntry) -> int:
+        now_ms = self._clock.wall_ms()
+        return await self._queue.publish(
+            Publication(log, log.partition, entry.epoch, now_ms, encode_state_entry(entry))
+        )
+
+    # ---- positions ---------------------------------------------------------------------------------
+
+    async def _moved(self, machine: GroupMachine) -> Moved:
+        """Return the groups that know offsets of lost logs, with their new positions there."""
+        wanted: dict[ReadPartition, list[Committed]] = {}
+        for stored in machine.groups.values():
+            for partition, committed in stored.positions.items():
+                if partition in self._renumbered:
+                    wanted.setdefault(partition, []).append(committed)
+        found = {partition: await self._searched(partition, each) for partition, each in wanted.items()}
+        moved: Moved = {}
+        for name, stored in machine.groups.items():
+            before = {partition: each for partition, each in stored.positions.items() if partition in found}
+            changed = {
+                partition: found[partition][each]
+                for partition, each in before.items()
+                if found[partition][each] != each
+            }
+            members = stored.membership.members.values()
+            if changed or any(each.partition in self._renumbered for member in members for each in member.holds):
+                moved[name] = changed
+        return moved
+
+    async def _searched(self, partition: ReadPartition, wanted: list[Committed]) -> dict[Committed, Committed]:
+        try:
+            begin = (await valid_span(self._queue, partition)).begin
+        except NotFoundError:
+            begin = 0  # in a dry run
+        search = PositionSearch(self._renumbered[partition].settings, Position(partition.partition, begin))
+        search.want(wanted)
+        for take in (search.look, search.place):
+            async for offset, pointer in self._pointers(partition):
+                take(offset, pointer)
+        return {each: search.result(each) for each in wanted}
+
+    async def _pointers(self, partition: ReadPartition) -> AsyncIterator[tuple[int, Pointer]]:
+        try:
+            async for entries in all_entries(self._queue, partition):
+                for entry in entries:
+                    pointer = read_pointer(entry.body, newer="raise")
+                    if isinstance(pointer, Pointer):
+                        yield entry.offset, pointer
+        except NotFoundError:
+            return  # in a dry run
+
+
+def _decisions(groups: Moved) -> Iterator[RestoredDecision]:
+    """Yield the decisions about groups; only the first one of a group ends its generation."""
+    for name, positions in groups.items():
+        for number, portion in enumerate(portions(positions)):
+            yield RestoredDecision({name: pack_positions(portion)}, gap=int(number == 0))
