@@ -112,6 +112,8 @@ class Checker:
         self.commits = CommitRules(fail)
         self.reports = ReportRules(fail)
         self.on_committed: Callable[[str, ReadPartition, Position], None] | None = None
+        self.on_delivered: Callable[[Delivered], None] = lambda found: None  # learns of each record of a log
+        self.is_held: Callable[[str], bool] = lambda key: False  # whether a state log names an object
         self.copies = CopyRules((self.logs, self.reports.logs), objects)
         self._objects = objects
         self._window_ms = window_ms
@@ -363,6 +365,7 @@ class Checker:
                 raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
             record.places.setdefault(delivered.source, (partition, len(log.stream)))
             log.stream.append(delivered)
+            self.on_delivered(delivered)
             if not record.ack_left:
                 self._unacked.setdefault(delivered.source, []).append((delivered.sequence, delivered.value))
 
@@ -465,6 +468,7 @@ class Checker:
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
         left = [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
         left = [key for key in left if "/state/" not in key]  # owners of state logs delete old snapshots themselves
+        left = [key for key in left if not self.is_held(key)]
         return [key for key in left if not self.copies.is_only_copy(key)]
 
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:

@@ -55,6 +55,7 @@ ASPECTS = (
     "state-log",  # the groups are on state logs
     "operator",  # truncates the topic
     "seal",
+    "delay",  # delayed records, some of them cancelled
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -536,6 +537,24 @@ def _with_sealed_topics(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "seal"))
 
 
+def _with_delays(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Add producers that delay records, and cancel some.
+
+    Not where audits count the sequences of producers, nor where logs are cut: each held block has a producer of its
+    own, which reports nothing, and what the log lost is not released again.
+    """
+    if plan.shape.audit_interval_ms or plan.audits or plan.audited or plan.faults.chaos.log_cut_every_s:
+        return plan
+    shape = plan.shape if plan.shape.groups == "state-log" else _with_state_logs(plan, level, draw).shape
+    faults = replace(
+        plan.faults, chaos=plan.faults.chaos.slower(draw.choice([1, 3]))
+    )  # else no record is held in a storm
+    small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
+    return replace(
+        plan, shape=shape, faults=faults, producers=(*plan.producers, "delay"), constants={**plan.constants, **small}
+    )
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -564,4 +583,5 @@ _CHANGES = {
     "state-log": _with_state_logs,
     "operator": _with_an_operator,
     "seal": _with_sealed_topics,
+    "delay": _with_delays,
 }

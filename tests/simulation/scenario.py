@@ -32,6 +32,8 @@ from tests.simulation.bounded_reads import BOUNDED_READER, BoundedReads
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
+from tests.simulation.delay_life import DelayLife
+from tests.simulation.delay_rules import DelayRules
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
@@ -107,6 +109,11 @@ class Scenario:
         self.batches = StagedRules(self.checker, world.fail)
         self.checker.groups.wishes = self.checker.reports.wishes = plan.wishes or {}
         self.bounded = BoundedReads(self.cluster)
+        states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
+        error_ms = plan.shape.clock_error_ms
+        self.delays = DelayRules(states.state_of, world.fail, lambda: world.now, error_ms, calm=calm)
+        for checker in (self.checker, self.cluster.transient):
+            checker.on_delivered, checker.is_held = self.delays.landed, states.names
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._live_faults: dict[str, int] = {}
@@ -173,7 +180,8 @@ class Scenario:
     def _all_done(self) -> bool:
         """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
         drained = self.checker.groups.is_drained
-        return all(self.done.values()) and all(map(drained, self.groups)) and not self.checker.missing()
+        missing = self.checker.missing() or self.delays.missing()
+        return all(self.done.values()) and all(map(drained, self.groups)) and not missing
 
     def _check_life(self) -> None:
         """In a healed world everybody gets an answer, and every group reads to the end."""
@@ -183,6 +191,10 @@ class Scenario:
             self.world.fail(
                 f"{', '.join(waiting)} did not come to an end within {self.plan.end_s:g} s in a healed world"
             )
+
+        missing = self.delays.missing()
+        if missing:
+            self.world.fail(f"{len(missing)} delayed records are held, and do not come, the first is {missing[0]!r}")
 
     def _wait_for_reports(self) -> None:
         """Give the last reports of those that live their time, where clients report."""
@@ -314,6 +326,7 @@ class Scenario:
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
             }
             | self.audits.counts
+            | ({"delayed": len(self.delays.records)} if self.delays.records else {})
             | ({"bounded": self.bounded.done, "left out": self.bounded.left_out} if self.plan.wishes else {}),
             met=self.cluster.cloud.met() | self.chaos.met,
             live_faults=self._live_faults,
@@ -392,6 +405,7 @@ class Scenario:
             "churn": self._churn_main,
             "operator": self._operator_main,
             "seal": self._seal_main,
+            "delay": self._delay_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -474,6 +488,11 @@ class Scenario:
 
     async def _operator_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         await OperatorLife(node, runtime, self.cluster).run()
+        self.done[node.name] = True
+
+    async def _delay_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+        producer, lives = self._producer(node, runtime), self._lives[node.name]
+        await DelayLife(self.plan, node, producer, self.checker, self.delays, lives).run(self._blocks_left(node.name))
         self.done[node.name] = True
 
     def _producer(self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from memq.format.held_object import HoldId
 from memq.format.state_entry import StateDecisions, decode_state_entry
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import (
@@ -19,7 +20,7 @@ from memq.groups.machine import (
     unpack_positions,
 )
 from memq.holds.machine import MACHINE as HOLDS
-from memq.holds.machine import HoldMachine
+from memq.holds.machine import HoldMachine, HoldState
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
@@ -33,13 +34,15 @@ class StateLogs:
         self._fail = fail
         self._folds: dict[ReadPartition, StateFold] = {}
         self._machines: dict[ReadPartition, GroupMachine] = {}
+        self.holds: dict[ReadPartition, HoldMachine] = {}
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
         """An entry is in the log at `offset`."""
         fold = self._folds.get(partition)
         if fold is None:
             machine = self._machines[partition] = GroupMachine()
-            fold = self._folds[partition] = StateFold({MACHINE: machine, HOLDS: HoldMachine()})
+            holds = self.holds[partition] = HoldMachine()
+            fold = self._folds[partition] = StateFold({MACHINE: machine, HOLDS: holds})
         entry = decode_state_entry(body)
         met = fold.meet(offset, entry)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
@@ -64,7 +67,9 @@ class StateLogs:
                 observer.committed(decision.group, partition, position)
 
     def deleted(self, key: str) -> None:
-        """An object was deleted: it may be no part of the last snapshot that counts in its log (S7)."""
+        """An object was deleted: it may be no part of a last snapshot (S7), and have no held block (H5)."""
+        if self.names(key):
+            self._fail(f"'{key}' was deleted, and a state log names it")
         for partition, fold in self._folds.items():
             if fold.snapshot is not None and key.startswith(f"{fold.snapshot.key}/"):
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} needs it")
@@ -73,6 +78,15 @@ class StateLogs:
         """Return the ids of the topics in which groups have positions."""
         groups = (stored for machine in self._machines.values() for stored in machine.groups.values())
         return {partition.topic_id for stored in groups for partition in stored.positions}
+
+    def names(self, key: str) -> bool:
+        """Whether the state of a log names an object of held blocks."""
+        return any(key in holds.objects for holds in self.holds.values())
+
+    def state_of(self, hold: HoldId) -> HoldState | None:
+        """Return the state of a hold; None if no log knows it."""
+        states = (holds.state_of(hold) for holds in self.holds.values())
+        return next((state for state in states if state is not None), None)
 
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
