@@ -268,7 +268,10 @@ class DeadLetterQueue(KafkaHints, BlockingClient):
 
 
 def letter_of(record: Record) -> Letter:
-    """Return a record of the dead-letter topic as a letter. Raises: InvalidRequestError for another record."""
+    """Return a record of the dead-letter topic as a letter.
+
+    Raises: InvalidRequestError for another record.
+    """
     try:
         note, headers = read_letter(record.headers)
     except InvalidRequestError as error:
