@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memq.client.listener.answers import Message as Message
     from memq.client.listener.answers import Park as Park
     from memq.client.listener.answers import Retry as Retry
+    from memq.client.listener.dead_letter_queue import DeadLetterQueue as DeadLetterQueue
     from memq.client.listener.listener import Listener as Listener
     from memq.client.observers.collector import ClientCollector as ClientCollector
     from memq.client.producer.delayed import CancelOutcome as CancelOutcome
@@ -43,6 +44,7 @@ _HOMES = {
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
     "DeadLetter": "memq.client.listener.answers",
+    "DeadLetterQueue": "memq.client.listener.dead_letter_queue",
     "Delivery": "memq.client.producer.delivery",
     "Listener": "memq.client.listener.listener",
     "MemqError": "memq.errors",

@@ -1,4 +1,4 @@
-"""The asyncio twins of the public face: `Producer`, `Consumer`, `Listener` and `Admin` of `memq.aio`."""
+"""The asyncio twins of the public face: producer, consumer, listener, dead letters, admin."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memq.client.admin import AsyncAdmin as Admin
     from memq.client.consumer.consumer import AsyncConsumer as Consumer
+    from memq.client.listener.dead_letter_queue import AsyncDeadLetterQueue as DeadLetterQueue
     from memq.client.listener.listener import AsyncListener as Listener
     from memq.client.producer.delivery import Ack
     from memq.client.producer.delivery import AsyncDelivery as Delivery
     from memq.client.producer.producer import AsyncProducer as Producer
 
-__all__ = ["Ack", "Admin", "Consumer", "Delivery", "Listener", "Producer"]
+__all__ = ["Ack", "Admin", "Consumer", "DeadLetterQueue", "Delivery", "Listener", "Producer"]
 
 _HOMES = {
     "Ack": ("memq.client.producer.delivery", "Ack"),
     "Admin": ("memq.client.admin", "AsyncAdmin"),
     "Consumer": ("memq.client.consumer.consumer", "AsyncConsumer"),
+    "DeadLetterQueue": ("memq.client.listener.dead_letter_queue", "AsyncDeadLetterQueue"),
     "Delivery": ("memq.client.producer.delivery", "AsyncDelivery"),
     "Listener": ("memq.client.listener.listener", "AsyncListener"),
     "Producer": ("memq.client.producer.producer", "AsyncProducer"),

@@ -14,6 +14,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
     "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
     "consume": ("memq.cli.records.consume", "consume", "print records"),
+    "listen": ("memq.cli.records.listen", "listen", "run a program for each record, with retries and dead letters"),
+    "dlq": ("memq.cli.records.dlq", "dlq", "list, show, redrive and purge dead letters"),
     "get": ("memq.cli.records.get", "get", "print one record, by its position"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
     "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),

@@ -36,6 +36,7 @@ from memq.runtime.tasks import TaskOwner
 Call = Callable[[Message], Awaitable[object]]
 RETRY_PREFETCH_BYTES_MAX = 8 * MIB
 SENDING_MAX = 1_000  # retries and dead letters on their way
+ENDED_CHECK_S = 1.0  # the group may give this member another partition
 DUE_CHECK_S = 5.0  # the wall clock may be set
 FOREIGN_DELAY_MS = 10_000  # a retry of a topic that this listener does not read
 _RETRY_S_BASE = 0.05
@@ -209,6 +210,8 @@ class ListenerCore:
                 )
                 continue
             failures = 0
+            if found is None and source.consumer.ended:  # the topics are sealed
+                await asyncio.sleep(ENDED_CHECK_S)
             if isinstance(found, AssignmentEvents):
                 await self._change(source, found)
             elif found is not None:

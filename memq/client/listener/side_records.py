@@ -32,9 +32,9 @@ LetterState = Literal["dead", "parked"]
 _STATES: tuple[LetterState, ...] = ("dead", "parked")
 _TOPIC, _POSITION, _TIME = "memq-topic", "memq-position", "memq-timestamp-ms"
 _ATTEMPT, _DUE, _CAUSE, _LETTER = "memq-attempt", "memq-due-ms", "memq-cause", "memq-letter"
-_STATE, _ATTEMPTS, _DIED = "memq-state", "memq-attempts", "memq-dead-ms"
+_STATE, _ATTEMPTS, _DIED, _CUT = "memq-state", "memq-attempts", "memq-dead-ms", "memq-cut"
 _RETRY_NAMES = (_TOPIC, _POSITION, _TIME, _ATTEMPT, _DUE, _LETTER, _CAUSE)
-_LETTER_NAMES = (_TOPIC, _POSITION, _TIME, _STATE, _ATTEMPTS, _DIED, _CAUSE)
+_LETTER_NAMES = (_TOPIC, _POSITION, _TIME, _STATE, _ATTEMPTS, _DIED, _CUT, _CAUSE)
 
 
 def retry_topic(group: str) -> str:
@@ -85,13 +85,17 @@ class RetryNote(NamedTuple):
 
 
 class LetterNote(NamedTuple):
-    """Headers of a dead letter: its origin, the number of handler calls, time (Unix ms), and the cause."""
+    """Headers of a dead letter: its origin, the number of handler calls, time (Unix ms), and the cause.
+
+    `cut`: the letter has no value and no original headers, because it would have been too large.
+    """
 
     origin: Origin
     state: LetterState
     attempts: int
     dead_ms: int
     cause: str
+    cut: bool = False
 
 
 def retry_headers(note: RetryNote, headers: RecordHeaders) -> RecordHeaders:
@@ -110,19 +114,19 @@ def read_retry(headers: RecordHeaders) -> tuple[RetryNote, RecordHeaders]:
 
 def letter_headers(note: LetterNote, headers: RecordHeaders) -> RecordHeaders:
     """Return the headers of a dead letter."""
-    texts = (*_origin_texts(note.origin), note.state, str(note.attempts), str(note.dead_ms), cut_cause(note.cause))
-    return _joined(_LETTER_NAMES, texts, headers)
+    numbers = (str(note.attempts), str(note.dead_ms), str(int(note.cut)))
+    return _joined(_LETTER_NAMES, (*_origin_texts(note.origin), note.state, *numbers, cut_cause(note.cause)), headers)
 
 
 def read_letter(headers: RecordHeaders) -> tuple[LetterNote, RecordHeaders]:
     """Return what a dead letter says, and the original headers. Raises: InvalidRequestError."""
     texts, rest = _split(_LETTER_NAMES, headers)
-    *origin, state, attempts, dead_ms, cause = texts
+    *origin, state, attempts, dead_ms, cut, cause = texts
     if state not in _STATES:
         raise InvalidRequestError(f"header {_STATE} = {state[:60]!a} is not one of {', '.join(_STATES)}")
     known = _STATES[_STATES.index(state)]
-    note = LetterNote(_origin_of(origin), known, _number(_ATTEMPTS, attempts), _number(_DIED, dead_ms), cause)
-    return note, rest
+    calls, died_ms = _number(_ATTEMPTS, attempts), _number(_DIED, dead_ms)
+    return LetterNote(_origin_of(origin), known, calls, died_ms, cause, cut == "1"), rest
 
 
 def _joined(names: Sequence[str], texts: Sequence[str], headers: RecordHeaders) -> RecordHeaders:

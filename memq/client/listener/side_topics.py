@@ -19,6 +19,7 @@ from memq.client.listener.side_records import (
     retry_headers,
     retry_topic,
 )
+from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, OutcomeUnknownError, RetryableError, TooLargeError
 from memq.format.blocks.columns import RecordHeaders
@@ -92,7 +93,18 @@ class SideTopics:
                 f"the record at {note.origin.position} of topic '{note.origin.topic}' is too large for "
                 f"'{self.letters}': its dead letter has no value",
             )
-            return await self._send(self.letters, None, None, letter_headers(note, ()), None, None)
+            return await self._send(self.letters, None, key, letter_headers(note._replace(cut=True), ()), tag, None)
+
+    async def enqueue_retry(
+        self, note: RetryNote, value: bytes | None, key: bytes | None, headers: RecordHeaders, tag: str | None
+    ) -> AsyncDelivery:
+        """Send a record to the first lane of the retry topic; records are stored in the order of the calls.
+
+        Raises: as `AsyncProducer.send`.
+        """
+        return await self._open().send(
+            self.retry, value, key=key, headers=retry_headers(note, headers), tag=tag, partition=0
+        )
 
     async def _send(
         self,
@@ -107,6 +119,17 @@ class SideTopics:
 
         A record whose outcome is unknown is sent again, so it may come twice.
         """
+        producer = self._open()
+        for failures in count(1):
+            try:
+                delivery = await producer.send(topic, value, key=key, headers=headers, tag=tag, partition=partition)
+                return (await delivery).position
+            except (RetryableError, OutcomeUnknownError) as error:
+                self._events.warning("listener.send-retry", f"to '{topic}': {type(error).__name__}: {error}; again")
+            await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
+        raise AssertionError
+
+    def _open(self) -> AsyncProducer:
         if self._producer is None:
             self._producer = AsyncProducer(
                 self._brokers,
@@ -114,16 +137,7 @@ class SideTopics:
                 runtime=self._runtime,
                 **self._options,  # type: ignore[arg-type]
             )
-        for failures in count(1):
-            try:
-                delivery = await self._producer.send(
-                    topic, value, key=key, headers=headers or None, tag=tag, partition=partition
-                )
-                return (await delivery).position
-            except (RetryableError, OutcomeUnknownError) as error:
-                self._events.warning("listener.send-retry", f"to '{topic}': {type(error).__name__}: {error}; again")
-            await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
-        raise AssertionError
+        return self._producer
 
     async def close(self) -> None:
         """Disconnect. A record that is not stored is no error: its original is not committed, and comes again."""
