@@ -156,6 +156,8 @@ class Schedule:
         """A new owner begins with a snapshot."""
         restored = HoldMachine()
         restored.restore(self.machine.snapshot())
+        if restored.units != self.machine.units or restored.numbers != self.machine.numbers:
+            raise BrokenHoldError("a snapshot has other units")
         self.machine = restored
         self.met["restored"] += 1
 

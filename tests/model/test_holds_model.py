@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.model.holds import BrokenHoldError, Schedule
+from memq.format.held_object import HeldBlock, HeldLane, HoldId
+from memq.holds.machine import DoneDecision, HoldDecision, HoldMachine, ReleaseDecision, Unit, encode_decision
+from tests.model.holds import TARGETS, BrokenHoldError, Schedule
 from tests.simulation.bug import Change, Planted, after, body, omit, swap
 from tests.simulation.planted_bugs import plant
 from tests.soak import repetitions
@@ -72,3 +74,22 @@ def test_held_records_need_each_rule(name: str) -> None:
     target, change = BUGS[name]
     with plant(Planted(name, MACHINE, target, change)):
         assert first_found(range(300)), "no promise is broken"
+
+
+def test_a_state_in_another_life_counts_its_units_from_one() -> None:
+    """Its targets know other units under the numbers that were given after the snapshot."""
+    machine = HoldMachine()
+    lane = HeldLane(TARGETS[0], "", tuple(HeldBlock(HoldId(number, 0), 1, 5, 0, 1) for number in (1, 2, 3)))
+    machine.apply(encode_decision(HoldDecision("object", 0, (lane,))))
+    units = tuple(Unit(TARGETS[0], r, (HoldId(r, 0),)) for r in (1, 2, 3))
+    machine.apply(encode_decision(ReleaseDecision(units)))
+    machine.apply(encode_decision(DoneDecision(9, ((TARGETS[0], 1),))))
+    machine.renew(7)
+    restored = HoldMachine()
+    restored.restore(machine.snapshot())
+    assert (restored.life, restored.next_number(TARGETS[0])) == (7, 3)
+    assert {r: each.holds[0].block.id.producer for r, each in restored.units[TARGETS[0]].items()} == {1: 2, 2: 3}
+    machine.apply(encode_decision(DoneDecision(9, ((TARGETS[0], 1), (TARGETS[0], 2)))))
+    assert not machine.objects
+    machine.renew(8)
+    assert machine.next_number(TARGETS[0]) == 1
