@@ -323,9 +323,9 @@ def writer_id(name: str) -> int:
     return _id_of("writer", name)
 
 
-def shard_id(topic_id: str, partition: int) -> int:
+def shard_id(topic_id: str, partition: int, life: int = 0) -> int:
     """Return the id of a service partition in pointers of partitions that get held records of it."""
-    return _id_of("shard", f"{topic_id}/{partition}")
+    return _id_of("shard", f"{topic_id}/{partition}/{life}")
 
 
 def _id_of(what: str, name: str) -> int:

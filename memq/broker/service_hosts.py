@@ -212,7 +212,7 @@ class ServiceHosts:
     def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
         services, machine = self._services, opened.log.machine(HOLDS)
         assert isinstance(machine, HoldMachine), "`holds` made it"
-        shard = shard_id(opened.topic.id, opened.partition)
+        shard = shard_id(opened.topic.id, opened.partition, machine.life)
         parts = KeeperParts(
             cluster=services.settings.cluster,
             store=services.store,

@@ -40,6 +40,7 @@ from memq.state_log import Answer
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
+HOLDS_MAX = 250_000  # in memory, 400 bytes each; a snapshot of so many takes 0.8 s
 WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
 OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
 STORES_AT_ONCE = 4
@@ -145,6 +146,12 @@ class HoldKeeper:
             raise NotReadyError("the service partition of these held records is closed")
         if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
             raise ThrottledError(f"{self._waiting_bytes} bytes of records wait until they are held")
+        held = len(self._machine.open) + len(self._pending)
+        if held >= HOLDS_MAX:
+            raise ThrottledError(
+                f"{held} delayed records wait in this service partition, more are not allowed",
+                hint="spread them over more partitions of the topic, or send them later",
+            )
         future: asyncio.Future[HoldState] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_seen)
         self._waiting_bytes += len(new.data)

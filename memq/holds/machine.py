@@ -89,6 +89,7 @@ class ReleasedUnit(msgspec.Struct):
 
 class _SavedHolds(msgspec.Struct, frozen=True):
     version: int
+    life: int
     objects: list[tuple[str, list[HeldLane]]]
     units: list[tuple[Unit, list[tuple[str, HeldLane]]]]
     numbers: list[tuple[Target, int]]
@@ -122,6 +123,7 @@ class HoldMachine:
     """
 
     def __init__(self) -> None:
+        self.life = 0  # changes with a restore, which may give numbers again: targets know each life by its own id
         self.open: dict[HoldId, Hold] = {}
         self.units: dict[Target, dict[int, ReleasedUnit]] = {}  # not done, by number, in order
         self.numbers: dict[Target, int] = {}  # the last number of each target
@@ -157,6 +159,15 @@ class HoldMachine:
     def next_number(self, target: Target) -> int:
         """Return the number of the next unit of a target."""
         return self.numbers.get(target, 0) + 1
+
+    def renew(self, life: int) -> None:
+        """Begin another life with this older state, and count the units from 1 again (S9)."""
+        self.life = life
+        for target, units in self.units.items():
+            renamed = [msgspec.structs.replace(each.unit, r=r) for r, each in enumerate(units.values(), 1)]
+            kept = zip(renamed, units.values(), strict=True)
+            self.units[target] = {unit.r: ReleasedUnit(unit, each.holds) for unit, each in kept}
+        self.numbers = {target: len(units) for target, units in self.units.items()}
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -253,7 +264,7 @@ class HoldMachine:
             for each in self._all_units()
         ]
         ended = [(hold, *each) for hold, each in self._ended.items()]
-        return _encode(_SavedHolds(STATE_VERSION, objects, units, list(self.numbers.items()), ended))
+        return _encode(_SavedHolds(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended))
 
     def _all_units(self) -> Iterator[ReleasedUnit]:
         for units in self.units.values():
@@ -267,6 +278,7 @@ class HoldMachine:
             raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
         if saved.version != STATE_VERSION:
             raise UnsupportedFormatError(f"snapshot of held records has version {saved.version}, not {STATE_VERSION}")
+        self.life = saved.life
         for key, lanes in saved.objects:
             for lane in lanes:
                 for block in lane.blocks:

@@ -1,4 +1,4 @@
-"""The messages about held records: to hold, cancel and release them, and what operators ask."""
+"""The messages about held records: to hold, cancel, release and count them."""
 
 from __future__ import annotations
 

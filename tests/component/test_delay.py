@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -11,11 +12,21 @@ from typing import Any
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.holds import taking
+from memq.broker.service_hosts import shard_name
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delayed import CancelOutcome
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, NotFoundError
+from memq.format.held_object import Target
+from memq.format.key import held_prefix
+from memq.groups.coordinator import MACHINE as GROUPS
+from memq.groups.machine import GroupMachine
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import HoldMachine
+from memq.state_log.log_reading import read_state_log
+from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC, Topic
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
@@ -44,6 +55,16 @@ async def read(brokers: list[Broker], count: int) -> list[bytes | None]:
             if len(values) >= count:
                 return values
     return values
+
+
+async def machine_of(cluster: Rig, target: Target) -> HoldMachine:
+    """Return the state of the shard of a target, as its log has it."""
+    (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
+    number = zlib.crc32(shard_name(target.topic_id, target.partition).encode()) % len(topic.partitions)
+    machine = HoldMachine()
+    reading = await read_state_log(cluster.queue, topic.read_partition_of(number))
+    reading.scan.fold(lambda: {HOLDS: machine, GROUPS: GroupMachine()}, None)
+    return machine
 
 
 async def stored(brokers: list[Broker]) -> list[bytes | None]:
@@ -144,5 +165,46 @@ def test_a_delay_that_is_not_allowed_is_refused() -> None:
             async with AsyncProducer(brokers[0].address, name="loader") as named:
                 with pytest.raises(InvalidRequestError, match="'loader' has a name"):
                     await named.send("clicks", b"x", deliver_after=1)
+
+    run(work())
+
+
+def test_a_unit_goes_without_a_record_that_the_store_has_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else all later records would wait behind it."""
+    monkeypatch.setattr(taking, "MISSING_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
+
+    async def work() -> None:
+        async with delaying() as (cluster, brokers, _topic), AsyncProducer(brokers[0].address) as producer:
+            await (await producer.send("clicks", b"lost", partition=0, deliver_after=0.5))
+            (key,) = [key for key in cluster.store.objects if key.startswith(held_prefix("memq"))]
+            await cluster.store.delete(key)
+            await (await producer.send("clicks", b"damaged", partition=0, deliver_after=0.6))
+            (key,) = [key for key in cluster.store.objects if key.startswith(held_prefix("memq"))]
+            data = bytearray(cluster.store.objects[key])
+            data[80] ^= 1
+            cluster.store.objects[key] = bytes(data)
+            await (await producer.send("clicks", b"later", partition=0, deliver_after=0.7))
+            assert await read(brokers, 1) == [b"later"]
+            assert await stored(brokers) == [b"later"]
+            assert sum(broker.services.counters.lost_held_blocks for broker in brokers) == 2
+
+    run(work())
+    assert [getattr(each, "event", "") for each in caplog.records].count("held-block-lost") == 2
+
+
+def test_delayed_records_of_a_deleted_topic_are_dropped() -> None:
+    async def work() -> None:
+        async with delaying() as (cluster, brokers, topic), AsyncAdmin(brokers[0].address) as admin:
+            target = Target("clicks", topic.id, 0)
+            async with AsyncProducer(brokers[0].address) as producer:
+                await (await producer.send("clicks", b"gone", partition=0, deliver_after=0.3))
+            await admin.delete_topic("clicks")
+            machine = HoldMachine()
+            async with asyncio.timeout(20):
+                while not machine.next_number(target) > 1 or machine.units:
+                    machine = await machine_of(cluster, target)
 
     run(work())

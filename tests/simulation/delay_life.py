@@ -14,7 +14,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.delay_rules import DelayRules
 from tests.simulation.plan import Plan
 
-DELAYS_S = (0.0, 0.3, 2.0, 8.0, 25.0)
+DELAYS_S = (0.0, 0.3, 2.0, 8.0, 25.0, 70.0)  # the last one is longer than the safety age of a calm sweep
 CANCEL_RATE = 0.3
 IN_FLIGHT_MAX = 30  # cancels that wait included
 CANCEL_S_MAX = 10.0

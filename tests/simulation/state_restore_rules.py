@@ -18,6 +18,8 @@ from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
 from memq.groups.coordinator import MACHINE
 from memq.groups.machine import GroupMachine
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import HoldMachine
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import Clock
 from memq.state_log.log_reading import read_state_log
@@ -104,7 +106,7 @@ class StateRestoreRules:
             if reading.scan.snapshot is not None:
                 machine = GroupMachine()
                 saved = await SnapshotStore(store).get(reading.scan.snapshot)
-                reading.scan.fold(lambda machine=machine: {MACHINE: machine}, saved)  # type: ignore[misc]
+                reading.scan.fold(lambda machine=machine: {MACHINE: machine, HOLDS: HoldMachine()}, saved)  # type: ignore[misc]
                 found |= _positions(machine)
         return found
 

@@ -21,6 +21,8 @@ from memq.format.state_entry import OpenedState, StateDecision, StateDecisions, 
 from memq.format.state_snapshot import SavedState
 from memq.groups.coordinator import MACHINE
 from memq.groups.machine import GroupMachine, RestoredDecision, encode_decision, pack_positions, portions
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import HoldMachine
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import all_entries, valid_span
 from memq.runtime.clock import Clock
@@ -118,6 +120,8 @@ class StateLogRestorer:
         span = await valid_span(self._queue, log)
         above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
         states = {**found.saved.machines, MACHINE: machine.snapshot()}
+        if HOLDS in states:
+            states[HOLDS] = _in_another_life(states[HOLDS], above)
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
@@ -221,6 +225,14 @@ class StateLogRestorer:
                         yield entry.offset, pointer
         except NotFoundError:
             return  # in a dry run
+
+
+def _in_another_life(state: bytes, life: int) -> bytes:
+    """Return held records in a new life: targets know numbers that were given after the snapshot."""
+    holds = HoldMachine()
+    holds.restore(state)
+    holds.renew(life)
+    return holds.snapshot()
 
 
 def _decisions(groups: Moved) -> Iterator[RestoredDecision]:

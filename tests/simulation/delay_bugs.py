@@ -1,0 +1,123 @@
+"""Planted bugs of delayed records: a rule of holds is left out (H1 to H5)."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
+
+DELAYS = ("delay",)
+KEEPER, MACHINE, TAKING = "memq.holds.keeper", "memq.holds.machine", "memq.broker.holds.taking"
+
+DELAY_BUGS = (
+    Planted(
+        "H1: a delayed record is acked before its decision counts",
+        KEEPER,
+        "HoldKeeper._hold_until_named",
+        instead(
+            "self._propose", "asyncio.ensure_future(self._propose(decision))\nreturn [HoldState.HELD] * len(batch)"
+        ),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H2: a delayed record is released before it is due",
+        KEEPER,
+        "HoldKeeper._due_units",
+        swap(
+            "now_ms, room, units = self._now_ms(), DECISION_BYTES, list[Unit]()",
+            "now_ms, room, units = self._now_ms() + 9_000, DECISION_BYTES, list[Unit]()",
+        ),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H2: a cancel tells that it dropped what is released",
+        MACHINE,
+        "HoldMachine._drop",
+        swap("self.state_of(hold)", "HoldState.DROPPED"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H2: a cancel is answered before its decision counts",
+        KEEPER,
+        "HoldKeeper.cancel",
+        body(
+            "states = [self._machine.state_of(each) for each in holds]\n"
+            "decision = DropDecision(self._now_ms(), tuple(holds))\n"
+            "asyncio.ensure_future(asyncio.gather(self._propose(decision), return_exceptions=True))\n"
+            "return [HoldState.DROPPED if state is HoldState.HELD else state for state in states]"
+        ),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H2: a cancelled record is released all the same",
+        MACHINE,
+        "HoldMachine._drop",
+        body("return HoldState.DROPPED"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H3: a unit is carried out before its decision counts",
+        KEEPER,
+        "HoldKeeper.run",
+        before(
+            "self._propose",
+            "for unit in units:\n"
+            "    held = [self._machine.open[each] for each in unit.holds if each in self._machine.open]\n"
+            "    early = self._parts.append(ReleasedUnit(unit, held))\n"
+            "    asyncio.ensure_future(asyncio.gather(early, return_exceptions=True))\n",
+        ),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H3: a unit is done before its target has it",
+        KEEPER,
+        "HoldKeeper._append",
+        body("asyncio.ensure_future(asyncio.gather(self._parts.append(released), return_exceptions=True))"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H3: a new owner does not carry out the units of the former one",
+        KEEPER,
+        "HoldKeeper.run",
+        omit("self._send_to"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: a unit in the ring is answered as one in the queue",
+        TAKING,
+        "_is_there",
+        first("if unit.number <= processor.ring.last_unit(unit.shard):\n    return True"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: a target takes a unit that its queue has",
+        TAKING,
+        "_is_there",
+        body("return False"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: pointers of units do not name them",
+        "memq.broker.partition.batch",
+        "named_of",
+        swap("slot.units", "()"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H5: the sweep takes the objects of held records",
+        "memq.broker.upkeep.sweep",
+        "Sweep._why_held",
+        swap("key not in named", "True"),
+        level="calm",
+        aspects=("house", *DELAYS),
+    ),
+)

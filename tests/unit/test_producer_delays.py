@@ -1,0 +1,75 @@
+"""When a delayed record is due, and which delays are refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import click
+import pytest
+
+from memq.cli.options import delay_of
+from memq.client.producer.delayed import DeliverAfter, DeliverAt, due_ms_of
+from memq.errors import InvalidRequestError, InvalidSettingError
+from memq.limits import DELAY_MS_MAX
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("at", "after", "due_ms"),
+    [
+        (None, 0, NOW_MS),
+        (None, 1.5, NOW_MS + 1_500),
+        (None, 0.0001, NOW_MS + 1),  # never early
+        (None, timedelta(minutes=5), NOW_MS + 300_000),
+        (None, DELAY_MS_MAX / 1_000, NOW_MS + DELAY_MS_MAX),
+        (NOW_MS + 7, None, NOW_MS + 7),
+        (NOW_MS + 0.2, None, NOW_MS + 1),
+        (-5, None, 1),
+        (datetime(2023, 11, 14, 22, 13, 20, 500_100, tzinfo=UTC), None, NOW_MS + 501),
+        (datetime(2023, 11, 15, 0, 13, 21, tzinfo=timezone(timedelta(hours=2))), None, NOW_MS + 1_000),
+    ],
+)
+def test_a_delay_gives_the_time_at_which_the_record_is_due(at: DeliverAt, after: DeliverAfter, due_ms: int) -> None:
+    assert due_ms_of(at, after, NOW_MS) == due_ms
+
+
+@pytest.mark.parametrize(
+    ("at", "after", "text"),
+    [
+        (1, 1, "exclude each other"),
+        (None, -0.001, "is negative"),
+        (None, timedelta(seconds=-1), "is negative"),
+        (None, DELAY_MS_MAX / 1_000 + 1, "over the limit of 366 days"),
+        (NOW_MS + DELAY_MS_MAX + 1, None, "over the limit of 366 days"),
+        (datetime(2030, 1, 1), None, "no time zone"),  # noqa: DTZ001
+        (None, float("inf"), "is no time"),
+        (float("nan"), None, "is no time"),
+    ],
+)
+def test_a_delay_that_is_not_allowed_is_refused(at: DeliverAt, after: DeliverAfter, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=text):
+        due_ms_of(at, after, NOW_MS)
+
+
+@pytest.mark.parametrize("value", ["5m", True, [1]])
+def test_a_delay_of_another_type_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="deliver_after must be seconds or timedelta"):
+        due_ms_of(None, value, NOW_MS)
+    with pytest.raises(TypeError, match="deliver_at must be Unix ms or datetime"):
+        due_ms_of(value, None, NOW_MS)
+
+
+def test_options_of_a_delay_become_arguments_of_send() -> None:
+    assert delay_of(None, None) == {}
+    assert delay_of(None, "5m") == {"deliver_after": timedelta(minutes=5)}
+    assert delay_of(None, "-250ms") == {"deliver_after": timedelta(milliseconds=-250)}
+    at = {"deliver_at": datetime(2030, 1, 31, 8, tzinfo=UTC)}
+    assert delay_of("2030-01-31T08:00:00Z", None) == delay_of("@1896076800000", None) == at
+    with pytest.raises(InvalidSettingError, match="bad delay '5'"):
+        delay_of(None, "5")
+    with pytest.raises(InvalidSettingError, match="bad time '@tomorrow'"):
+        delay_of("tomorrow", None)
+    with pytest.raises(click.UsageError):
+        delay_of("2030-01-31", "5m")

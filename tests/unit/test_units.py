@@ -1,0 +1,70 @@
+"""Units of held records at their target: one batch, named by its pointer, and remembered for ever (H4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.broker.partition.append import BlockRun
+from memq.broker.partition.batch import named_of
+from memq.broker.partition.ownership import NamedProducers
+from memq.broker.partition.ring import Ring, RingStream, SlotState
+from memq.format.pointer import NamedProducer
+from tests.unit.test_broker_ring import LIMITS, slab, stream_of
+
+SHARD = 77
+
+
+def runs(count: int, size: int) -> list[tuple[RingStream, BlockRun]]:
+    memory = slab()
+    return [(stream_of(number + 1), BlockRun([(memory, 0, size)], 0, 1, size)) for number in range(count)]
+
+
+def extended(ring: Ring, count: int, size: int) -> None:
+    for stream, run in runs(count, size):
+        assert ring.extend(stream, run, 0.0)
+
+
+@pytest.mark.parametrize(("count", "size"), [(3, 300), (6, 10), (20, 10), (1, 5_000), (4, 600)])
+def test_a_unit_lies_in_one_batch(count: int, size: int) -> None:
+    """Also one that is larger than a batch may be: limits may have been lowered since it was cut."""
+    ring = Ring(LIMITS)
+    extended(ring, 3, 50)
+    assert ring.extend_unit(runs(count, size), (SHARD, 5), 0.0)
+    (slot,) = [slot for slot in ring if slot.units]
+    assert (slot.units, slot.records) in [([(SHARD, 5)], count), ([(SHARD, 5)], count + 3)]
+    assert ring.last_unit(SHARD) == 5
+    assert ring.last_unit(SHARD + 1) == 0
+    assert slot.bytes <= LIMITS.batch_bytes_max or slot.records == count
+    full = slot.bytes >= LIMITS.batch_bytes_max or len(slot.extents) >= LIMITS.batch_blocks_max
+    assert (slot.state is SlotState.SEALED) == full
+
+
+def test_a_unit_is_refused_as_a_whole_by_a_full_ring() -> None:
+    ring = Ring(LIMITS)
+    for _ in range(LIMITS.slots - 1):
+        extended(ring, 1, 1_000)
+    extended(ring, 1, 900)
+    assert not ring.extend_unit(runs(2, 100), (SHARD, 1), 0.0)
+    assert ring.last_unit(SHARD) == 0
+    assert sum(slot.records for slot in ring) == LIMITS.slots
+
+
+def test_the_pointer_of_a_batch_names_the_last_unit_of_each_shard() -> None:
+    ring = Ring(LIMITS)
+    for shard, number in ((SHARD, 1), (SHARD + 1, 9), (SHARD, 2)):
+        assert ring.extend_unit(runs(1, 10), (shard, number), 0.0)
+    assert ring.open is not None
+    assert named_of(ring.open) == (
+        NamedProducer(producer=SHARD, epoch=0, last_sequence=2),
+        NamedProducer(producer=SHARD + 1, epoch=0, last_sequence=9),
+    )
+
+
+def test_no_silence_makes_an_owner_forget_a_shard() -> None:
+    names = NamedProducers()
+    names.learn(NamedProducer(producer=SHARD, epoch=0, last_sequence=4), 1_000)
+    names.learn(NamedProducer(producer=5, epoch=1, last_sequence=4), 1_000)
+    names.learn(NamedProducer(producer=SHARD, epoch=0, last_sequence=3), 900)  # a late pointer
+    names.forget(1_000_000)
+    assert (names.last_unit(SHARD), names.last_unit(5), names.last_unit(6)) == (4, 0, 0)
+    assert [each.producer for each in names.entries()] == [SHARD]
