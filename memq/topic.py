@@ -17,6 +17,7 @@ from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITION
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; its full name adds a dash and the id of the auditors' state
+BROADCAST_GROUP = "_memq_broadcast"  # begins the private groups of broadcast consumers; a dash and the name follow
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 PartitionKey = tuple[str, int]  # topic id, write partition
@@ -51,12 +52,13 @@ def _shown(name: str) -> str:
 def check_group(name: str) -> str:
     """Return the name of a consumer group when it may be one.
 
-    Of the reserved names only the auditors' own.
+    Of the reserved names only those of auditors and of broadcast consumers.
 
     Raises: as `check_name`.
     """
     check_name(name, "group", internal=True)  # the next line needs a str
-    return check_name(name, "group", internal=name == AUDIT_GROUP or name.startswith(f"{AUDIT_GROUP}-"))
+    own = name == AUDIT_GROUP or name.startswith((f"{AUDIT_GROUP}-", f"{BROADCAST_GROUP}-"))
+    return check_name(name, "group", internal=own)
 
 
 def is_state_topic(name: str) -> bool:
