@@ -57,6 +57,7 @@ ASPECTS = (
     "seal",
     "delay",  # delayed records, some of them cancelled
     "broadcast",
+    "waiting",  # retention waits for groups
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -533,6 +534,21 @@ def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "operator"))
 
 
+def _with_waiting_retention(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let retention wait for some of the groups, up to a limit, or for one that never comes."""
+    if not plan.shape.housekeeping_s:
+        if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s or plan.audits:
+            return plan
+        plan = _with_house(plan, level, draw)
+    settings = plan.shape.settings
+    groups = draw.sample(sorted({*plan.consumers, "absent"}), 1)
+    limit_ms = max(settings.retention_ms, settings.dedup_window_ms) + draw.choice([5_000, 60_000])
+    settings = msgspec.structs.replace(
+        settings, retention_groups=",".join(groups), retention_groups_ms_max=limit_ms
+    ).check()
+    return replace(plan, shape=replace(plan.shape, settings=settings))
+
+
 def _with_broadcast(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     """Let each consumer read all, with stored positions of its own."""
     names = tuple(f"{BROADCAST_GROUP}-{number}" for number in range(len(plan.consumers)))
@@ -596,4 +612,5 @@ _CHANGES = {
     "seal": _with_sealed_topics,
     "delay": _with_delays,
     "broadcast": _with_broadcast,
+    "waiting": _with_waiting_retention,
 }
