@@ -15,8 +15,10 @@ from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingErr
 from memq.kafka_words import kafka_hint
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
+RETENTION_GROUPS_MAX = 16  # that retention of one topic waits for
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; its full name adds a dash and the id of the auditors' state
+BROADCAST_GROUP = "_memq_broadcast"  # begins the private groups of broadcast consumers; a dash and the name follow
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 PartitionKey = tuple[str, int]  # topic id, write partition
@@ -51,12 +53,13 @@ def _shown(name: str) -> str:
 def check_group(name: str) -> str:
     """Return the name of a consumer group when it may be one.
 
-    Of the reserved names only the auditors' own.
+    Of the reserved names only those of auditors and of broadcast consumers.
 
     Raises: as `check_name`.
     """
     check_name(name, "group", internal=True)  # the next line needs a str
-    return check_name(name, "group", internal=name == AUDIT_GROUP or name.startswith(f"{AUDIT_GROUP}-"))
+    own = name == AUDIT_GROUP or name.startswith((f"{AUDIT_GROUP}-", f"{BROADCAST_GROUP}-"))
+    return check_name(name, "group", internal=own)
 
 
 def is_state_topic(name: str) -> bool:
@@ -84,6 +87,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     retention_ms: int = 7 * 24 * 3_600_000  # how long a record stays; 0 for ever
     retention_bytes: int = 0  # how much of each partition stays, the newest; 0 for all
+    retention_groups: str = ""  # groups, with commas: what they have not committed stays longer than retention says
+    retention_groups_ms_max: int = 0  # but at most for so long
     delivery_timeout_ms: int = 120_000  # D: a block that is not acked by then is given up
     stale_publish_ms: int = 30_000  # S: the queue refuses pointers that are older
     dedup_window_ms: int = 300_000  # W: how far back a block that is sent again is known; at least D + 2 S + 40 s
@@ -120,6 +125,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         bounds = {
             "retention_ms": (0, 1 << 52),
             "retention_bytes": (0, 1 << 52),
+            "retention_groups_ms_max": (0, 1 << 52),
             "delivery_timeout_ms": (1_000, 86_400_000),
             "stale_publish_ms": (1_000, 3_600_000),
             "dedup_window_ms": (1_000, 7 * 86_400_000),
@@ -137,7 +143,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                hint = "0 keeps all records" if name.startswith("retention_") else ""
+                hint = "0 keeps all records" if name in ("retention_ms", "retention_bytes") else ""
                 raise InvalidSettingError(f"setting {name} = {value} is outside {low} to {high}", hint=hint)
         window = self.delivery_timeout_ms + 2 * self.late_ms
         if self.dedup_window_ms < window:
@@ -154,7 +160,35 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSettingError(
                 f"setting retention_ms = {self.retention_ms} is below dedup_window_ms = {self.dedup_window_ms}"
             )
+        self._check_groups()
         return self
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The groups that retention waits for."""
+        return tuple(name.strip() for name in self.retention_groups.split(",")) if self.retention_groups else ()
+
+    def _check_groups(self) -> None:
+        """Refuse groups that are none, and a limit that is none. Raises: InvalidSettingError."""
+        text = f"setting retention_groups = {self.retention_groups[:60]!a}"
+        if len(self.waits_for) > RETENTION_GROUPS_MAX:
+            raise InvalidSettingError(f"{text} has {len(self.waits_for)} groups, {RETENTION_GROUPS_MAX} are allowed")
+        for name in self.waits_for:
+            try:
+                check_group(name)
+            except InvalidNameError as error:
+                raise InvalidSettingError(f"{text}: {error}", hint="write names of groups with commas") from error
+        if bool(self.waits_for) != bool(self.retention_groups_ms_max):
+            raise InvalidSettingError(
+                f"{text} with retention_groups_ms_max = {self.retention_groups_ms_max}",
+                hint="set both, or neither: retention waits for these groups, at most for so long",
+            )
+        least_ms = max(self.retention_ms, self.dedup_window_ms)
+        if self.waits_for and self.retention_groups_ms_max < least_ms:
+            raise InvalidSettingError(
+                f"setting retention_groups_ms_max = {self.retention_groups_ms_max} is below {least_ms}",
+                hint="keep it at least at retention_ms and dedup_window_ms",
+            )
 
 
 # When an altered setting holds at a running cluster; one that is not here holds from the next batch on.
@@ -163,6 +197,8 @@ _GOVERNOR = "from the next round of the governor"
 HOLDS: dict[str, str] = {
     "retention_ms": _RETENTION,
     "retention_bytes": _RETENTION,
+    "retention_groups": _RETENTION,
+    "retention_groups_ms_max": _RETENTION,
     "delivery_timeout_ms": "at once where the window of the opened partition allows it, else from its next opening",
     "stale_publish_ms": "at once if it is greater, else from the next opening of each partition",
     "dedup_window_ms": "at once if it is greater, else from the next opening of each partition",

@@ -152,6 +152,7 @@ class Broker:
             await self.replay.find(services.spool.disk)
             services.spool.start()
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
+        services.groups.address = self._listener.address
         self.address = _public_address(settings.advertise, self._listener.address)
         self._entry = BrokerEntry(
             id=settings.broker_id,
@@ -303,6 +304,7 @@ class Broker:
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection):
                 reader.close()
+        self.services.groups.close()
         await self.requests.stop()
         await self._tasks.stop()  # first, because these tasks refresh the partitions
         if self.hosts is not None:

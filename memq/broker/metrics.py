@@ -98,6 +98,7 @@ class Counters:
     unnamed_objects: int = 0
     retired_pointers: int = 0
     retired_objects: int = 0
+    retention_cuts: int = 0
     store_seconds: Histogram = field(default_factory=Histogram)
     publish_seconds: Histogram = field(default_factory=Histogram)
     ack_seconds: Histogram = field(default_factory=Histogram)

@@ -13,6 +13,7 @@ from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
+from memq.broker.upkeep.own_groups import OwnGroups
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
@@ -112,6 +113,7 @@ class Services:
     manifests: ManifestFiles = field(init=False)
     pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)
+    groups: OwnGroups = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
@@ -120,6 +122,7 @@ class Services:
         object.__setattr__(self, "deletion_clock", steady)
         object.__setattr__(self, "manifests", ManifestFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
+        object.__setattr__(self, "groups", OwnGroups(self.runtime))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 
     @property

@@ -20,7 +20,7 @@ from memq.errors import (
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import SimNode
-from memq.topic import Position, ReadPartition, Topic
+from memq.topic import BROADCAST_GROUP, Position, ReadPartition, Topic
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
 from tests.simulation.group_rules import GroupRules
@@ -110,7 +110,8 @@ class Reader:
             [f"{host}:{PORT}" for host, _port in self._cluster.addresses()],
             list(self._ids),
             audit=len(self._ids) == 1,  # the rules of reports know the groups that read all of one topic
-            group=self._group,
+            group=None if self._is_broadcast else self._group,
+            broadcast=self._group.removeprefix(f"{BROADCAST_GROUP}-") if self._is_broadcast else None,
             auto_commit=auto_commit,
             auto_commit_interval_ms=draw.choice([50, 500]),
             session_timeout_ms=draw.choice([1_000, 3_000]),
@@ -193,6 +194,10 @@ class Reader:
             else:
                 self._groups(partition).seek(self.name, partition, (first.pointer_offset, 0))
         return found
+
+    @property
+    def _is_broadcast(self) -> bool:
+        return self._group.startswith(BROADCAST_GROUP)
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Now and then pause a partition for a while, or seek back to a position that the group has passed.

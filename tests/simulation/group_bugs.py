@@ -61,4 +61,11 @@ GROUP_BUGS = (
         level="calm",
         aspects=ON_STATE_LOGS,
     ),
+    Planted(
+        "a broadcast consumer numbers its commits as its predecessor did",
+        "memq.client.consumer.group_session",
+        "GroupSession.commit",
+        swap("self._alone", "False"),
+        aspects=("broadcast",),
+    ),
 )

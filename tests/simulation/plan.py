@@ -23,7 +23,7 @@ from memq.simulation.ports.wrong_answers import (
     STORE_LIES,
     WrongAnswerRates,
 )
-from memq.topic import CLOCK_ERROR_MS, TopicSettings
+from memq.topic import BROADCAST_GROUP, CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.reduced_constants import CLOCK_ERROR, FORGET, SNAPSHOTS, Constants, draw_constants
 from tests.simulation.wishes import WISHES, Wish
 
@@ -56,6 +56,8 @@ ASPECTS = (
     "operator",  # truncates the topic
     "seal",
     "delay",  # delayed records, some of them cancelled
+    "broadcast",
+    "waiting",  # retention waits for groups
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -532,9 +534,34 @@ def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "operator"))
 
 
-def _with_sealed_topics(plan: Plan, _level: str, _draw: random.Random) -> Plan:
-    """Add a process that makes topics, seals them while it writes, and reads them to their end."""
-    return replace(plan, producers=(*plan.producers, "seal"))
+def _with_waiting_retention(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let retention wait for some of the groups, up to a limit, or for one that never comes."""
+    if not plan.shape.housekeeping_s:
+        if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s or plan.audits:
+            return plan
+        plan = _with_house(plan, level, draw)
+    settings = plan.shape.settings
+    groups = draw.sample(sorted({*plan.consumers, "absent"}), 1)
+    limit_ms = max(settings.retention_ms, settings.dedup_window_ms) + draw.choice([5_000, 60_000])
+    settings = msgspec.structs.replace(
+        settings, retention_groups=",".join(groups), retention_groups_ms_max=limit_ms
+    ).check()
+    return replace(plan, shape=replace(plan.shape, settings=settings))
+
+
+def _with_broadcast(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Let each consumer read all, with stored positions of its own."""
+    names = tuple(f"{BROADCAST_GROUP}-{number}" for number in range(len(plan.consumers)))
+    return replace(plan, consumers=names, wishes=None)
+
+
+def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Add a process that makes topics, seals them while it writes, and reads them to their end.
+
+    The store is slow, so that rings are full when a topic is sealed.
+    """
+    store = replace(plan.faults.store, latency_s_max=draw.choice([0.5, 2.0]))
+    return replace(plan, faults=replace(plan.faults, store=store), producers=(*plan.producers, "seal"))
 
 
 def _with_delays(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -584,4 +611,6 @@ _CHANGES = {
     "operator": _with_an_operator,
     "seal": _with_sealed_topics,
     "delay": _with_delays,
+    "broadcast": _with_broadcast,
+    "waiting": _with_waiting_retention,
 }

@@ -18,6 +18,16 @@ class RetentionRules:
     clock_error_ms: int
     orders: dict[ReadPartition, int] = field(default_factory=dict)  # the greatest offset before which all may go
 
+    committed: dict[tuple[str, ReadPartition], int] = field(default_factory=dict)  # the greatest offset of each group
+
+    def commit(self, group: str, partition: ReadPartition, offset: int) -> None:
+        """Note that a group has committed all pointers below an offset."""
+        self.committed[group, partition] = max(offset, self.committed.get((group, partition), 0))
+
+    def _unread(self, partition: ReadPartition) -> int:
+        """Return the first offset that a group, for which retention waits, has not committed."""
+        return min((self.committed.get((group, partition), 0) for group in self.settings.waits_for), default=1 << 52)
+
     def order(self, partition: ReadPartition, before: int) -> None:
         """Note that an operator truncates a log; the request may land later."""
         self.orders[partition] = max(before, self.orders.get(partition, 0))
@@ -34,8 +44,10 @@ class RetentionRules:
             settings.retention_ms or 1 << 52, settings.dedup_window_ms if by_size else 1 << 52
         )  # an opening reads the dedup window, whatever the bound in bytes
         ordered_ms = min(least_ms, settings.dedup_window_ms)
+        unread = self._unread(partition)
         for entry in taken:
-            stays_ms = ordered_ms if entry.offset < self.orders.get(partition, 0) else least_ms
+            stays_ms = settings.retention_groups_ms_max if entry.offset >= unread else least_ms
+            stays_ms = ordered_ms if entry.offset < self.orders.get(partition, 0) else stays_ms
             if entry.time_ms > now_ms - stays_ms:
                 yield f"pointer {entry.offset} is taken {now_ms - entry.time_ms:.0f} ms old, {stays_ms} ms must stay"
         for writer in dict.fromkeys(entry.pointer.partition for entry in taken):

@@ -65,4 +65,23 @@ TOPIC_BUGS = (
         first("return topic"),
         aspects=("seal",),
     ),
+    Planted(
+        "retention does not wait for a group",
+        "memq.broker.upkeep.retention",
+        "expired",
+        swap("entry.offset >= unread", "False"),
+        level="calm",
+        aspects=("waiting",),
+    ),
+    Planted(
+        "retention takes unknown positions for the end",
+        "memq.broker.upkeep.own_groups",
+        "_offset_in",
+        swap(
+            "0 if committed is None else committed.position.pointer_offset",
+            "1 << 40 if committed is None else committed.position.pointer_offset",
+        ),
+        level="calm",
+        aspects=("waiting",),
+    ),
 )

@@ -83,8 +83,8 @@ class Member:
             Runtime(self.clock, chance or random.Random(1)),
             self.group,
             "readers",
-            session_timeout_ms=SESSION_MS,
-            changed=self._changed,
+            SESSION_MS,
+            self._changed,
         )
         self._answered = asyncio.Event()
 

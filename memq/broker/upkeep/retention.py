@@ -26,6 +26,7 @@ from memq.notification import Entry
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, Truncation, is_state_topic, read_partitions
 
 NEVER_MS = TIME_MS_END
+NO_OFFSET = 1 << 62  # greater than any offset
 NAMED_MAX = 20  # objects that one line of the log names
 MANIFEST_SEARCH_S = 600.0  # interval between searches for a manifest; each is a listing
 
@@ -48,6 +49,7 @@ def expired(
     now_ms: int,
     moved: int = 0,
     order: Truncation | None = None,
+    unread: int = NO_OFFSET,
 ) -> Expired:
     """Decide which of a partition's entries (all of them, in order) are too old or too much. Pure.
 
@@ -56,7 +58,8 @@ def expired(
     stay, too, however many they are: an opening rebuilds the window from them. All pointers of one batch are removed
     together (`RepeatedBatches`). Damaged entries (None) are removed together with their neighbours. Entries below
     offset `moved` were compacted, and their parts have expired: they are removed, and the sweep deletes their objects.
-    An operator's `order` to truncate removes entries as a bound in bytes does.
+    An operator's `order` to truncate removes entries as a bound in bytes does. From offset `unread` on, entries that
+    are younger than `retention_groups_ms_max` stay for the groups that retention waits for.
     """
     window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
@@ -69,7 +72,8 @@ def expired(
         settled = entry.time_ms < window_ms
         too_much = 0 < settings.retention_bytes <= bytes_behind and settled
         ordered = order is not None and order.covers(entry.offset, entry.time_ms) and settled
-        if entry.offset >= moved and not (too_old or too_much or ordered):
+        waits = entry.offset >= unread and entry.time_ms >= now_ms - settings.retention_groups_ms_max
+        if entry.offset >= moved and not (ordered or ((too_old or too_much) and not waits)):
             break
         wanted += 1
     taken = _trim_count(known, min(wanted, min(bounds.values(), default=0)))
@@ -150,18 +154,26 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return due_ms  # the usual case costs one small read
     if not first:
         return now_ms
+    waits_for = settings.waits_for
+    groups = await services.groups.first_unread(waits_for, partition) if waits_for else {}
+    unread = min(groups.values(), default=NO_OFFSET)
+    since_ms = now_ms - settings.retention_groups_ms_max
+    if order is None and first_left >= unread and oldest_ms >= since_ms:
+        return now_ms  # a group has committed nothing of what is left
     span, known = await whole_log(services.queue, partition, damaged)
     begin = span.begin
     if compacted is not None:
         younger = [item for item in known if item[0].offset >= compacted.next]
-        compacted = await retire_compacted(services, partition, compacted, settings, younger, order)
+        compacted = await retire_compacted(services, partition, compacted, settings, younger, order, unread)
         if compacted.parts:
             return now_ms  # the entries in the queue are younger
         begin = max((await services.queue.span(partition)).begin, compacted.next)
-    found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0, order)
+    found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0, order, unread)
     await _restate(partitions, topic, found.holding)
     if found.before <= begin:
         return now_ms
+    if found.before > unread and not (order is not None and found.before <= order.before):
+        _tell_cut(services, partition, groups, found.before)
     await services.queue.trim(partition, found.before)
     services.recent_pointers.forget(partition)  # else readers would get from memory what retention took
     services.counters.retired_pointers += found.before - begin
@@ -169,6 +181,17 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     taken = f"{found.before - begin} pointers, {deleted} objects"
     services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
     return now_ms
+
+
+def _tell_cut(services: Services, partition: ReadPartition, groups: Mapping[str, int], before: int) -> None:
+    """Log that retention has waited for groups as long as it may."""
+    services.counters.retention_cuts += 1
+    behind = ", ".join(f"'{group}' at {offset}" for group, offset in groups.items() if offset < before)
+    services.events.warning(
+        "retention-cut",
+        f"topic '{partition.topic}' partition {partition.partition}: pointers below {before} are older than"
+        f" retention_groups_ms_max, and go before these groups have committed them: {behind}",
+    )
 
 
 async def _delete_unnamed(
@@ -325,6 +348,7 @@ async def retire_compacted(
     settings: TopicSettings,
     younger: Sequence[tuple[Entry, Pointer | None]],
     order: Truncation | None = None,
+    unread: int = NO_OFFSET,
 ) -> CompactionManifest:
     """Remove the parts that are too old, too much or truncated, and return the resulting manifest.
 
@@ -334,7 +358,7 @@ async def retire_compacted(
     await leave_queue(services.queue, services.manifests, partition, manifest)
     now_ms = services.deletion_clock.wall_ms()
     behind = sum(pointer.stored_bytes for _, pointer in younger if pointer)
-    count = expired_parts(manifest, behind, settings, now_ms, order)
+    count = expired_parts(manifest, behind, settings, now_ms, order, unread)
     if not count:
         return manifest
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
@@ -355,6 +379,7 @@ def expired_parts(
     settings: TopicSettings,
     now_ms: int,
     order: Truncation | None = None,
+    unread: int = NO_OFFSET,
 ) -> int:
     """Return how many parts are too old, too much or truncated.
 
@@ -370,7 +395,8 @@ def expired_parts(
         too_old = settings.retention_ms > 0 and part.greatest_ms < now_ms - settings.retention_ms
         too_much = 0 < settings.retention_bytes <= bytes_behind and part.greatest_ms < window_ms
         ordered = order is not None and order.covers(part.next - 1, part.greatest_ms) and part.greatest_ms < window_ms
-        if not (too_old or too_much or ordered):
+        waits = part.next > unread and part.greatest_ms >= now_ms - settings.retention_groups_ms_max
+        if not (ordered or ((too_old or too_much) and not waits)):
             break
         count += 1
     return count

@@ -35,6 +35,7 @@ class ConsumeRequest:
 
     topic: str
     group: str | None
+    broadcast: str | None
     partition: int | None
     start: Start
     until_end: bool
@@ -43,6 +44,11 @@ class ConsumeRequest:
     tags: str | None
     where: str | None
     s3: Mapping[str, object]  # how to open the store
+
+    @property
+    def commits(self) -> bool:
+        """Whether positions are stored."""
+        return self.group is not None or self.broadcast is not None
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class PrintedCount:
 @click.argument("topic")
 @setting_options("brokers", "prefetch_bytes_max")
 @click.option("-G", "--group", metavar="GROUP", help="Share the topic with the group's members, and commit.")
+@click.option("--broadcast", metavar="NAME", help="Read all partitions, and commit under this name of your own.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
 @click.option(
     "-o",
@@ -92,6 +99,7 @@ class PrintedCount:
 def consume(
     topic: str,
     group: str | None,
+    broadcast: str | None,
     partition: int | None,
     offset: str,
     count: int | None,
@@ -113,21 +121,25 @@ def consume(
 
     With -G it starts at the group's committed position; -o counts only where the group has none. It commits each batch
     that was printed whole: if -c ends inside a batch, the next run prints that batch from its start. Without an end
-    (-e, -c) it waits for more records; Ctrl-C prints a summary. With --tags or --where, -o -N counts all records, -c
-    only the printed ones.
+    (-e, -c) it waits for more records, until the topic is sealed; Ctrl-C prints a summary. With --tags or --where, -o
+    -N counts all records, -c only the printed ones.
     """
     if sys.__stdout__ is None:  # its replacement takes everything, and a group would commit it
         raise click.ClickException("stdout is closed, so no record can be printed: send it to a file or a pipe")
     found = settings_of(config, profile, **flags)
     settings, s3 = found.client(), section_values(found, "s3")
     start = parse_start(offset, SystemClock().wall_ms())
-    if isinstance(start, Position) and group is None:
+    stored = group if broadcast is None else broadcast
+    if isinstance(start, Position) and stored is None:
         partition = start.read_partition
-    _check_together(group, partition, start, form, as_json=as_json)
+    if group is not None and broadcast is not None:
+        raise click.UsageError("-G and --broadcast exclude each other")
+    _check_together(stored, partition, start, form, as_json=as_json)
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = PrintedCount()
     try:
-        request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, tags, where, s3)
+        position = (topic, group, broadcast, partition, start, until_end)
+        request = ConsumeRequest(*position, on_damaged, on_expired, tags, where, s3)
         _print_all(settings, request, count, printer, tally)
     except KeyboardInterrupt:
         print_message(f"interrupted: {count_text(tally.records, 'record')} printed")
@@ -167,7 +179,7 @@ def _print_all(
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
             if count is not None and tally.records >= count:
-                if request.group is not None and printed == len(batch):
+                if request.commits and printed == len(batch):
                     consumer.commit(batch)
                 return
         tally.filtered = consumer.stats().counts.filtered_records
@@ -185,6 +197,7 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
         settings.brokers,
         [request.topic],
         group=request.group,
+        broadcast=request.broadcast,
         start=start,
         end=end,
         prefetch_bytes_max=settings.prefetch_bytes_max,

@@ -53,6 +53,7 @@ class BaseConsumer(KafkaHints, ABC):
         topics: str | Sequence[str],
         *,
         group: str | None = None,
+        broadcast: str | None = None,
         start: Point = "beginning",
         end: Point | None = None,
         auto_commit: bool = True,
@@ -78,6 +79,7 @@ class BaseConsumer(KafkaHints, ABC):
         settings = ConsumerSettings(
             topics=topics_of(topics),
             group=group,
+            broadcast=broadcast,
             start=start,
             end=end,
             auto_commit=auto_commit,
@@ -101,8 +103,8 @@ class BaseConsumer(KafkaHints, ABC):
         if tracer_provider is not None:
             from memq.client.observers.traces import ConsumerTraces
 
-            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
-        observe = reporting("consumer", group or "") if audit else None
+            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, settings.group_name)
+        observe = reporting("consumer", settings.group_name or "") if audit else None
         make_fetcher = BatchFetcher if self._traces is None else self._traces.fetcher
         self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher, observe)
         self._callbacks = (on_lost, on_revoked, on_assigned)
@@ -133,6 +135,9 @@ class Consumer(BaseConsumer, BlockingClient):
         topics: one topic or several.
         group: name of a group. Its members share the partitions, and its positions are stored. None: this consumer
             reads all partitions, and no position is stored.
+        broadcast: name of this consumer, in place of a group: it reads all partitions, and continues at its own stored
+            positions after a restart. Other consumers share nothing with it, and no group's lag counts it. RocketMQ
+            calls this MessageModel.BROADCASTING. A newer consumer of the same name fences this one.
         start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
             list of them, or {(topic, partition): Position}. It counts only for partitions without a stored position.
             A time after the last batch is the end. A Position with a mark is refused with PositionLostError

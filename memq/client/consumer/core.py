@@ -123,13 +123,10 @@ class ConsumerCore:
         self._ready_batches = batches or ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
-        if settings.group is not None:
+        if settings.group_name is not None:
+            alone, timeout_ms = settings.broadcast is not None, settings.session_timeout_ms
             self._group = GroupSession(
-                runtime,
-                self._queue,
-                settings.group,
-                session_timeout_ms=settings.session_timeout_ms,
-                changed=self._group_changed,
+                runtime, self._queue, settings.group_name, timeout_ms, self._group_changed, alone=alone
             )
             self._committer = Committer(self._reading, self._group, self._ready_batches, runtime, self._events)
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
@@ -297,7 +294,7 @@ class ConsumerCore:
         """Return the stored positions of the group in the partitions of the topics. Raises: as `commit`."""
         self._need_group()
         await self.start()
-        stored = await self._queue.committed(self.settings.group or "", self._partitions())
+        stored = await self._queue.committed(self.settings.group_name or "", self._partitions())
         return {topic_partition_of(key): value.marked_position for key, value in stored.items()}
 
     async def lag(self) -> LogAnswers[TopicPartition, Lag]:
@@ -555,7 +552,9 @@ class ConsumerCore:
 
     def _need_group(self) -> Committer:
         if self._committer is None:
-            raise InvalidRequestError("a consumer without a group commits nothing", hint="pass group='…'")
+            raise InvalidRequestError(
+                "a consumer without a group commits nothing", hint="pass group='…' or broadcast='…'"
+            )
         return self._committer
 
     async def _look_up(self, name: str) -> TopicMetadata | None:

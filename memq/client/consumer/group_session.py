@@ -19,8 +19,9 @@ from memq.notification import Groups
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.topic import Committed, ReadPartition
+from memq.topic import BROADCAST_GROUP, Committed, ReadPartition
 
+LONE_MEMBER = "broadcast"
 _HEARTBEATS_PER_SESSION = 3
 _HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
 _RETRY_S_BASE = 0.05
@@ -128,6 +129,7 @@ class GroupSession:
     """One member of one group. `state` has its partitions and the events due to its user.
 
     `changed` is called after every answer. `failure` is an error for the user; the member still tries to join.
+    A member that is `alone` has a name for ever: a newer one of the name takes its place, and `run` ends with an error.
     """
 
     def __init__(
@@ -135,13 +137,15 @@ class GroupSession:
         runtime: Runtime,
         groups: Groups,
         group: str,
-        *,
         session_timeout_ms: int,
         changed: Callable[[], None],
+        *,
+        alone: bool = False,
     ) -> None:
         self.state = MemberState()
         self.group = group
-        self.member = f"memq-{runtime.random.getrandbits(64):016x}"
+        self.member = LONE_MEMBER if alone else f"memq-{runtime.random.getrandbits(64):016x}"
+        self._alone = alone
         self.failure: MemqError | None = None
         self._runtime = runtime
         self._groups = groups
@@ -193,10 +197,14 @@ class GroupSession:
         if not self.state.inside:
             raise GenerationFencedError(f"member '{self.member}' is not in group '{self.group}' any more")
         self._commits += 1
+        if self._alone:  # the next consumer of the name continues the numbers: else its commits would seem late
+            self._commits = max(self._commits, self._runtime.clock.wall_ms())
         await self._groups.commit(self.group, self.member, self.state.generation, positions, self._commits)
 
     async def leave(self, timeout_s: float) -> None:
         """Give everything back: others need not wait for the session to time out. A failure is left to that."""
+        if self._alone:
+            return  # a newer consumer of the name may be in the group already
         with suppress(TimeoutError, MemqError):
             async with asyncio.timeout(timeout_s):
                 await self._groups.leave(self.group, self.member)
@@ -223,8 +231,17 @@ class GroupSession:
         self._heard_s = asked_s
 
     def _judge(self, error: MemqError) -> None:
-        """Keep a permanent error for the user; after a session timeout of silence, give up the partitions."""
+        """Keep a permanent error for the user; after a session timeout of silence, give up the partitions.
+
+        Raises: GenerationFencedError if another member has taken the name of this one.
+        """
         if isinstance(error, GenerationFencedError):
+            if self._alone and self.state.inside and self._silent_ms() < self._session_timeout_ms:
+                name = self.group.removeprefix(f"{BROADCAST_GROUP}-")
+                raise GenerationFencedError(
+                    f"another consumer reads as broadcast='{name}'",
+                    hint="give each consumer a broadcast name of its own",
+                )
             self._leave_all()
         elif not isinstance(error, RetryableError):
             self.failure = error

@@ -147,7 +147,7 @@ class Opener:
             known = self._reading.stored.pop(partition).position
             self._events.warning(
                 "consumer.position-back",
-                f"group '{self._settings.group}' in topic '{partition.topic}': {known} was stored, now it is "
+                f"group '{self._settings.group_name}' in topic '{partition.topic}': {known} was stored, now it is "
                 f"{stored.position if stored is not None else 'nothing'}; reading from there",
             )
         return stored
@@ -157,12 +157,12 @@ class Opener:
         return known is not None and (found is None or found.position < known.position)
 
     async def _committed(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
-        if self._settings.group is None:
+        if self._settings.group_name is None:
             return {}
         try:
-            return await self._queue.committed(self._settings.group, partitions)
+            return await self._queue.committed(self._settings.group_name, partitions)
         except NotFoundError as error:  # that no position is stored is an empty answer, and never an error
-            raise QueueError(f"positions of group '{self._settings.group}': {error}") from error
+            raise QueueError(f"positions of group '{self._settings.group_name}': {error}") from error
 
     async def _open(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
         """Read a partition from `stored` on, which was asked for under `grant`.
@@ -223,7 +223,7 @@ class Opener:
         )
         assigned = self._reading.add(cursor, topic, grant)
         if self._observer is not None:
-            commits = self._settings.group is not None
+            commits = self._settings.group_name is not None
             assigned.observer = self._observer.reading(topic, assigned.writers, commits=commits)
         if assigned.observer is not None:
             assigned.observer.begin(position, reason, self._observers.get(partition))

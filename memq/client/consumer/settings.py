@@ -17,7 +17,7 @@ from memq.client.producer.fields import check_switch
 from memq.client.stores import check_s3
 from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import KIB, MIB
-from memq.topic import Position, ReadPartition, Topic, check_group, check_name, read_partitions
+from memq.topic import BROADCAST_GROUP, Position, ReadPartition, Topic, check_group, check_name, read_partitions
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], str | datetime | Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
@@ -36,6 +36,7 @@ class ConsumerSettings:
 
     topics: tuple[str, ...]
     group: str | None = None
+    broadcast: str | None = None
     start: Point = BEGINNING
     end: Point | None = None
     auto_commit: bool = True
@@ -59,7 +60,9 @@ class ConsumerSettings:
         for topic in self.topics:
             check_name(topic, internal=True)
         if self.group is not None:
-            check_group(self.group)
+            check_name(check_group(self.group), "group", internal=not self.group.startswith(BROADCAST_GROUP))
+        if self.broadcast is not None:
+            self._check_broadcast(self.broadcast)
         bounds = {
             "auto_commit_interval_ms": (10, 3_600_000),
             "session_timeout_ms": (100, 3_600_000),
@@ -83,6 +86,20 @@ class ConsumerSettings:
         if self.end is not None:
             check_point(self.end, "end", self.topics)
         return self
+
+    def _check_broadcast(self, name: str) -> None:
+        """Refuse a broadcast consumer with a group, or with a name that is none."""
+        check_group(f"{BROADCAST_GROUP}-{check_name(name, 'broadcast')}")
+        if self.group is not None:
+            raise InvalidRequestError(
+                f"a consumer with broadcast='{name}' reads all partitions, and has no group",
+                hint="leave group or broadcast out",
+            )
+
+    @property
+    def group_name(self) -> str | None:
+        """The group whose positions this consumer stores: its own, or the private one of a broadcast name."""
+        return self.group if self.broadcast is None else f"{BROADCAST_GROUP}-{self.broadcast}"
 
 
 def topics_of(topics: str | bytes | Sequence[str]) -> tuple[str, ...]:
