@@ -495,7 +495,9 @@ class Scenario:
         await DelayLife(self.plan, node, producer, self.checker, self.delays, lives).run(self._blocks_left(node.name))
         self.done[node.name] = True
 
-    def _producer(self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:
+    def _producer(
+        self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str | None = None
+    ) -> AsyncProducer:
         return AsyncProducer(
             [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
             acks=acks,
