@@ -196,8 +196,6 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, kind: type[Exception], s
         ({"topic": {"t": 1}, "tag": "x"}, TypeError, "topic must be str, not dict"),
         ({"headers": 5}, TypeError, "headers must be pairs or a mapping, not int"),
         ({"partition": 7}, NotFoundError, "no partition 7"),
-        ({"tag": ""}, InvalidRequestError, "tag is empty"),
-        ({"tag": "", "key": b"k", "partition": 0}, InvalidRequestError, "tag is empty"),
         ({"tag": b"x"}, TypeError, "tag must be str, not bytes"),
     ],
 )
@@ -267,13 +265,26 @@ def test_a_record_that_is_sent_wrongly_by_asyncio() -> None:
             for arguments in ({}, {"key": b"k"}, {"tag": "x"}):
                 with pytest.raises(TypeError, match="topic must be str, not list"):
                     await producer.send(["t"], b"v", **arguments)  # type: ignore[arg-type]  # as a newcomer would
-            with pytest.raises(InvalidRequestError, match="tag is empty"):
-                await producer.send("t", b"v", tag="")
-            with pytest.raises(InvalidRequestError, match="tag is empty"):
-                await producer.send_many("t", [b"v"], tag="")
 
     with Cluster() as cluster:
         asyncio.run(scenario(cluster.address))
+
+
+def test_an_empty_tag_is_none() -> None:
+    """No text of a filter can name an empty tag, and a group would lack the records of none."""
+
+    async def by_asyncio(address: str) -> None:
+        async with memq.aio.Producer(address) as producer:
+            await producer.send("t", b"v", tag="")
+            await producer.send_many("t", [b"v"], tag="")
+
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address) as producer:
+            producer.send("t", b"v", tag="")
+            producer.send("t", b"v", key=b"k", tag="")
+            producer.send_many("t", [b"v"], tag="")
+        asyncio.run(by_asyncio(cluster.address))
+        assert [record.tag for record in cluster.records("t")] == [None] * 5
 
 
 def test_a_refused_record_does_not_hold_up_the_next_one() -> None:

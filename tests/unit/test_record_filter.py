@@ -357,6 +357,7 @@ def test_no_option_is_no_filter(tags: str | None, where: str | None) -> None:
         ("A || B | C", "has a single '|' at character 5"),
         ("A || *", "has '\\*' with other tags, at character 5"),
         ([], "is empty"),
+        (["A", ""], "an empty tag"),
         ("||".join("A" * (TAGS_MAX + 1)), f"{TAGS_MAX} are allowed"),
         (["x" * 65_536], "over 65535 bytes"),
     ],

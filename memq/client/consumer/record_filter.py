@@ -116,6 +116,8 @@ def _tags_of(tags: str | Sequence[str]) -> list[str]:
         raise InvalidFilterError(
             "tags is empty: no record would be delivered", hint="leave tags out to get all records"
         )
+    if "" in found:
+        raise InvalidFilterError("tags has an empty tag, which no record has")
     if len(found) > TAGS_MAX:
         raise InvalidFilterError(f"tags has {len(found)} tags, {TAGS_MAX} are allowed")
     if max(len(tag.encode(errors="replace")) for tag in found) > NAME_BYTES_MAX:

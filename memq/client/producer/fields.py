@@ -45,21 +45,20 @@ def check_fields(
     timestamp_ms: int | None = None,
     tag: str | None = None,
 ) -> RecordFields:
-    """Return the record as a block holds it; bytes-like is copied, str becomes UTF-8.
+    """Return the record as a block holds it; bytes-like is copied, str becomes UTF-8, an empty tag is none.
 
-    Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode, and for an
-    empty tag.
+    Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode.
     """
     check_kind("timestamp_ms", timestamp_ms, int)
     if timestamp_ms is not None and not -TIME_MS_END < timestamp_ms < TIME_MS_END:
         raise InvalidRequestError(f"timestamp {timestamp_ms} ms is outside -2^53 to 2^53")
-    check_tag(tag)
+    check_kind("tag", tag, str)
     return RecordFields(
         value if type(value) is bytes else as_bytes(value, "value"),
         key if type(key) is bytes else as_bytes(key, "key"),
         None if headers is None else header_pairs(headers),
         timestamp_ms,
-        tag,
+        tag or None,
     )
 
 
@@ -102,8 +101,8 @@ def check_many(
     timestamps_ms: Sequence[int] | None,
     tag: str | None,
 ) -> RecordColumns:
-    """Return the records as a block holds them. Raises: TypeError, InvalidRequestError."""
-    check_tag(tag)
+    """Return the records as a block holds them; an empty tag is none. Raises: TypeError, InvalidRequestError."""
+    check_kind("tag", tag, str)
     checked = _as_column(values, "value")
     checked_keys = None if keys is None else _as_column(keys, "key")
     if checked_keys is not None and len(checked_keys) != len(checked):
@@ -119,7 +118,7 @@ def check_many(
                 raise TypeError(f"timestamp_ms must be int, not {kind.__name__}")
         if checked and not -TIME_MS_END < min(timestamps_ms) <= max(timestamps_ms) < TIME_MS_END:
             raise InvalidRequestError("a timestamp in ms is outside -2^53 to 2^53")
-    return RecordColumns(checked, checked_keys, timestamps_ms, tag)
+    return RecordColumns(checked, checked_keys, timestamps_ms, tag or None)
 
 
 def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes | None]:
@@ -176,13 +175,6 @@ def check_kind(what: str, value: object, kind: type[int | str]) -> None:
     """Refuse a value that is neither None nor a `kind`; a bool is not an int. Raises: TypeError."""
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise TypeError(f"{what} must be {kind.__name__}, not {type(value).__name__}")
-
-
-def check_tag(tag: object) -> None:
-    """Refuse a tag that is no text, or is empty. Raises: TypeError, InvalidRequestError."""
-    check_kind("tag", tag, str)
-    if tag == "":
-        raise InvalidRequestError("tag is empty", hint="leave it out, or give None, for a record without a tag")
 
 
 def check_switch(what: str, value: object) -> None:
