@@ -45,7 +45,7 @@ def check_fields(
     timestamp_ms: int | None = None,
     tag: str | None = None,
 ) -> RecordFields:
-    """Return the record as a block holds it; bytes-like is copied, str becomes UTF-8, an empty tag is none.
+    """Return the record as a block holds it; bytes-like is copied, str is encoded, an empty tag is none.
 
     Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode.
     """
@@ -101,7 +101,7 @@ def check_many(
     timestamps_ms: Sequence[int] | None,
     tag: str | None,
 ) -> RecordColumns:
-    """Return the records as a block holds them; an empty tag is none. Raises: TypeError, InvalidRequestError."""
+    """Return records as a block holds them; an empty tag is none. Raises: TypeError, InvalidRequestError."""
     check_kind("tag", tag, str)
     checked = _as_column(values, "value")
     checked_keys = None if keys is None else _as_column(keys, "key")
