@@ -22,6 +22,7 @@ TIMEOUT_S = 60.0
 class SealedLife(TopicChurn):
     """One life of the process. No record is acked after the end, and the end comes after all acked records."""
 
+    names = ("closing", "closed")
     _acks: set[bytes]
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:

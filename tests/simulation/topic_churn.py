@@ -20,7 +20,6 @@ from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import Reader
 
-NAMES = ("coming", "going")  # each is used again soon
 BLOCKS_MAX = 12
 PARTITIONS_MAX = 2
 PACE_S_MAX = 0.2
@@ -34,6 +33,8 @@ BOTH_RATE = 0.6
 
 class TopicChurn:
     """One life of the process. While a topic exists, no client may get the answer that it does not."""
+
+    names = ("coming", "going")  # each is used again soon; no other process uses them
 
     def __init__(self, node: SimNode, runtime: Runtime, cluster: CheckedCluster, life: int) -> None:
         self._node = node
@@ -51,7 +52,7 @@ class TopicChurn:
         """Let so many topics live and die, and return when the last one is gone."""
         async with AsyncAdmin(self._brokers, runtime=self._runtime) as admin:
             for number in range(topics):
-                await self._live(admin, NAMES[number % len(NAMES)])
+                await self._live(admin, self.names[number % len(self.names)])
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:
         self._topics += 1
