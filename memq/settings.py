@@ -116,9 +116,6 @@ class BrokerSettings:
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "create a topic when a producer first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is created without a number", 1, PARTITIONS_MAX)
-    groups: str = _setting(
-        "queue", "home of consumer groups: the queue, or state logs of memq's own", choices=("queue", "state-log")
-    )
     audit: bool = _setting(True, "clients report sent and read records to the topic _memq_audit")
     audit_interval_ms: int = _setting(5_000, "interval between the reports of an active client", 50, 60_000)
     audit_partitions: int = _setting(4, "partitions of _memq_audit, used when it is created", 1, PARTITIONS_MAX)

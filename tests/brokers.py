@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -18,10 +18,12 @@ from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.spool.writer import Spool
+from memq.errors import NotReadyError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import Buffer, parse_header, scope_of
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
@@ -79,6 +81,16 @@ def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEven
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(bounded())
+
+
+async def coordinator_of(broker: Broker, group: str) -> GroupCoordinator:
+    """Return the coordinator of a group at the only broker, as soon as its log is open."""
+    while True:
+        with suppress(NotReadyError):
+            found = await broker.hosts.home(broker.hosts.groups, group)
+            assert not isinstance(found, str), "another broker has it"
+            return found
+        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

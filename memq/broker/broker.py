@@ -30,7 +30,6 @@ from memq.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
-    InvalidSettingError,
     MemqError,
     NotFoundError,
     ProtocolError,
@@ -46,7 +45,7 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner, bunches
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
-from memq.topic import ReadPartition, is_state_topic, read_partitions
+from memq.topic import ReadPartition, read_partitions
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
@@ -131,9 +130,7 @@ class Broker:
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
         self.sealing = Sealing(self.services, self.partitions, held)
-        self.hosts: ServiceHosts | None = None
-        if settings.groups == "state-log":
-            self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
+        self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
         self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
         self._listener: BoundPort | None = None
         self._unwatch: Callable[[], None] = lambda: None
@@ -163,14 +160,13 @@ class Broker:
             capacity_bytes_s=settings.capacity_bytes_s,
             host=services.runtime.host,
             pid=services.runtime.pid,
-            state_logs=self.hosts is not None,
+            state_logs=True,
         )
         await self._step("register", lambda: services.coordinator.register(self._entry))
         # The watch begins before the first read: else a change in between is noticed only at the next report of loads.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self._step("read assignments", self.partitions.refresh)
-        self._check_groups()
         await self._create_logs()
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
@@ -293,8 +289,7 @@ class Broker:
             await self.replay.wait()
             await self.partitions.drain()
         await self.services.spool.settle()
-        if self.hosts is not None:
-            await self.hosts.drain()
+        await self.hosts.drain()
 
     async def close(self) -> None:
         """Stop at once: close connections; pending blocks stay unacked."""
@@ -307,8 +302,7 @@ class Broker:
         self.services.groups.close()
         await self.requests.stop()
         await self._tasks.stop()  # first, because these tasks refresh the partitions
-        if self.hosts is not None:
-            await self.hosts.stop()
+        await self.hosts.stop()
         await self.partitions.stop()
         await self._sharing.stop()
         await self.services.planner.close()
@@ -384,14 +378,6 @@ class Broker:
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()
-
-    def _check_groups(self) -> None:
-        """Refuse to look for groups in the queue if another broker has put them on state logs."""
-        if self.hosts is None and any(is_state_topic(topic.name) for topic in self.partitions.topics()):
-            raise InvalidSettingError(
-                f"groups = queue, but the groups of cluster '{self.services.settings.cluster}' are on state logs",
-                hint="set groups = state-log in all brokers",
-            )
 
     def _check_id(self) -> None:
         """Raise FencedError when another broker took this one's id."""

@@ -71,7 +71,6 @@ class ClusterShape:
     slab_bytes: int = 32 * KIB
     memory_bytes_max: int = 2 * MIB  # of a broker
     prefetch_bytes_max: int = MIB  # of a consumer, at most
-    groups: str = "queue"  # where the groups are, as in BrokerSettings
 
 
 class SimCluster:
@@ -185,7 +184,6 @@ class SimCluster:
             audit=self.shape.audit_interval_ms > 0,
             audit_interval_ms=self.shape.audit_interval_ms,
             audit_partitions=2,
-            groups=self.shape.groups,
         )
         stop = self._stops[node.name]
         broker = await self._started(settings, runtime, doors)
@@ -231,8 +229,7 @@ class SimCluster:
             wrong = self.cloud.wrong_answers["memory"]
             lie_from_memory(broker.services.hot, wrong, settings.broker_id, lambda: self.world.now)
             self.counters.append(broker.services.counters)
-            if broker.hosts is not None:
-                broker.hosts.make_coordinator = self._observed_groups
+            broker.hosts.make_coordinator = self._observed_groups
             try:
                 await broker.start()
             except MemqError:

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -29,6 +30,7 @@ from memq.errors import (
 from memq.format.batch import cut_batch
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Membership, Publication
 from memq.notification.memory import MemoryQueue
@@ -37,7 +39,7 @@ from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings, did_you_mean, parse_value, rules_of
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Committed, Position, ReadPartition, is_internal
+from memq.topic import Committed, Position, ReadPartition, is_internal, is_state_topic
 
 STORE_NAME = "memory"
 _START_S_MAX = 30.0
@@ -48,9 +50,9 @@ CALLS = (
     "store.delete",
     "queue.publish",
     "queue.read",
-    "queue.join",
-    "queue.heartbeat",
-    "queue.commit",
+    "groups.join",
+    "groups.heartbeat",
+    "groups.commit",
 )
 FAILURES_MAX = 10_000
 
@@ -190,6 +192,7 @@ class Cluster:
         broker = Broker(
             settings, self._runtime, {STORE_NAME: self.store}, self._queue, coordinator, spool_disk=self._spool
         )
+        broker.hosts.make_coordinator = partial(FaultyGroups, self.faults)
         try:
             await broker.start()
         except BaseException:
@@ -309,7 +312,7 @@ class FaultyStore(MemoryHandler):
 
 
 class FaultyQueue(MemoryQueue):
-    """The memory queue with planned failures; a failing call has no effect."""
+    """The memory queue with planned failures; a failing call has no effect. None is in the logs of groups."""
 
     def __init__(self, clock: Clock, faults: Faults) -> None:
         super().__init__(clock)
@@ -317,31 +320,41 @@ class FaultyQueue(MemoryQueue):
 
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
-        self._faults.meet("queue.publish")
+        if not is_state_topic(publication.partition.topic):
+            self._faults.meet("queue.publish")
         return await super().publish(publication)
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
-        self._faults.meet("queue.read")
+        if not is_state_topic(partition.topic):
+            self._faults.meet("queue.read")
         return await super().read(partition, offset, bytes_max)
+
+
+class FaultyGroups(GroupCoordinator):
+    """A group coordinator with planned failures; a failing call has no effect."""
+
+    def __init__(self, faults: Faults, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._faults = faults
 
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         """See `Groups.join`."""
-        self._faults.meet("queue.join")
+        self._faults.meet("groups.join")
         return await super().join(group, member, partitions, session_timeout_ms)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
         """See `Groups.heartbeat`."""
-        self._faults.meet("queue.heartbeat")
+        self._faults.meet("groups.heartbeat")
         return await super().heartbeat(group, member, generation, released)
 
     async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+        self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
     ) -> None:
         """See `Groups.commit`."""
-        self._faults.meet("queue.commit")
+        self._faults.meet("groups.commit")
         await super().commit(group, member, generation, positions, number)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -25,6 +25,7 @@ from memq.errors import (
     UnknownSettingError,
     UnreachableError,
 )
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification import GroupState, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
@@ -218,15 +219,15 @@ def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
             batch = consumer.poll(10)
             assert batch is not None
             consumer.commit(batch)
-    groups = MemoryQueue.groups
+    groups = GroupCoordinator.groups
 
-    async def outdated(queue: MemoryQueue) -> Sequence[str]:
-        found = await groups(queue)
+    async def outdated(coordinator: GroupCoordinator) -> list[str]:
+        found = await groups(coordinator)
         if "a" in found:
-            await queue.delete_group("a")
+            await coordinator.delete_group("a")
         return found
 
-    monkeypatch.setattr(MemoryQueue, "groups", outdated)
+    monkeypatch.setattr(GroupCoordinator, "groups", outdated)
     assert main(["lag", "-b", cluster.address]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["group", "b"]
     assert main(["lag", "a", "b", "-b", cluster.address]) == 3, "a group that the operator names"
@@ -241,10 +242,10 @@ def test_an_admin_belongs_to_the_event_loop_of_its_first_question_also_when_that
 
 
 def test_a_queue_that_does_not_answer_is_no_missing_group(admin: memq.Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(queue: MemoryQueue, group: str) -> GroupState:
+    async def fail(coordinator: GroupCoordinator, group: str) -> GroupState:
         raise QueueError("no leader")
 
-    monkeypatch.setattr(MemoryQueue, "describe", fail)
+    monkeypatch.setattr(GroupCoordinator, "describe", fail)
     with pytest.raises(QueueError, match="no leader"):
         admin.group("g")
 

@@ -264,7 +264,7 @@ def test_a_batch_of_a_lost_partition_is_refused(cluster: Cluster) -> None:
     ) as consumer:
         batch = consumer.poll(10)
         assert batch is not None
-        cluster.fail("queue.heartbeat", 50, GenerationFencedError("the session has expired"))
+        cluster.fail("groups.heartbeat", 50, GenerationFencedError("the session has expired"))
         while not lost:
             consumer.poll(0.05)
         with pytest.raises(GenerationFencedError):
@@ -409,9 +409,9 @@ def test_a_commit_waits_until_the_queue_is_back(cluster: Cluster) -> None:
     send(cluster, b"0")
     with memq.Consumer(cluster.address, "clicks", group="report", start="beginning", auto_commit=False) as consumer:
         batch = take(consumer)
-        cluster.fail("queue.commit", 3)
+        cluster.fail("groups.commit", 3)
         consumer.commit(batch)
-        assert cluster.faults.left("queue.commit") == 0
+        assert cluster.faults.left("groups.commit") == 0
         assert consumer.committed()[CLICKS] == batch.next
 
 
@@ -419,7 +419,7 @@ def test_the_commit_of_a_consumer_that_closes_waits_as_well(cluster: Cluster) ->
     send(cluster, b"0")
     with memq.Consumer(cluster.address, "clicks", group="report", end="end") as consumer:
         assert [value for batch in consumer for value in batch.values()] == [b"0"]
-        cluster.fail("queue.commit", 3)
+        cluster.fail("groups.commit", 3)
     send(cluster, b"1")
     with memq.Consumer(cluster.address, "clicks", group="report", end="end") as consumer:
         assert [value for batch in consumer for value in batch.values()] == [b"1"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,24 +15,26 @@ from memq.client.consumer import group_session as session
 from memq.client.consumer.batch import Batch, TopicPartition
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, ReadPartition
+from tests.brokers import coordinator_of
 from tests.stepped_time import SteppedLoop, step
 
 WAIT_S = 60.0
 
 
-class DenyingQueue(MemoryQueue):
+class DenyingGroups(GroupCoordinator):
     """Denies what a group asks for at its end, after `denies` is set."""
 
     denies = False
     failing: Callable[[], Awaitable[None]] | None = None  # called by the next commit, which fails
 
     async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+        self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
     ) -> None:
         """See `Groups.commit`."""
         if self.denies:
@@ -51,28 +53,32 @@ class DenyingQueue(MemoryQueue):
 
 
 @asynccontextmanager
-async def one_record() -> AsyncIterator[tuple[DenyingQueue, str]]:
-    """Run a broker with one record in topic 'clicks'; yield its queue and its address."""
+async def one_record() -> AsyncIterator[tuple[DenyingGroups, str]]:
+    """Run a broker with one record in topic 'clicks'; yield the coordinator of group 'g' and its address."""
     runtime = Runtime()
-    queue = DenyingQueue(runtime.clock)
+    queue = MemoryQueue(runtime.clock)
     store, coordinator = MemoryHandler(runtime.clock), MemoryCoordinator(MemoryCluster())
     settings = BrokerSettings(port=0, http_port=-1, audit=False)
     broker = Broker(settings, runtime, {"main": store}, queue, coordinator)
+    broker.hosts.make_coordinator = DenyingGroups
     await broker.start()
     async with memq.aio.Producer(broker.address) as producer:
         await (await producer.send("clicks", b"1"))
-    yield queue, broker.address
+    async with asyncio.timeout(WAIT_S):
+        groups = await coordinator_of(broker, "g")
+    assert isinstance(groups, DenyingGroups)
+    yield groups, broker.address
     await broker.close()
 
 
 def test_a_commit_whose_partition_goes_between_two_tries_does_not_return_as_if_it_were_stored() -> None:
     async def work() -> None:
-        async with one_record() as (queue, address):
+        async with one_record() as (groups, address):
             consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit=False)
             batch = await consumer.poll(WAIT_S)
             assert batch is not None
 
-            queue.failing = lambda: consumer.seek("clicks", 0, "beginning")
+            groups.failing = lambda: consumer.seek("clicks", 0, "beginning")
             with pytest.raises(GenerationFencedError, match="delivered before its partition was released"):
                 await consumer.commit(batch)
             await consumer.close()
@@ -116,15 +122,15 @@ async def several(consumer: memq.aio.Consumer, count: int) -> AsyncIterator[Batc
 
 def test_processed_records_are_committed_while_the_consumer_lives() -> None:
     async def work() -> None:
-        async with one_record() as (queue, address):
+        async with one_record() as (groups, address):
             stored = asyncio.Event()
-            commit = queue.commit
+            commit = groups.commit
 
             async def noted(*arguments: Any) -> None:
                 await commit(*arguments)
                 stored.set()
 
-            queue.commit = noted  # type: ignore[method-assign, assignment]  # it is waited for
+            groups.commit = noted  # type: ignore[method-assign, assignment]  # it is waited for
             consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit_interval_ms=10)
             assert await consumer.poll(WAIT_S) is not None
             assert await consumer.poll(0.01) is None  # done is what was handed out before
@@ -137,11 +143,11 @@ def test_processed_records_are_committed_while_the_consumer_lives() -> None:
 
 def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() -> None:
     async def work() -> None:
-        async with one_record() as (queue, address):
+        async with one_record() as (groups, address):
             consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit_interval_ms=60_000)
             assert await consumer.poll(WAIT_S) is not None
             assert await consumer.poll(0.01) is None  # done is what was handed out before
-            queue.denies = True
+            groups.denies = True
             with pytest.raises(DeniedError):
                 await consumer.close()
             left = [task.get_name() for task in asyncio.all_tasks()]
@@ -154,11 +160,11 @@ def test_released_partitions_are_free_before_the_next_heartbeat(monkeypatch: pyt
     heartbeat_s = 100_000.0
     monkeypatch.setattr(session, "_HEARTBEAT_S_MAX", heartbeat_s)
 
-    async def held(queue: MemoryQueue) -> list[int]:
-        return sorted(len(partitions) for partitions in (await queue.describe("g")).members.values())
+    async def held(groups: GroupCoordinator) -> list[int]:
+        return sorted(len(partitions) for partitions in (await groups.describe("g")).members.values())
 
     async def work() -> None:
-        async with one_record() as (queue, address):
+        async with one_record() as (groups, address):
             async with memq.aio.Admin(address) as admin:
                 await admin.create_topic("views", partitions=2)
             first, second = (
@@ -166,12 +172,12 @@ def test_released_partitions_are_free_before_the_next_heartbeat(monkeypatch: pyt
             )
             while len(first.position()) < 2:
                 await first.poll(0.01)
-            while len((await queue.describe("g")).members) < 2:
+            while len((await groups.describe("g")).members) < 2:
                 await second.poll(0.01)
-            assert await held(queue) == [0, 2]
+            assert await held(groups) == [0, 2]
             step(heartbeat_s)  # by which the first one hears of the second one; the next one is as far away
             async with asyncio.timeout(WAIT_S):
-                while await held(queue) == [0, 2]:
+                while await held(groups) == [0, 2]:
                     await first.poll(0.01)
             await first.close()
             await second.close()

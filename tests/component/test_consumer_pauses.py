@@ -34,7 +34,7 @@ def test_a_partition_can_be_paused_only_from_the_notice_of_its_assignment_on() -
             consumer.wakeup()
 
         async def lose_and_get_again() -> None:
-            cluster.fail("queue.heartbeat", 1, GenerationFencedError("the session has expired"))
+            cluster.fail("groups.heartbeat", 1, GenerationFencedError("the session has expired"))
             while notices[-1] != "lost":
                 await consumer.poll(WAIT_S)
             while not await consumer.lag():  # until it is open again

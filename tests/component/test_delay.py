@@ -38,7 +38,7 @@ PARTITIONS = 2
 async def delaying(count: int = 3, **settings: Any) -> AsyncIterator[tuple[Rig, list[Broker], Topic]]:
     """Yield a cluster with topic `clicks`."""
     async with rig() as cluster:
-        brokers = [await cluster.start(name, groups="state-log", **settings) for name in "abc"[:count]]
+        brokers = [await cluster.start(name, **settings) for name in "abc"[:count]]
         for broker in brokers:
             await broker.partitions.refresh()
         async with AsyncAdmin(brokers[0].address) as admin:
@@ -135,7 +135,7 @@ def test_held_records_survive_their_owner_and_the_whole_cluster(*, everything: b
                 await broker.close()
             left = [broker for broker in brokers if broker not in gone]
             if everything:
-                left = [await cluster.start("d", groups="state-log")]
+                left = [await cluster.start("d")]
             expected = sorted(set(values) - set(dropped))
             assert sorted(await read(left, len(expected)), key=str) == sorted(expected, key=str)
             assert sorted(await stored(left), key=str) == sorted(expected, key=str)

@@ -27,7 +27,7 @@ OUTSIDE = -1
 async def upgraded(**settings: Any) -> AsyncIterator[tuple[Rig, list[Broker], list[ReadPartition]]]:
     """Yield two brokers whose queue has the groups "report" (positions in two partitions) and "other"."""
     async with rig() as cluster:
-        brokers = [await cluster.start(name, groups="state-log", **settings) for name in ("a", "b")]
+        brokers = [await cluster.start(name, **settings) for name in ("a", "b")]
         for broker in brokers:
             await broker.partitions.refresh()
         logs = await filled(brokers[0])
@@ -123,7 +123,7 @@ def test_a_dry_run_shows_groups_and_changes_nothing() -> None:
                 ("report", 2, ()),
             ]
             assert await cluster.queue.former.names() == ["joined", "other", "report"]
-            assert all(broker.hosts is not None and not broker.hosts.held() for broker in brokers)
+            assert all(not broker.hosts.held() for broker in brokers)
 
     run(work())
 
@@ -165,7 +165,7 @@ def test_a_broker_of_an_earlier_release_forbids_the_move() -> None:
 def test_a_broker_answers_no_group_while_one_of_an_earlier_release_can_make_groups() -> None:
     async def work() -> None:
         async with rig() as cluster:
-            broker = await cluster.start("a", groups="state-log")
+            broker = await cluster.start("a")
             coordinator = MemoryCoordinator(cluster.shared)
             old = BrokerEntry(id="old", session="1" * 16, address="127.0.0.1:1")
             await coordinator.register(old)
@@ -184,7 +184,6 @@ def test_a_move_that_ended_early_is_repeated(monkeypatch: pytest.MonkeyPatch, *,
     async def work() -> None:
         async with upgraded() as (cluster, brokers, logs):
             for broker in brokers:
-                assert broker.hosts is not None
                 coordinator = await broker.hosts.home(broker.hosts.groups, "report")
                 if isinstance(coordinator, str):
                     continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import memq.aio
 from memq.broker.broker import Broker
@@ -13,12 +15,13 @@ from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, Position, ReadPartition
+from tests.brokers import coordinator_of
 from tests.unit.queue_model import Block, Log
 
 WAIT_S = 60.0
@@ -70,15 +73,15 @@ def test_a_block_of_a_newer_version_is_no_damage() -> None:
     assert [(damage.block, damage.records, damage.cause) for damage in part.damages] == [(1, 3, "a checksum")]
 
 
-class HeldQueue(MemoryQueue):
-    """Groups store nothing until it is `free`."""
+class HeldGroups(GroupCoordinator):
+    """Groups that store nothing until they are `free`."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.asked, self.free = asyncio.Event(), asyncio.Event()
 
     async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+        self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
     ) -> None:
         """See `Groups.commit`."""
         self.asked.set()
@@ -89,24 +92,26 @@ class HeldQueue(MemoryQueue):
 def test_a_partition_that_is_opened_again_during_its_commit_begins_after_the_committed_position() -> None:
     async def scenario() -> list[str]:
         runtime = Runtime()
-        queue = HeldQueue(runtime.clock)
         broker = Broker(
             BrokerSettings(port=0, http_port=-1, audit_interval_ms=50),
             runtime,
             {"main": MemoryHandler(runtime.clock)},
-            queue,
+            MemoryQueue(runtime.clock),
             MemoryCoordinator(MemoryCluster("test")),
         )
+        broker.hosts.make_coordinator = HeldGroups
         await broker.start()
         async with memq.aio.Producer(broker.address) as producer:
             await (await producer.send("clicks", b"1"))
+        groups = await coordinator_of(broker, "g")
+        assert isinstance(groups, HeldGroups)
         async with memq.aio.Consumer(broker.address, "clicks", group="g", auto_commit=False) as consumer:
             first = await consumer.poll(WAIT_S)
             storing = asyncio.create_task(consumer.commit(first))
-            await queue.asked.wait()
+            await groups.asked.wait()
             await consumer.seek("clicks", 0, Position(0, 0))
             again = await consumer.poll(WAIT_S)
-            queue.free.set()
+            groups.free.set()
             await storing
             await consumer.commit(again)
         steps = await steps_of(broker.address)

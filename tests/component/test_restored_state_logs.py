@@ -73,7 +73,7 @@ class Cluster:
         await self.send(range(FIRST, ALL))
 
     async def start(self, name: str) -> None:
-        self.broker = await self.rig.start(name, groups="state-log")
+        self.broker = await self.rig.start(name)
         await self.broker.partitions.refresh()
 
     async def send(self, numbers: Sequence[int]) -> None:

@@ -23,7 +23,6 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     GenerationFencedError,
     InvalidNameError,
-    InvalidSettingError,
     LogLostError,
     MovedError,
     NotFoundError,
@@ -48,7 +47,7 @@ SESSION_MS = 6_000
 @asynccontextmanager
 async def three_brokers(**settings: Any) -> AsyncIterator[tuple[Rig, list[Broker]]]:
     async with rig() as cluster:
-        brokers = [await cluster.start(name, groups="state-log", **settings) for name in ("a", "b", "c")]
+        brokers = [await cluster.start(name, **settings) for name in ("a", "b", "c")]
         for broker in brokers:
             await broker.partitions.refresh()
         yield cluster, brokers
@@ -58,7 +57,7 @@ def owner_of(cluster: Rig, brokers: list[Broker], group: str = "report") -> tupl
     """Return the broker that has a group, and the log of the group's service partition."""
     (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
     number = zlib.crc32(group.encode()) % len(topic.partitions)
-    (owner,) = (broker for broker in brokers if broker.hosts is not None and (topic.id, number) in broker.hosts.held())
+    (owner,) = (broker for broker in brokers if (topic.id, number) in broker.hosts.held())
     return owner, ReadPartition(STATE_TOPIC, topic.id, number)
 
 
@@ -175,7 +174,7 @@ def test_a_new_owner_opens_its_state_logs_without_a_request() -> None:
             left = [broker for broker in brokers if broker is not owner]
             key = (log.topic_id, log.partition)
             for _ in range(1_000_000):
-                if any(broker.hosts and key in broker.hosts.held() for broker in left):
+                if any(key in broker.hosts.held() for broker in left):
                     return
                 await asyncio.sleep(0)
             raise AssertionError("no broker has opened the log")
@@ -241,7 +240,6 @@ def test_an_owner_forgets_the_positions_in_a_topic_whose_deletion_two_rounds_hav
                 at = {each: committed(1, 1, each.partition) for each in (kept, *gone)}
                 await member.commit("report", "m", known.generation, at, 1)
                 owner, _ = owner_of(cluster, brokers)
-                assert owner.hosts is not None
                 groups = await owner.hosts.home(owner.hosts.groups, "report")
                 assert isinstance(groups, GroupCoordinator)
                 search = DeletedTopics(owner.services, owner.partitions, groups)
@@ -272,7 +270,6 @@ def test_an_owner_creates_the_log_that_the_queue_does_not_have_yet() -> None:
             await (await member_at(brokers[0])).groups()  # creates the topic, and opens its logs
             (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
             for broker in brokers:
-                assert broker.hosts is not None
                 await broker.hosts.drain()
             await cluster.queue.drop(read_partitions(topic))
             for broker in brokers:
@@ -292,7 +289,6 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
             member = await member_at(brokers[0])
             await member.join("report", "m", logs, SESSION_MS)
             owner, log = owner_of(cluster, brokers)
-            assert owner.hosts is not None
             await owner.hosts.drain()
             prefix = state_prefix("memq", STATE_TOPIC, log.topic_id, log.partition)
             await cluster.store.put(f"{prefix}0000000001-0000000000000003/0000", [b"s"], crc32c(b"s"))
@@ -303,17 +299,6 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
 
     run(work())
     assert any(getattr(record, "event", "") == "state-log-lost" for record in caplog.records)
-
-
-def test_a_broker_does_not_look_in_the_queue_for_groups_that_are_on_state_logs() -> None:
-    async def work() -> None:
-        async with three_brokers() as (cluster, brokers):
-            await filled(brokers[0])
-            assert await read_of(brokers[0], "report") == list(range(20))
-            with pytest.raises(InvalidSettingError, match="set groups = state-log in all brokers"):
-                await cluster.start("d")
-
-    run(work())
 
 
 # ---- inside ----------------------------------------------------------------------------------------

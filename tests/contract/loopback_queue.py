@@ -20,7 +20,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
-from memq.notification import NotificationQueue, Publication
+from memq.notification import Publication
 from memq.notification.remote import RemoteQueue
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import Api, Frame
@@ -28,6 +28,7 @@ from memq.protocol.messages import Nack, decode_message, encode_message, error_o
 from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from tests.contract.state_log_queue import StateLogQueue
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -45,10 +46,29 @@ class _Topics:
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=parts)
 
 
+class _Hosts:
+    """What the handlers ask of `memq.broker.service_hosts.ServiceHosts`: one coordinator has all groups."""
+
+    groups = None
+
+    def __init__(self, lender: StateLogQueue) -> None:
+        self._lender = lender
+        self.former = self
+
+    async def check(self, home: object) -> None:
+        """The queue has no groups of an earlier release."""
+
+    async def at(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
+        return self._lender
+
+    async def homes(self, kind: None) -> list[StateLogQueue]:
+        return [self._lender]
+
+
 class LoopbackQueue(RemoteQueue):
     """Reads and groups go through a broker's handlers; publishing and upkeep are the broker's own."""
 
-    def __init__(self, lender: NotificationQueue, clock: Clock) -> None:
+    def __init__(self, lender: StateLogQueue, clock: Clock) -> None:
         super().__init__(self._asked)
         self._lender = lender
         self.former = lender.former
@@ -60,7 +80,7 @@ class LoopbackQueue(RemoteQueue):
         )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
-        groups, holds = GroupRequests(*given), HoldRequests(*given)
+        groups, holds = GroupRequests(*given, cast(Any, _Hosts(lender))), HoldRequests(*given, cast(Any, None))
         self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), groups, cluster, holds)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:

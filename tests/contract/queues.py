@@ -37,7 +37,7 @@ QUEUES: dict[str, Kind] = {
     "memory-age": Kind(lambda folder, clock: MemoryQueue(clock, refuse="age"), "age"),
     "sqlite": Kind(lambda folder, clock: SqliteQueue(folder / "queue.sqlite", clock, poll_interval_ms=2), "epoch"),
     "state-log": Kind(lambda folder, clock: StateLogQueue(clock), "epoch"),
-    "remote": Kind(lambda folder, clock: LoopbackQueue(MemoryQueue(clock), clock), "epoch"),
+    "remote": Kind(lambda folder, clock: LoopbackQueue(StateLogQueue(clock), clock), "epoch"),
 }
 
 Scenario = Callable[[NotificationQueue, ManualClock], Awaitable[None]]

@@ -54,45 +54,46 @@ class StateLogQueue(MemoryQueue):
         self._coordinator = GroupCoordinator(log, machine, self._runtime.clock, self._tasks, opened_s)
         return self._coordinator
 
-    async def _open(self) -> GroupCoordinator:
+    async def coordinator(self) -> GroupCoordinator:
+        """Return the coordinator; open its log first, if none has."""
         long_ago_s = self._runtime.clock.monotonic() - 3_600  # no session is longer because of the opening
         return self._coordinator or await self.reopen(long_ago_s)
 
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        return await (await self._open()).join(group, member, partitions, session_timeout_ms)
+        return await (await self.coordinator()).join(group, member, partitions, session_timeout_ms)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
-        return await (await self._open()).heartbeat(group, member, generation, released)
+        return await (await self.coordinator()).heartbeat(group, member, generation, released)
 
     async def leave(self, group: str, member: str) -> None:
-        await (await self._open()).leave(group, member)
+        await (await self.coordinator()).leave(group, member)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
     ) -> None:
         for partition in positions:
             self.log(partition)
-        await (await self._open()).commit(group, member, generation, positions, number)
+        await (await self.coordinator()).commit(group, member, generation, positions, number)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        return await (await self._open()).committed(group, partitions)
+        return await (await self.coordinator()).committed(group, partitions)
 
     async def groups(self) -> Sequence[str]:
-        return await (await self._open()).groups()
+        return await (await self.coordinator()).groups()
 
     async def describe(self, group: str) -> GroupState:
-        return await (await self._open()).describe(group)
+        return await (await self.coordinator()).describe(group)
 
     async def delete_group(self, group: str) -> None:
-        await (await self._open()).delete_group(group)
+        await (await self.coordinator()).delete_group(group)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         await super().drop(partitions)
-        await (await self._open()).forget(partitions)
+        await (await self.coordinator()).forget(partitions)
 
     async def close(self) -> None:
         await self._tasks.stop()

@@ -35,10 +35,10 @@ OUTSIDE = -1
 def test_a_broker_of_a_folder_moves_the_groups_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Of a folder: the broker moves them itself with the first request, so the command finds none."""
     data = tmp_path / "data"
-    with dev_server(data, "--groups", "state-log") as server:
+    with dev_server(data) as server:
         assert main(["topic", "create", "clicks", "-b", server.address]) == 0
     old_groups(data, "report")
-    with dev_server(data, "--groups", "state-log") as server:
+    with dev_server(data) as server:
         assert main(["group", "migrate", "--dry-run", "--json", "-b", server.address]) == 0
         shown = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert shown == [{"group": "report", "positions": 1, "members": ["m"], "moved": False}]
@@ -57,7 +57,7 @@ def test_groups_in_kafka_are_moved_with_index_totals_and_mark(kafka: Server) -> 
     async def work() -> None:
         queue = kafka_queue(kafka.address, prefix="moved.")
         try:
-            async with broker_on(queue, groups="state-log") as broker:
+            async with broker_on(queue) as broker:
                 async with AsyncAdmin(broker.address) as admin:
                     topic = await admin.create_topic("clicks", partitions=2)
                 logs = read_partitions(topic)

@@ -52,7 +52,7 @@ ASPECTS = (
     "truncate",  # logs are cut
     "refuse",
     "filter",
-    "state-log",  # the groups are on state logs
+    "state-log",  # snapshots of state logs come often
     "operator",  # truncates the topic
     "seal",
     "delay",  # delayed records, some of them cancelled
@@ -513,11 +513,8 @@ def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Let the groups be on state logs of the brokers, in place of the queue's, often with young snapshots."""
-    constants = {**plan.constants, FORGET: 4.0}
-    if draw.random() < 0.8:
-        constants[SNAPSHOTS] = draw.choice([3.0, 15.0])
-    return replace(plan, shape=replace(plan.shape, groups="state-log"), constants=constants)
+    """Let snapshots of state logs come often, and owners forget deleted topics soon."""
+    return replace(plan, constants={**plan.constants, FORGET: 4.0, SNAPSHOTS: draw.choice([3.0, 15.0])})
 
 
 def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -572,14 +569,11 @@ def _with_delays(plan: Plan, level: str, draw: random.Random) -> Plan:
     """
     if plan.shape.audit_interval_ms or plan.audits or plan.audited or plan.faults.chaos.log_cut_every_s:
         return plan
-    shape = plan.shape if plan.shape.groups == "state-log" else _with_state_logs(plan, level, draw).shape
     faults = replace(
         plan.faults, chaos=plan.faults.chaos.slower(draw.choice([1, 3]))
     )  # else no record is held in a storm
     small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
-    return replace(
-        plan, shape=shape, faults=faults, producers=(*plan.producers, "delay"), constants={**plan.constants, **small}
-    )
+    return replace(plan, faults=faults, producers=(*plan.producers, "delay"), constants={**plan.constants, **small})
 
 
 _CHANGES = {

@@ -104,9 +104,9 @@ def table() -> Operations:
     return operations_of(
         StreamRequests(*given),
         TopicRequests(*given),
-        GroupRequests(*given),
+        GroupRequests(*given, cast(Any, None)),
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
-        HoldRequests(*given),
+        HoldRequests(*given, cast(Any, None)),
     )
 
 

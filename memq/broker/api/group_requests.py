@@ -14,10 +14,10 @@ from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups.coordinator import GroupCoordinator
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, Groups, Membership, Span
+from memq.notification import Entries, Entry, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
@@ -60,8 +60,7 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 class GroupRequests:
     """Answers the requests of consumers to the queue."""
 
-    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts | None = None) -> None:
-        """`hosts`: the groups are on state logs; None: in the queue."""
+    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts) -> None:
         self._services = services
         self._hosts = hosts
         self._queue = services.queue
@@ -300,9 +299,8 @@ class GroupRequests:
             return await home.request(Api.COMMIT, ask, CommitAnswer)
         if ask.positions:
             positions = committed_of(ask.positions)
-            if self._hosts is not None:
-                for partition in positions:
-                    await self._known(ref_of(partition))
+            for partition in positions:
+                await self._known(ref_of(partition))
             await home.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
@@ -311,12 +309,10 @@ class GroupRequests:
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
-        if self._hosts is None:
-            return AdminAnswer(groups=list(await self._queue.groups()))
         names: list[str] = []
         await self._hosts.former.check(self._own_home)
         for home in await self._hosts.homes(self._hosts.groups):
-            if isinstance(home, GroupCoordinator):
+            if not isinstance(home, str):
                 names += await home.groups()
             elif call.connection.program != PROGRAM:
                 link = await self._hosts.link(home)
@@ -341,45 +337,39 @@ class GroupRequests:
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
         """Return the names of the groups that an earlier release kept in the queue."""
-        return AdminAnswer(groups=await self._state_hosts().former.names())
+        return AdminAnswer(groups=await self._hosts.former.names())
 
     async def move(self, call: Call[MoveGroup]) -> Answer:
         """Move a group from the queue to its state log, at the broker that has it; or show it."""
-        ask, hosts = call.ask, self._state_hosts()
+        ask, hosts = call.ask, self._hosts
         check_group(ask.group)
         if ask.dry_run:
             found = await hosts.former.read(ask.group)
         else:
             await hosts.former.check_brokers()
-            home = await self._at(call, hosts, ask.group)
+            home = await self._at(call, ask.group)
             if isinstance(home, Link):
                 return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
             found = await hosts.former.move(ask.group, home)
         members: dict[str, tuple[ReadPartition, ...]] = dict.fromkeys(found.members, ())
         return AdminAnswer(group=_wire_group(found.group, found.generation, members, found.committed))
 
-    def _state_hosts(self) -> ServiceHosts:
-        if self._hosts is None:
-            raise InvalidRequestError("the groups are in the queue", hint="set groups = state-log in all brokers")
-        return self._hosts
-
-    async def _home(self, call: Call[Any], group: str) -> Groups | Link:
+    async def _home(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
         """Return the part that has a group, or a link to the broker that has it.
 
         Raises: InvalidNameError; MovedError for the request of a broker that takes this one for the owner.
         """
         check_group(group)
-        if self._hosts is None:
-            return self._queue
         await self._hosts.former.check(self._own_home)
-        return await self._at(call, self._hosts, group)
+        return await self._at(call, group)
 
-    async def _at(self, call: Call[Any], hosts: ServiceHosts, group: str) -> GroupCoordinator | Link:
+    async def _at(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
+        hosts = self._hosts
         return await hosts.at(hosts.groups, group, forwarded=call.connection.program == PROGRAM)
 
     async def _own_home(self, group: str) -> GroupCoordinator:
         """Return the coordinator of a group at the only broker. Raises: NotReadyError; as `ServiceHosts.home`."""
-        hosts = self._state_hosts()
+        hosts = self._hosts
         found = await hosts.home(hosts.groups, group)
         if isinstance(found, str):
             raise NotReadyError(f"the coordinator of group '{group}' is at {found}")

@@ -23,8 +23,7 @@ from memq.topic import CLOCK_ERROR_MS, Topic, is_internal
 class HoldRequests:
     """Answers requests about held records: of producers, operators, and brokers that release them."""
 
-    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts | None = None) -> None:
-        """`hosts`: the services on state logs; None: this cluster has none."""
+    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts) -> None:
         self._services = services
         self._partitions = partitions
         self._hosts = hosts
@@ -68,14 +67,14 @@ class HoldRequests:
         """Return how many blocks of a topic wait; for another broker, those that wait here."""
         topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
         hosts, found = self._hosts, list[WireWaiting]()
-        for home in await hosts.homes(hosts.holds, create=False) if hosts is not None else ():
+        for home in await hosts.homes(hosts.holds, create=False):
             if isinstance(home, HoldKeeper):
                 waiting = await home.waiting(topic.id)
                 found += [
                     WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
                     for target, (blocks, next_ms) in waiting.items()
                 ]
-            elif hosts is not None and call.connection.program != PROGRAM:
+            elif call.connection.program != PROGRAM:
                 link = await hosts.link(home)
                 found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).waiting
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition))
@@ -103,12 +102,8 @@ class HoldRequests:
     ) -> HoldKeeper | Link:
         """Return the keeper of a partition's shard, or a link to its broker.
 
-        Raises: as `ServiceHosts.at`; InvalidRequestError.
+        Raises: as `ServiceHosts.at`.
         """
-        if self._hosts is None:
-            raise InvalidRequestError(
-                "delayed records need groups on state logs", hint="set groups = state-log in all brokers"
-            )
         forwarded = call.connection.program == PROGRAM
         return await self._hosts.at(self._hosts.holds, shard_name(topic_id, partition), forwarded=forwarded)
 

@@ -59,7 +59,7 @@ class Requests:
         partitions: Partitions,
         hand_over: Callable[[], Awaitable[None]],
         held: HeldRecords,
-        hosts: ServiceHosts | None = None,
+        hosts: ServiceHosts,
     ) -> None:
         self._services = services
         self._operations = operations_of(
