@@ -93,7 +93,7 @@ class LoopbackQueue(RemoteQueue):
     async def _answer(self, frame: Frame) -> BrokerAnswer:
         operation, ask = self._operations.find(frame)
         prepared = None if operation.prepare is None else await operation.prepare(ask)
-        return await operation.handler(Call(cast(Any, None), ANONYMOUS, 0, ask, prepared))
+        return await operation.handler(Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, prepared))
 
     # ---- what only a broker does -----------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from tests.simulation.bug import Planted, after, before, first, instead, omit, s
 
 KEEPING_BUGS = (
     Planted(
-        "positions stored for a member that was shut out",
-        "memq.notification.memory",
-        "MemoryQueue.commit",
-        omit("target.check_commit"),
-        level="sleepy",
+        "S6: a former owner answers with old positions",
+        "memq.groups.coordinator",
+        "GroupCoordinator.committed",
+        omit("self._log.fresh"),
+        aspects=("seize",),
     ),
     Planted(
         "a commit is stored after a later one of its member",

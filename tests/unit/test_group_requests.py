@@ -222,7 +222,7 @@ class Handlers:
 
 
 def call(ask: Ask, attachment: Any = None) -> Call[Ask]:
-    return Call(cast(Any, None), ANONYMOUS, 0, ask, attachment)
+    return Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, attachment)
 
 
 def ref(number: int, topic: str = "clicks") -> PartitionRef:
