@@ -46,7 +46,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.state_log import StateMachine
 from memq.state_log.state_log import StateLog, StateLogSettings
-from memq.topic import STATE_TOPIC, PartitionKey, Topic, TopicSettings, read_partitions, shard_id
+from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
@@ -272,12 +272,12 @@ class ServiceHosts:
     async def _open_log(self, topic: Topic, partition: int, log: StateLog, epoch: int) -> None:
         """Open a log; create it if the queue does not have it yet.
 
-        The broker that created the topic may have died before it created the logs. Raises: LogLostError if the queue
-        has no entry, and the store has a snapshot; NotReadyError in place of NotFoundError; as `StateLog.open`.
+        Raises: LogLostError if the queue has no entry, and the store has a snapshot; NotReadyError in place of
+        NotFoundError; as `StateLog.open`.
         """
         services, read = self._services, topic.read_partition_of(partition)
         try:
-            if not (await services.queue.span(read)).end:
+            if not await self._end_of(topic, read):
                 prefix = state_prefix(services.settings.cluster, topic.name, topic.id, read.partition)
                 async for entry in services.store.list(prefix):
                     raise LogLostError(
@@ -287,8 +287,16 @@ class ServiceHosts:
                     )
             await log.open(epoch)
         except NotFoundError as error:
-            await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
-            raise NotReadyError(f"the queue had no log yet: {error}") from error
+            raise NotReadyError(f"the queue does not show the log: {error}") from error
+
+    async def _end_of(self, topic: Topic, read: ReadPartition) -> int:
+        """Return the end of a log. The broker that creates the topic may be about to create its logs, or have died."""
+        queue = self._services.queue
+        try:
+            return (await queue.span(read)).end
+        except NotFoundError:
+            await queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+            return (await queue.span(read)).end
 
     def _log(self, topic: Topic, partition: int) -> StateLog:
         services = self._services

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -276,6 +276,24 @@ def test_an_owner_creates_the_log_that_the_queue_does_not_have_yet() -> None:
                 member = await member_at(broker)
                 joined = await retried(lambda member=member: member.join("report", "m", logs, SESSION_MS))  # type: ignore[misc]
                 assert joined.assigned == tuple(logs)
+
+    run(work())
+
+
+def test_a_first_request_about_groups_waits_for_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is known before its logs are made, and the broker opens them at once."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            create = cluster.queue.create
+
+            async def create_slowly(partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+                await asyncio.sleep(0.3)
+                await create(partitions, stale_publish_ms)
+
+            monkeypatch.setattr(cluster.queue, "create", create_slowly)
+            assert await (await member_at(broker)).groups() == []
 
     run(work())
 
