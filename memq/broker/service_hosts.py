@@ -290,7 +290,10 @@ class ServiceHosts:
             raise NotReadyError(f"the queue does not show the log: {error}") from error
 
     async def _end_of(self, topic: Topic, read: ReadPartition) -> int:
-        """Return the end of a log. The broker that creates the topic may be about to create its logs, or have died."""
+        """Return the end of a log; create it if the queue does not have it.
+
+        The broker that creates the topic may be about to create its logs, or have died.
+        """
         queue = self._services.queue
         try:
             return (await queue.span(read)).end
