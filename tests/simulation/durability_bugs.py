@@ -6,13 +6,6 @@ from tests.simulation.bug import Planted, after, before, first, instead, omit, s
 
 KEEPING_BUGS = (
     Planted(
-        "S6: a former owner answers with old positions",
-        "memq.groups.coordinator",
-        "GroupCoordinator.committed",
-        omit("self._log.fresh"),
-        aspects=("seize",),
-    ),
-    Planted(
         "a commit is stored after a later one of its member",
         "memq.notification.groups",
         "Group.check_commit",
