@@ -286,10 +286,17 @@ def test_a_first_request_about_groups_waits_for_the_logs(monkeypatch: pytest.Mon
     async def work() -> None:
         async with rig() as cluster:
             broker = await cluster.start("a")
-            create = cluster.queue.create
+            create, calls, opened = cluster.queue.create, list[int](), asyncio.Event()
 
             async def create_slowly(partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-                await asyncio.sleep(0.3)
+                """Let the request wait for the first opening, whose own call takes longer."""
+                calls.append(len(partitions))
+                if len(calls) == 1:
+                    await opened.wait()
+                else:
+                    opened.set()
+                    for _ in range(1_000):
+                        await asyncio.sleep(0)
                 await create(partitions, stale_publish_ms)
 
             monkeypatch.setattr(cluster.queue, "create", create_slowly)
