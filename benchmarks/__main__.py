@@ -31,6 +31,7 @@ ROWS = (
     "dashboard",
     "cluster",
     "failover",
+    "groups",
     "puts",
     "spark",
 )

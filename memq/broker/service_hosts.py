@@ -179,6 +179,9 @@ class ServiceHosts:
 
     async def link(self, address: str) -> Link:
         """Return a link to another broker. Raises: RetryableError."""
+        known = self._links.get(address)
+        if known is not None and known.open:
+            return known  # without the lock: it would let one request pass in each round of the event loop
         async with self._connecting.setdefault(address, asyncio.Lock()):
             link = self._links.get(address)
             if link is None or not link.open:

@@ -28,6 +28,7 @@ from memq.groups.machine import (
     pack,
     pack_positions,
     portions,
+    shared_wanted,
 )
 from memq.notification import FormerGroup, GroupState, Membership, check_position
 from memq.notification.groups import Group, Member, check_member
@@ -79,9 +80,10 @@ class GroupCoordinator:
         """See `Groups.join`."""
         check_group(group)
         check_member(member, partitions, session_timeout_ms)
+        wanted = shared_wanted(partitions)
 
         def enter(state: Group) -> None:
-            state.join(member, partitions, session_timeout_ms, self._now_ms())
+            state.join(member, wanted, session_timeout_ms, self._now_ms())
 
         await self._decide(group, enter)
         state = self._machine.membership(group)
@@ -247,6 +249,7 @@ class GroupCoordinator:
             after = copy_of(before)
             self._set_heard(group, after)
             ends = [_end_of(change, after) for change in changes]
+            after.settle()
             if after.generation == generation:
                 await _known(self._log.fresh())
                 if self._machine.membership(group).generation == generation:
@@ -348,5 +351,6 @@ def _end_of(change: Change, state: Group) -> MemqError | None:
 def _partitions_of(state: Group) -> set[ReadPartition]:
     """Return all partitions that members want or hold."""
     members = state.members.values()
-    wanted = {partition for member in members for partition in member.wanted}
+    shared = {id(member.wanted): member.wanted for member in members}
+    wanted = {partition for each in shared.values() for partition in each}
     return wanted | {hold.partition for member in members for hold in member.holds}

@@ -14,6 +14,7 @@ Times are no part of the state: a new owner begins to count the silence of all m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -25,11 +26,12 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.limits import KIB
-from memq.notification.groups import Group, Hold, Member
+from memq.notification.groups import Group, Hold, Member, PlannedGroup
 from memq.state_log import Answer
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 STATE_VERSION = 1
+WANTED_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
 
@@ -180,14 +182,21 @@ def decode_decision(body: bytes) -> Decision:
 
 def pack(partitions: Iterable[ReadPartition]) -> tuple[TopicPartitions, ...]:
     """Return read partitions by topic, as ranges."""
-    bounds: dict[tuple[str, str], list[int]] = {}
-    for partition in sorted(set(partitions)):
-        found = bounds.setdefault((partition.topic, partition.topic_id), [])
-        if found and found[-1] == partition.partition:
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for partition in partitions:
+        numbers.setdefault((partition.topic, partition.topic_id), set()).add(partition.partition)
+    return tuple(TopicPartitions(*topic, _ranges(found)) for topic, found in sorted(numbers.items()))
+
+
+def _ranges(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return begin and end of each range of numbers, in order."""
+    found: list[int] = []
+    for number in sorted(numbers):
+        if found and found[-1] == number:
             found[-1] += 1
         else:
-            found += [partition.partition, partition.partition + 1]
-    return tuple(TopicPartitions(*topic, tuple(found)) for topic, found in bounds.items())
+            found += [number, number + 1]
+    return tuple(found)
 
 
 def unpack(packed: Iterable[TopicPartitions]) -> list[ReadPartition]:
@@ -241,25 +250,48 @@ def _stored(member: Member) -> StoredMember:
     holds = tuple(
         (*kind, pack(hold.partition for hold in member.holds if (hold.since, hold.revoking) == kind)) for kind in kinds
     )
-    return StoredMember(member.session_timeout_ms, member.joined, member.commits, pack(member.wanted), holds)
+    return StoredMember(member.session_timeout_ms, member.joined, member.commits, _packed(member.wanted), holds)
+
+
+class SharedWanted(tuple[ReadPartition, ...]):  # noqa: SLOT001 - a tuple can't have slots with values
+    """The partitions that some members want, each once, and the same as ranges."""
+
+    packed: tuple[TopicPartitions, ...]
+
+
+def shared_wanted(partitions: Iterable[ReadPartition]) -> SharedWanted:
+    """Return the partitions, each once, in the tuple that all members with the same ones have."""
+    return _unpacked(pack(partitions))
+
+
+@lru_cache(maxsize=WANTED_MAX)
+def _unpacked(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
+    found = SharedWanted(unpack(packed))
+    found.packed = packed
+    return found
+
+
+def _packed(wanted: tuple[ReadPartition, ...]) -> tuple[TopicPartitions, ...]:
+    return wanted.packed if isinstance(wanted, SharedWanted) else pack(wanted)
 
 
 def _restored(stored: StoredMember) -> Member:
     holds = [Hold(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)]
-    return Member(stored.session_timeout_ms, 0, stored.joined, tuple(unpack(stored.wanted)), holds, stored.commits)
+    return Member(stored.session_timeout_ms, 0, stored.joined, _unpacked(stored.wanted), holds, stored.commits)
 
 
-def copy_of(membership: Group) -> Group:
-    """Return a copy of a membership that shares nothing with it."""
+def copy_of(membership: Group) -> PlannedGroup:
+    """Return a copy of a membership, to plan a decision on."""
     members = {
         name: msgspec.structs.replace(member, holds=[msgspec.structs.replace(hold) for hold in member.holds])
         for name, member in membership.members.items()
     }
-    return Group(membership.generation, members)
+    return PlannedGroup(membership.generation, members)
 
 
-def difference(group: str, before: Group, after: Group) -> MembersDecision:
+def difference(group: str, before: Group, after: PlannedGroup) -> MembersDecision:
     """Return the decision that makes `after` of `before`. Times of heartbeats are left out."""
+    after.settle()
     changed: dict[str, StoredMember] = {}
     for name, member in after.members.items():
         member.heard_ms = 0

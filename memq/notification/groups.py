@@ -24,6 +24,8 @@ members.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from operator import attrgetter
 
 import msgspec
 
@@ -47,52 +49,78 @@ def balance(
     loads differ by one at most. Partitions without a holder move first, because their moves interrupt no member. The
     result does not depend on the order of the mappings.
     """
-    wanters: dict[ReadPartition, list[str]] = {}
-    for member in sorted(wanted):
-        for partition in wanted[member]:
-            wanters.setdefault(partition, []).append(member)
-    partitions = sorted(wanters)
-    owners = {partition: kept[partition] for partition in partitions if kept.get(partition) in wanters[partition]}
-    loads = dict.fromkeys(sorted(wanted), 0)
+    loads = _Loads(wanted)
+    partitions = loads.partitions
+    owners = {partition: kept[partition] for partition in partitions if loads.wants(kept.get(partition), partition)}
     for owner in owners.values():
-        loads[owner] += 1
+        loads.add(owner, 1)
     homeless = [partition for partition in partitions if partition not in owners]
     for partition in homeless:
-        owners[partition] = _lightest(wanters[partition], loads)
-        loads[owners[partition]] += 1
+        owners[partition] = loads.lightest(partition)
+        loads.add(owners[partition], 1)
     order = homeless + [partition for partition in partitions if partition in kept]
-    fair = -(-len(partitions) // max(len(loads), 1))
+    fair = -(-len(partitions) // max(len(wanted), 1))
     for limit in (fair, 0):  # members above the fair share give first: else a member with a fair share would give, too
-        while _level(order, wanters, owners, loads, limit):
+        while _level(order, owners, loads, limit):
             pass
     return owners
 
 
-def _lightest(members: Sequence[str], loads: Mapping[str, int]) -> str:
-    return min(members, key=lambda member: (loads[member], member))
+class _Loads:
+    """How many partitions each member has, and the lightest member that wants a partition.
+
+    If all members want the same partitions, the lightest of all is the first of a heap. Else many members would cost
+    much: the time would grow with their product with the partitions. A heap's item with another load is an old one.
+    """
+
+    def __init__(self, wanted: Mapping[str, Sequence[ReadPartition]]) -> None:
+        self.of = dict.fromkeys(sorted(wanted), 0)
+        self._heap: list[tuple[int, str]] = []
+        self._wanters: dict[ReadPartition, list[str]] = {}
+        first = next(iter(wanted.values()), ())
+        if all(each is first or each == first for each in wanted.values()):
+            self._heap = [(0, member) for member in self.of]
+            self.partitions = sorted(set(first), key=attrgetter("topic", "topic_id", "partition"))
+            return
+        for member in self.of:
+            for partition in wanted[member]:
+                self._wanters.setdefault(partition, []).append(member)
+        self.partitions = sorted(self._wanters)
+
+    def wants(self, member: str | None, partition: ReadPartition) -> bool:
+        """Whether a member wants one of the partitions."""
+        return member in (self.of if self._heap else self._wanters[partition])
+
+    def add(self, member: str, count: int) -> None:
+        """Give a member partitions, or take them."""
+        self.of[member] += count
+        if self._heap:
+            heappush(self._heap, (self.of[member], member))
+
+    def lightest(self, partition: ReadPartition) -> str:
+        """Return the member with the fewest partitions of those that want this one."""
+        if not self._heap:
+            return min(self._wanters[partition], key=lambda member: (self.of[member], member))
+        while self._heap[0][0] != self.of[self._heap[0][1]]:
+            heappop(self._heap)
+        return self._heap[0][1]
 
 
-def _level(
-    order: Sequence[ReadPartition],
-    wanters: Mapping[ReadPartition, Sequence[str]],
-    owners: dict[ReadPartition, str],
-    loads: dict[str, int],
-    limit: int,
-) -> bool:
+def _level(order: Sequence[ReadPartition], owners: dict[ReadPartition, str], loads: _Loads, limit: int) -> bool:
     """Move partitions whose owner has more than `limit`, and two more than another that wants them.
 
     Return whether a partition moved.
     """
-    moved = False
-    if max(loads.values(), default=0) - min(loads.values(), default=0) <= 1:
+    moved, of = False, loads.of
+    if max(of.values(), default=0) - min(of.values(), default=0) <= 1:
         return False
     for partition in order:
-        if loads[owners[partition]] <= limit:
+        if of[owners[partition]] <= limit:
             continue
-        light = _lightest(wanters[partition], loads)
-        if loads[owners[partition]] - loads[light] > 1:
-            loads[owners[partition]] -= 1
-            loads[light] += 1
+        light = loads.lightest(partition)
+        if of[owners[partition]] - of[light] > 1:
+            loads.add(owners[partition], -1)
+            loads.add(light, 1)
             owners[partition] = light
             moved = True
     return moved
@@ -139,7 +167,8 @@ class Group(msgspec.Struct):
     def join(self, name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int, now_ms: int) -> Membership:
         """Join, or change the wanted partitions.
 
-        All holds of the member begin in the new generation: commits with an older one are refused.
+        All holds of the member begin in the new generation: commits with an older one are refused. A tuple has each
+        partition once, and may be shared by members.
         """
         self.expire(now_ms)
         check_member(name, wanted, session_timeout_ms)
@@ -148,7 +177,7 @@ class Group(msgspec.Struct):
         before = self.members.get(name)
         joined = self.generation + 1
         holds = [Hold(hold.partition, joined, hold.revoking) for hold in before.holds] if before else []
-        wanted_once = tuple(dict.fromkeys(wanted))
+        wanted_once = wanted if isinstance(wanted, tuple) else tuple(dict.fromkeys(wanted))
         commits = before.commits if before else 0
         self.members[name] = Member(session_timeout_ms, now_ms, joined, wanted_once, holds, commits)
         self._change()
@@ -272,6 +301,21 @@ class Group(msgspec.Struct):
         for partition, name in owners.items():
             if partition not in holders:
                 self.members[name].holds.append(Hold(partition, self.generation))
+
+
+class PlannedGroup(Group):
+    """A copy of a membership: all changes of one decision make one generation, which `settle` makes."""
+
+    changed: bool = False
+
+    def _change(self) -> None:
+        self.changed = True
+
+    def settle(self) -> None:
+        """Make the next generation if anything has changed."""
+        if self.changed:
+            self.changed = False
+            super()._change()
 
 
 def newest_commit(member: str, newest: int, number: int) -> int:

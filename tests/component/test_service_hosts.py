@@ -197,6 +197,20 @@ def test_the_sweep_and_retention_of_a_cluster_pass_over_state_logs() -> None:
     run(work())
 
 
+def test_a_broker_forwards_the_requests_of_many_members_at_once() -> None:
+    async def work() -> None:
+        async with three_brokers() as (cluster, brokers):
+            logs = await filled(brokers[0])
+            await (await member_at(brokers[0])).join("report", "m", logs, SESSION_MS)
+            owner, _ = owner_of(cluster, brokers)
+            other = next(broker for broker in brokers if broker is not owner)
+            members = [await member_at(other) for _ in range(5)]
+            asked = [member.committed("report", logs) for member in members for _ in range(50)]
+            assert await asyncio.gather(*asked) == [{}] * 250
+
+    run(work())
+
+
 def test_an_operator_can_not_delete_the_topic_with_all_groups() -> None:
     async def work() -> None:
         async with three_brokers(audit=False) as (_, brokers):

@@ -39,6 +39,7 @@ from memq.groups.machine import (
     encode_decision,
     pack,
     pack_positions,
+    shared_wanted,
     unpack,
     unpack_positions,
 )
@@ -287,6 +288,18 @@ def test_partitions_and_positions_are_packed_without_a_loss(numbers: set[tuple[s
     assert [each.mark for each in found.values()] == [4] * len(logs)
 
 
+def test_members_with_the_same_wishes_share_them() -> None:
+    machine = GroupMachine()
+    for number, name in enumerate(("a", "b")):
+        members = {name: StoredMember(SESSION_MS, number + 1, 0, pack(LOGS), ())}
+        assert machine.apply(encode_decision(MembersDecision("g", number, number + 1, members))) is None
+    copy = GroupMachine()
+    copy.restore(machine.snapshot())
+    first, second = (each.membership("g").members["a" if each is machine else "b"].wanted for each in (machine, copy))
+    assert first is second
+    assert first == tuple(LOGS) == shared_wanted([*reversed(LOGS), LOGS[0]])
+
+
 def test_restored_positions_end_the_generations_of_their_groups() -> None:
     machine = GroupMachine()
     for group in ("g", "h"):
@@ -339,7 +352,9 @@ def test_members_that_join_at_once_need_few_decisions() -> None:
         await asyncio.gather(*joins)
         (log,) = queue.logs.values()
         assert len(log.entries) <= 4  # `opened`, the first join, all others
-        assert len((await coordinator.describe("g")).members) == 40
+        state = await coordinator.describe("g")
+        assert len(state.members) == 40
+        assert state.generation <= 3
         await queue.close()
 
     asyncio.run(work())

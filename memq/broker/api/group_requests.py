@@ -268,6 +268,18 @@ class GroupRequests:
             )
         return partition_of(ref)
 
+    async def _all_known(self, refs: Sequence[PartitionRef]) -> list[ReadPartition]:
+        """Return the read partitions in a message. Raises: NotFoundError."""
+        counts: dict[tuple[str, str], PartitionRef] = {}
+        for ref in refs:
+            most = counts.get((ref.topic, ref.topic_id), ref)
+            counts[ref.topic, ref.topic_id] = max(most, ref, key=lambda each: each.partition)
+            if ref.partition < 0:
+                await self._known(ref)
+        for ref in counts.values():
+            await self._known(ref)
+        return [partition_of(ref) for ref in refs]
+
     # ---- groups ----------------------------------------------------------------------------------
 
     async def join(self, call: Call[JoinRequest]) -> Answer:
@@ -279,7 +291,7 @@ class GroupRequests:
         if ask.leave:
             await home.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
-        partitions = [await self._known(ref) for ref in ask.partitions]
+        partitions = await self._all_known(ask.partitions)
         return _answer(await home.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:

@@ -18,7 +18,7 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
@@ -41,6 +41,7 @@ from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
 
 REQUESTS_PER_CONNECTION_MAX = 64
+REQUESTS_PER_BROKER_MAX = 4_096  # that another broker forwards by one connection: those of many members
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
 ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
@@ -90,7 +91,8 @@ class Requests:
             connection.send(self._hello(connection, frame))
             return
         working = self._working.setdefault(connection, {})
-        error = self._too_much(len(working), len(frame.body))
+        most = REQUESTS_PER_BROKER_MAX if connection.program == PROGRAM else REQUESTS_PER_CONNECTION_MAX
+        error = self._too_much(len(working), len(frame.body), most)
         if error is not None:
             connection.send(_error_frame(frame, error))
             return
@@ -103,7 +105,7 @@ class Requests:
             connection.abort()
             return
         frame = Frame(Api.FORWARD, 0, 0, request, slab.view[start:stop])
-        error = self._too_much(len(self._working.setdefault(connection, {})), 0)
+        error = self._too_much(len(self._working.setdefault(connection, {})), 0, REQUESTS_PER_CONNECTION_MAX)
         if error is not None:
             connection.send(_error_frame(frame, error))
             return
@@ -129,10 +131,10 @@ class Requests:
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
 
-    def _too_much(self, waiting: int, size: int) -> MemqError | None:
+    def _too_much(self, waiting: int, size: int, most: int) -> MemqError | None:
         if size > REQUEST_BYTES_MAX:
             return TooLargeError(f"request of {size} bytes, {REQUEST_BYTES_MAX} are allowed")
-        if waiting >= REQUESTS_PER_CONNECTION_MAX:
+        if waiting >= most:
             return ThrottledError(f"{waiting} requests of this connection are waiting for their answers")
         if self._pending_bytes + size > PENDING_BYTES_MAX:
             return ThrottledError(f"requests of {self._pending_bytes} bytes are waiting for their answers")
