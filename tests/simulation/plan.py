@@ -13,7 +13,7 @@ import msgspec
 
 from memq.compaction.plan import CompactionRule
 from memq.limits import KIB, MIB
-from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, ClusterShape
+from memq.simulation.cluster import WRITE_PARTITIONS_MAX, ClusterShape
 from memq.simulation.ports.disk import DiskFaults
 from memq.simulation.ports.faults import LEVELS, WorldFaults
 from memq.simulation.ports.wrong_answers import (
@@ -23,7 +23,8 @@ from memq.simulation.ports.wrong_answers import (
     STORE_LIES,
     WrongAnswerRates,
 )
-from memq.topic import BROADCAST_GROUP, CLOCK_ERROR_MS, TopicSettings
+from memq.topic import BROADCAST_GROUP
+from tests.simulation.plan_settings import draw_settings, that_remembers_names
 from tests.simulation.reduced_constants import CLOCK_ERROR, FORGET, SNAPSHOTS, Constants, draw_constants
 from tests.simulation.wishes import WISHES, Wish
 
@@ -66,7 +67,6 @@ ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
 SWEEP_CONFIRM_MS = 12_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
-NAMED_STORM_MS = 150_000  # for how long a storm may keep a name from its topic
 SEIZED_PAUSE_S_MAX = 2.5  # of processes whose partitions go to another owner
 AUDITS_LATER_MS = 3_600_000
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
@@ -155,23 +155,6 @@ def with_quick_failover(plan: Plan) -> Plan:
     )
     faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=SEIZED_PAUSE_S_MAX))
     return replace(plan, shape=shape, faults=faults)
-
-
-def draw_settings(
-    stale_ms: int, delivery_ms: int, draw: random.Random, clock_error_ms: int = CLOCK_ERROR_MS, *, retry_ms: int = 0
-) -> TopicSettings:
-    """Return topic settings that keep the bounds, scaled down to seconds; tasks run again for `retry_ms`."""
-    return msgspec.structs.replace(
-        SETTINGS,
-        stale_publish_ms=stale_ms,
-        delivery_timeout_ms=delivery_ms,
-        dedup_window_ms=delivery_ms + 2 * (stale_ms + clock_error_ms) + retry_ms,
-        batch_age_ms_max=draw.choice([0, 20, 200]),
-        seal_when_idle=draw.random() < 0.5,
-        batch_blocks_max=draw.choice([1, 3, 50]),
-        ring_slots=draw.choice([2, 4, 16]),
-        uploads_in_flight_max=draw.choice([1, 2, 4]),
-    )
 
 
 def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -278,7 +261,7 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
             settings, delivery_timeout_ms=4_000, stale_publish_ms=1_000, dedup_window_ms=window_ms
         )
     rest_s = settings.dedup_window_ms / 1000 * 1.4
-    shape = replace(plan.shape, settings=_that_remembers_names(settings, rest_s))
+    shape = replace(plan.shape, settings=that_remembers_names(settings, rest_s))
     chaos = plan.faults.chaos
     if level != "calm":
         chaos = replace(chaos, move_every_s=draw.choice([3.0, 10.0]))
@@ -287,13 +270,6 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(
         plan, shape=shape, faults=faults, producers=producers, named_rest_s_max=rest_s, pace_s_max=pace_s_max
     )
-
-
-def _that_remembers_names(settings: TopicSettings, rest_s: float) -> TopicSettings:
-    """Return the settings with retention that outlasts a rest, and the storm behind it: a name is forgotten with it."""
-    if not settings.retention_ms or not rest_s:
-        return settings
-    return msgspec.structs.replace(settings, retention_ms=settings.retention_ms + int(rest_s * 1000) + NAMED_STORM_MS)
 
 
 def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -366,7 +342,7 @@ def _with_compaction(plan: Plan, level: str, draw: random.Random) -> Plan:
         if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s:
             return plan
         plan = _with_house(plan, level, draw)
-        settings = _that_remembers_names(plan.shape.settings, plan.named_rest_s_max)
+        settings = that_remembers_names(plan.shape.settings, plan.named_rest_s_max)
         plan = replace(plan, shape=replace(plan.shape, settings=settings))
     settings = plan.shape.settings
     clock_error_ms = plan.shape.clock_error_ms
