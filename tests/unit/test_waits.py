@@ -156,7 +156,7 @@ def test_waits_can_be_described_while_the_loop_notes_more() -> None:
     run_skipping(work())
 
 
-def test_a_wait_since_an_earlier_time_is_logged_when_there_was_time_for_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_since_an_earlier_time_is_logged_after_time_for_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         waits = waits_that_log()
         await skip(LATE_S)
