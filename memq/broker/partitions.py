@@ -27,6 +27,7 @@ from memq.protocol.messages import Owner
 from memq.runtime.clock import Clock, backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
+from memq.runtime.waits import Waits
 from memq.topic import (
     PartitionKey,
     ReadPartition,
@@ -48,6 +49,7 @@ CONFIRM_PAUSE_S = 5.0
 CONFIRMED_AT_ONCE = 64
 RetentionOrder = tuple[TopicSettings, tuple[Truncation, ...]]
 PROGRESS_S = 5.0  # between two lines about a long drain
+WAITS_LOGGED_S = 15.0  # between two lines about the causes
 
 
 class DrainProgress:
@@ -69,6 +71,15 @@ class DrainProgress:
         if now_s - self._logged_s >= PROGRESS_S:
             self._logged_s = now_s
             self._events.info("draining-progress", f"{done} of {self.total} {self._done_text}")
+
+    async def log_waits(self, waits: Waits) -> None:
+        """Log what the drain waits for, until cancelled."""
+        while True:
+            await asyncio.sleep(WAITS_LOGGED_S)
+            why = waits.describe()
+            if why:
+                text = f"{self.done} of {self.total} {self._done_text}; the drain waits: {why}"
+                self._events.warning("draining-waits", text)
 
 
 class Partitions:
@@ -450,7 +461,11 @@ class Partitions:
                 asyncio.create_task(_drain(processor, progress), name=_leaving(processor))
                 for processor in at_work.values()
             ]
-            ends += await asyncio.gather(*works, return_exceptions=True)
+            waits = asyncio.create_task(progress.log_waits(self._services.waits), name="log of a drain's waits")
+            try:
+                ends += await asyncio.gather(*works, return_exceptions=True)
+            finally:
+                waits.cancel()
             for key, processor in at_work.items():
                 if self.processors.get(key) is processor:
                     del self.processors[key]

@@ -30,6 +30,7 @@ DEAD_S = 5.0  # how long a broker that did not answer is asked last
 BROKERS_MAX = 1_000  # that are remembered
 REPORT_S = 1.0  # between two reports of one suspicion, and the time-out of each
 _REACH_AGAIN_S = 0.1
+_REACH_LOGGED_S = 1.0  # from then on a client that looks for its first broker says so
 _UNANSWERED_S = 3.0  # from then on a client that waits for any broker says so
 
 
@@ -141,7 +142,7 @@ class LinkPool:
         self._closed = False
         self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
-        events = EventLog(runtime.clock)
+        self._events = events = EventLog(runtime.clock)
         self.waits = Waits(runtime.clock, events)  # the answers that this client awaits, of brokers and stores
         self._unanswered = events.outage("client.no-broker", "client.broker-back", _UNANSWERED_S)
 
@@ -202,8 +203,21 @@ class LinkPool:
         What all clients do before their first question, and an admin before each; a broker that does not answer at
         all has its share of the time only. Raises: UnreachableError naming each that was tried, and why; ClosedError.
         """
+        if self.sessions():
+            return
+        tried = ", ".join(map(format_address, list(self._known)[:5]))
+        text = f"no broker answers yet; trying {tried} for {timeout_s:g} s"
+        warn = self._events.warning
+        timer = asyncio.get_running_loop().call_later(_REACH_LOGGED_S, warn, "client.no-broker", text)
+        try:
+            await self._reach(timeout_s)
+        finally:
+            timer.cancel()
+
+    async def _reach(self, timeout_s: float) -> None:
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + timeout_s
+        said: dict[Address, tuple[str, str]] = {}  # the last error of each address, with the hint of a fault here
         while not self.sessions():
             failures: list[str] = []
             own_hint = ""  # of a fault on this side
@@ -217,11 +231,14 @@ class LinkPool:
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
                     is_foreign = isinstance(error, UnreachableError) and error.foreign
-                    own_hint = error.hint if is_foreign or error.hint == FILES_HINT else own_hint
+                    said[address] = str(error), error.hint if is_foreign or error.hint == FILES_HINT else ""
+                    own_hint = said[address][1] or own_hint
                     foreign = foreign and is_foreign
-                except TimeoutError:
-                    failures.append(f"{format_address(address)} does not answer")
-                    foreign = False
+                except TimeoutError:  # perhaps since only a moment was left
+                    before, hint = said.get(address, ("", ""))
+                    silent = f"{format_address(address)} does not answer"
+                    failures.append(f"{silent}, and before: {before}" if before else silent)
+                    own_hint, foreign = hint or own_hint, False
                 else:
                     return
             if foreign or clock.monotonic() + _REACH_AGAIN_S >= deadline_s:

@@ -17,6 +17,7 @@ from memq.errors import RetryableError
 from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
+ANSWER_S = 1.0  # for the answer to a question that begins late: a peer that answers it is not silent
 LATE_S = 3.5  # healthy brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
 KEPT_S = 60.0  # a failure without a retry is described for so long
 OWING_MAX = 1_000
@@ -130,10 +131,7 @@ class Waits:
     def _arm(self, owing: _Owing, wait: Wait) -> asyncio.TimerHandle | None:
         if self._events is None:
             return None
-        delay_s = wait.since_s + LATE_S - self._clock.monotonic()
-        if delay_s <= 0:
-            self._log(owing)
-            return None
+        delay_s = max(wait.since_s + LATE_S - self._clock.monotonic(), ANSWER_S)
         return asyncio.get_running_loop().call_later(delay_s, self._log, owing)
 
     def _log(self, owing: _Owing) -> None:

@@ -33,7 +33,10 @@ _REFUSALS: dict[int, tuple[type[MemqError], str]] = {
     errno.EACCES: (DeniedError, "give memq the right to write the data folder and all in it"),
     errno.EPERM: (DeniedError, "give memq the right to write there, on a file system that has hard links"),
     errno.EROFS: (DeniedError, "the file system is read-only: mount it writable, or choose another folder"),
-    errno.ENOENT: (StoreError, "the folder of the store is gone: restore it, and start memq again"),
+    errno.ENOENT: (
+        StoreError,
+        "the folder of the store is gone: bring it back or mount it again; the request is tried again",
+    ),
     errno.EXDEV: (InvalidRequestError, "put the folder for temporary files on the file system of the objects"),
     errno.ENOTDIR: (InvalidRequestError, "a part of the key is an object: keys can't be both object and folder"),
     errno.EISDIR: (InvalidRequestError, "the key is a folder: keys can't be both object and folder"),

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from memq.broker.partitions import PROGRESS_S, DrainProgress
+from memq.broker.partitions import PROGRESS_S, WAITS_LOGGED_S, DrainProgress
 from memq.broker.services import CLOSINGS_AT_ONCE_MAX
 from memq.format.pointer import decode_pointer
 from memq.limits import MIB
@@ -15,11 +15,13 @@ from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TimedSemaphore
+from memq.runtime.waits import Waits
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, GatedStore, block_of, log_lines, run, running_broker, write_frame
 from tests.component.scripted_coordinator import ScriptedCoordinator, owned_by
 from tests.contract.manual_clock import ManualClock
 from tests.partition_owners import turns
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.stepped_time import SteppedLoop, step
 
 PARTITIONS = CLOSINGS_AT_ONCE_MAX * 3
@@ -140,6 +142,27 @@ def test_progress_is_reported_only_for_long_work(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_drain_that_can_not_end_logs_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        clock = skipping_runtime().clock
+        waits = Waits(clock)
+        progress = DrainProgress(clock, EventLog(clock), 1, "partitions are drained and closed")
+        logging_waits = asyncio.create_task(progress.log_waits(waits))
+        await skip(WAITS_LOGGED_S + 1)
+        assert log_lines(caplog, logging.WARNING) == [], "it waits for nobody"
+        with waits.on("store 'main' at file:///data", "topic 'clicks' partition 0 batch 1") as wait:
+            wait.cause = "the folder of the store is gone"
+            await skip(2 * WAITS_LOGGED_S)
+        logging_waits.cancel()
+
+    with caplog.at_level(logging.INFO, "memq"):
+        run_skipping(work())
+    first, second = log_lines(caplog, logging.WARNING)
+    assert first == second
+    assert first.startswith("draining-waits: 0 of 1 partitions are drained and closed; the drain waits: store 'main'")
+    assert first.endswith("the folder of the store is gone")
+
+
 def test_a_drain_waits_for_what_was_let_go_of_and_for_what_comes_meanwhile() -> None:
     async def work() -> None:
         async with running_broker() as broker:
@@ -176,6 +199,9 @@ class ReportedProgress:
     def reached(self, done: int) -> None:
         self.done = done
         self.numbers.append(done)
+
+    async def log_waits(self, waits: Waits) -> None:
+        """Nothing waits here."""
 
 
 def test_a_drain_begins_in_all_partitions_at_once_and_tells_of_each_that_is_done(

@@ -53,15 +53,18 @@ class Made:
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     """Write an object with two blocks of three and two records."""
+    return written(tmp_path / "object", TOPIC)
+
+
+def written(path: Path, topic: ObjectTopic) -> Made:
     blocks = [_block(0, [b"a", b"", None]), _block(3, [b"\xff", b"e" * 100])]
     entries, at = [], 0
     for block in blocks:
         entries.append(BlockEntry.from_header(parse_header(block), at))
         at += len(block)
     batch = BatchEntry(0, at, 1_738_310_400_000, 7, 5, 0, 2, 1, 3)
-    meta = ObjectMeta(cluster="memq", broker="broker-1", topics=(TOPIC,), created_ms=1_738_310_400_000)
+    meta = ObjectMeta(cluster="memq", broker="broker-1", topics=(topic,), created_ms=1_738_310_400_000)
     data = b"".join(blocks) + encode_index(meta, [batch], entries, at)
-    path = tmp_path / "object"
     path.write_bytes(data)
     return Made(path, data, len(blocks[0]))
 
@@ -98,6 +101,19 @@ def test_inspect_records(made: Made, capsys: pytest.CaptureFixture[str]) -> None
     assert [record.get("value") for record in records] == ["a", "", None, None, "e" * 100]
     assert records[3]["value_base64"] == "/w=="
     assert records[0]["headers"] == [["trace", "1"]]
+
+
+def test_inspect_of_the_records_of_a_folder_leaves_out_those_of_memqs_own_topics(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the input of produce: reports to the audit would become records of the user's topic."""
+    reports = written(made.path.parent / "reports", ObjectTopic("_memq_audit", "cd" * 16))
+    assert run(["inspect", str(made.path.parent), "--records"]) == 0
+    streams = capsys.readouterr()
+    assert [json.loads(line)["sequence"] for line in streams.out.splitlines()] == [0, 1, 2, 3, 4]
+    assert "5 records of memq's own topics not shown" in streams.err
+    assert run(["inspect", str(reports.path), "--records"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_inspect_of_a_file_that_is_no_object_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

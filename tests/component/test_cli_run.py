@@ -36,6 +36,12 @@ def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return captured.out, captured.err
 
 
+def without_notice(err: str) -> str:
+    """Return stderr without the line of a command that looks for a broker for over a second."""
+    first, _, rest = err.partition("\n")
+    return rest if first.startswith("memq: no broker answers yet; trying ") else err
+
+
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test where no settings file lies."""
@@ -158,6 +164,7 @@ def test_a_mistake_gets_one_line(
 ) -> None:
     assert run(arguments) == code
     out, err = said(capsys)
+    err = without_notice(err)
     assert out == ""
     assert err.startswith("memq: error: ")
     assert err.count("\n") == 1
@@ -261,7 +268,7 @@ def test_a_full_limit_on_open_files_is_named() -> None:
     done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False, timeout=60)
     assert "Too many open files" in done.stderr
     assert "(ulimit -n)" in done.stderr
-    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+    assert (done.returncode, without_notice(done.stderr).count("\n")) == (5, 1)
 
 
 def test_a_line_that_is_too_large_is_named_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,7 +424,7 @@ def test_mistakes_of_one_word_are_one_line(arguments: list[str], code: int, caps
     out, err = said(capsys)
     assert "internal error" not in err
     assert "Traceback" not in err
-    assert (out, err.count("\n")) == ("", 1) or arguments[0] == "verify", "damage is data"
+    assert (out, without_notice(err).count("\n")) == ("", 1) or arguments[0] == "verify", "damage is data"
 
 
 @pytest.mark.parametrize(

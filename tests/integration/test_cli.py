@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from memq import Admin
+from tests.component.test_cli_run import without_notice
 from tests.memq_process import BrokerServer
 from tests.servers import DevServer, dev_server
 
@@ -70,8 +71,9 @@ def memq(address: str, tmp_path: Path) -> Memq:
 
 def check_mistake(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     assert (done.returncode, done.stdout) == (code, ""), done
-    assert done.stderr.startswith("memq: error: "), done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    error = without_notice(done.stderr)
+    assert error.startswith("memq: error: "), done.stderr
+    assert error.count("\n") == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
 
 

@@ -15,6 +15,7 @@ from memq.broker.partition import storing
 from memq.broker.partition.batch import ObjectBody, Origin, SealedBatch
 from memq.broker.partition.storing import (
     BACKOFF_S_MAX,
+    LOGGED_TRIES,
     STORE_TIMEOUT_S,
     UPLOADS_IN_FLIGHT_MAX,
     SharedObjects,
@@ -82,6 +83,23 @@ def test_a_put_that_fails_is_tried_again_after_a_pause_that_doubles(caplog: pyte
         "store-retry: batch 7, try 2: RuntimeError()",
         *(f"store-retry: batch 7, try {number}: still" for number in (3, 4, 5)),
     ]
+
+
+def test_a_broker_logs_the_hint_of_a_failing_put_and_the_later_tries_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        gone = StoreError("not stored", hint="the folder of the store is gone")
+        services, _ = services_on([gone] * 300)
+        await store_object(services, BODY, "batch 7")
+
+    run_skipping(work())
+    lines = log_lines(caplog)
+    assert lines[:LOGGED_TRIES] == [
+        f"store-retry: batch 7, try {number}: not stored; the folder of the store is gone"
+        for number in range(1, LOGGED_TRIES + 1)
+    ]
+    assert 2 <= len(lines) - LOGGED_TRIES <= 4
 
 
 def test_a_put_that_hangs_is_one_that_fails() -> None:

@@ -15,8 +15,11 @@ from memq.client.stores import OpenStores
 from memq.errors import BufferFullError, MemqError, TimedOutError, UnreachableError
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata
+from memq.runtime.logs import EventLog
+from memq.runtime.waits import ANSWER_S, Waits
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.brokers import log_lines
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, turns
 
@@ -141,6 +144,27 @@ def test_a_producer_says_what_its_broker_waits_for(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.INFO, "memq"):
         run(test)
+
+
+def test_a_broker_that_answers_when_it_is_asked_for_late_acks_is_not_called_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A producer's lines alternated: the broker has not answered, and what the broker waits for."""
+
+    async def work() -> None:
+        clock = skipping_runtime().clock
+        waits = Waits(clock, EventLog(clock))
+        with waits.on("broker h:1", "acks", clock.monotonic() - 10):
+            await skip(ANSWER_S / 2)
+        assert waits_in(caplog) == []
+        with waits.on("broker h:1", "acks", clock.monotonic() - 10):
+            await skip(ANSWER_S + 0.1)
+        assert [line.split(" since")[0] for line in waits_in(caplog)[:1]] == [
+            "client.waits: broker h:1 has not answered"
+        ]
+
+    with caplog.at_level(logging.INFO, "memq"):
+        run_skipping(work())
 
 
 def test_a_store_that_stalls_is_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -326,6 +326,28 @@ def test_brokers_that_become_silent_lengthen_no_first_contact() -> None:
     assert len(connects) == 18, "each of both had a part of the last 0.15 s"
 
 
+@pytest.mark.parametrize(("timeout_s", "said"), [(0.9, []), (3.0, ["127.0.0.1:1 for 3 s"])])
+def test_a_client_that_finds_no_broker_says_after_a_second_what_it_tries(
+    caplog: pytest.LogCaptureFixture, timeout_s: float, said: list[str]
+) -> None:
+    """Commands were silent until their error."""
+
+    class Nobody(SocketNetwork):
+        async def connect(
+            self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+        ) -> asyncio.BufferedProtocol:
+            raise UnreachableError(f"nobody at {port}")
+
+    async def test() -> None:
+        pool = LinkPool(Runtime(clock=LoopClock(), random=random.Random(1), network=Nobody()), [NOBODY])
+        with pytest.raises(UnreachableError):
+            await pool.reach(timeout_s)
+        await pool.close()
+
+    run_skipping(test())
+    assert log_lines(caplog) == [f"client.no-broker: no broker answers yet; trying {each}" for each in said]
+
+
 def test_a_client_that_waits_for_any_broker_says_so_once_and_says_when_one_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from memq.errors import NotFoundError, QueueError
 from memq.runtime.logs import EventLog
-from memq.runtime.waits import KEPT_S, LATE_S, OWING_MAX, TEXT_CHARS_MAX, Waits
+from memq.runtime.waits import ANSWER_S, KEPT_S, LATE_S, OWING_MAX, TEXT_CHARS_MAX, Waits
 from tests.brokers import log_lines
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
@@ -156,11 +156,13 @@ def test_waits_can_be_described_while_the_loop_notes_more() -> None:
     run_skipping(work())
 
 
-def test_wait_since_an_earlier_time_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_since_an_earlier_time_is_logged_after_time_for_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         waits = waits_that_log()
         await skip(LATE_S)
         with waits.on(STORE, "acks", 0.0):
+            assert log_lines(caplog) == []
+            await skip(ANSWER_S)
             assert log_lines(caplog) == [f"client.waits: {STORE} has not answered since {START} (acks)"]
 
     run_skipping(work())

@@ -12,21 +12,24 @@ batch that was not published in the time of its own key is stored in a shared ob
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.batch import ObjectBody, SealedBatch, object_of
 from memq.broker.services import Services
-from memq.errors import ObjectExistsError
+from memq.errors import MemqError, ObjectExistsError
 from memq.format.key import shared_object_key
 from memq.limits import MIB, OBJECT_BLOCKS_MAX
 from memq.runtime.clock import backoff_s
+from memq.runtime.logs import OUTAGE_INTERVAL_S
 from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 
 BACKOFF_S_MAX = 0.5  # the store's circuit breaker limits the requests to a failing store
 STORE_TIMEOUT_S = 60.0
+LOGGED_TRIES = 5  # of a put that fails; later ones are logged once a minute
 SHARED_BYTES_MAX = 8 * MIB
 SHARED_BATCHES_MAX = 2_048  # with as many topics of the longest names, the object's meta takes 0.7 of its 1 MiB
 UPLOADS_IN_FLIGHT_MAX = 4
@@ -41,7 +44,7 @@ async def store_object(
     (`key_s`). `name` identifies the object in the log. Raises: ObjectExistsError when its key has other bytes.
     """
     clock, counters = services.runtime.clock, services.counters
-    started_s, tries = clock.monotonic(), 0
+    started_s, tries, logged_s = clock.monotonic(), 0, -math.inf
     with services.waits.on(services.store_location, name) as wait:
         while wanted() and clock.monotonic() < started_s + key_s(services.settings):
             try:
@@ -52,8 +55,10 @@ async def store_object(
             except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may drop it
                 tries += 1
                 counters.store_retries += 1
-                wait.cause = str(error) or repr(error)
-                services.events.warning("store-retry", f"{name}, try {tries}: {wait.cause}")
+                wait.cause = _cause(error)
+                if tries <= LOGGED_TRIES or clock.monotonic() >= logged_s + OUTAGE_INTERVAL_S:
+                    logged_s = clock.monotonic()
+                    services.events.warning("store-retry", f"{name}, try {tries}: {wait.cause}")
                 await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
                 continue
             counters.stored_objects += 1
@@ -61,6 +66,13 @@ async def store_object(
             counters.store_seconds.observe(clock.monotonic() - started_s)
             return started_s
     return None
+
+
+def _cause(error: Exception) -> str:
+    """Return the text of an error, with its own hint: the folder is gone, the disk is full."""
+    if isinstance(error, MemqError) and error.hint not in ("", error.default_hint):
+        return f"{error}; {error.hint}"
+    return str(error) or repr(error)
 
 
 def key_s(settings: BrokerSettings) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 
 import click
@@ -17,7 +18,9 @@ from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.blocks.header import CODECS
 from memq.format.key import kind_without_batches
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
+from memq.format.ranges import RangeSet
 from memq.format.spool import MAGIC, SpoolEntry, decode_segment
+from memq.topic import INTERNAL_PREFIX
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
@@ -74,9 +77,10 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
 def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> None:
     """Show each object in a line, complete as JSON, or with its records.
 
-    Objects that can't be read are reported on stderr, as is the number of files that have no batches.
+    Objects that can't be read are reported on stderr, as is the number of files that have no batches, and of records
+    of memq's own topics: these would be sent to the user's topic by produce --input json.
     """
-    damaged = 0
+    damaged = internal = 0
     objects = [one for one in folder.objects if not kind_without_batches(one.name)]
     if len(objects) < len(folder.objects):
         others = count_text(len(folder.objects) - len(objects), "file")
@@ -89,7 +93,7 @@ def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> No
         try:
             data = one.read()
             if records:
-                _print_records(data)
+                internal += _print_records(data, own=False)
                 continue
             if is_segment(data):
                 print_segment(one.name, data, as_json=as_json)
@@ -104,6 +108,9 @@ def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> No
         else:
             written = time_text(index.meta.created_ms)
             click.echo(f"{one.name}: {size_text(len(data))}, {_contents(index)}, written {written}")
+    if internal:
+        text = f"{count_text(internal, 'record')} of memq's own topics not shown; name their object to see them"
+        print_message(text)
     if damaged:
         raise CorruptDataError(f"{count_text(damaged, 'object')} below '{folder.name}' can't be read")
 
@@ -163,19 +170,38 @@ def _block_json(entry: BlockEntry) -> dict[str, object]:
     return {**entry._asdict(), **hexed, "tag_bits": f"{entry.tag_bits:016x}"}
 
 
-def _print_records(data: memoryview) -> None:
-    """Print readable blocks; an unreadable one is reported on stderr, and makes the command fail."""
-    damaged = 0
+def _print_records(data: memoryview, *, own: bool = True) -> int:
+    """Print readable blocks; an unreadable one is reported on stderr, and makes the command fail.
+
+    Unless `own` is given, records of memq's own topics are left out. Returns how many these are.
+    """
+    damaged = left_out = 0
+    internal = RangeSet() if own else _internal_ranges(data)
     for at, found in segment_blocks(data) if is_segment(data) else readable_blocks(data):
         try:
             if isinstance(found, MemqError):
                 raise found
+            if internal.covers(at, at + 1):
+                left_out += found.count
+                continue
             _print_block(found)
         except MemqError as error:
             damaged += 1
             print_message(f"at {at}: {error}")
     if damaged:
         raise CorruptDataError(f"{count_text(damaged, 'byte range')} can't be read")
+    return left_out
+
+
+def _internal_ranges(data: memoryview) -> RangeSet:
+    """Return the bytes of batches of memq's own topics; none without a readable index."""
+    found = RangeSet()
+    with suppress(MemqError):
+        index = open_object(data)
+        for batch in index.batches:
+            if index.meta.topics[batch.topic].name.startswith(INTERNAL_PREFIX):
+                found.add(batch.offset, batch.offset + batch.length)
+    return found
 
 
 def _print_block(reader: BlockReader) -> None:
