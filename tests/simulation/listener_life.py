@@ -54,8 +54,6 @@ class ListenerLife(TopicChurn):
             group,
             self._checker.logs,
             self._cluster.world.fail,
-            lambda: self._cluster.world.now,
-            clock_error_s=self._cluster.shape.clock_error_ms / 1000,
             ordered=ordered,
             blocks=ordered and self._draw.random() < 0.5,
         )
@@ -138,9 +136,9 @@ async def _run_member(node: SimNode, runtime: Runtime, brokers: list[str], rules
     draw = node.random
 
     async def handle(message: memq.Message) -> object:
-        rules.begin(message)
+        rules.begin(message, runtime.clock.wall_ms())
         await asyncio.sleep(draw.choice([0, 0, 0.01, 0.3]))
-        answer = rules.answer(message)
+        answer = rules.answer(message, runtime.clock.wall_ms())
         if isinstance(answer, HandlerError):
             raise answer
         return answer

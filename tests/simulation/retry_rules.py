@@ -19,7 +19,6 @@ RETRIES, LETTERS = ".retry", ".dead-letters"
 DELAYS_S = (0.3, 1.5)
 TRIES = len(DELAYS_S) + 1
 ASKED_S = 0.8  # after which a handler asks to be called again
-SLACK_S = 0.002  # due times are whole ms
 
 
 def is_side_topic(name: str) -> bool:
@@ -38,10 +37,7 @@ def kind_of(value: bytes) -> str:
 class Handled:
     """One record of the topic, as its handlers and the side topics show it."""
 
-    began: dict[int, float] = field(default_factory=dict)  # by attempt: when it was called first
-    failed: dict[int, float] = field(
-        default_factory=dict
-    )  # by attempt: when the next one may be called, at the earliest
+    failed: dict[int, int] = field(default_factory=dict)  # by attempt: the due time of the next one, Unix ms
     retries: dict[int, None] = field(default_factory=dict)  # attempts that the retry topic has
     done: bool = False
     letter: bool = False
@@ -53,7 +49,7 @@ class Handled:
 
 
 class RetryRules:
-    """One group of listeners on one topic. `clock_error_s`: by how much two wall clocks differ at most."""
+    """One group of listeners on one topic. A due time is compared with the clock of the process that handles it."""
 
     def __init__(
         self,
@@ -61,17 +57,13 @@ class RetryRules:
         group: str,
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
-        now: Callable[[], float],
         *,
-        clock_error_s: float,
         ordered: bool,
         blocks: bool,
     ) -> None:
         self.topic, self.group = topic, group
         self._logs = logs
         self._fail = fail
-        self._now = now
-        self._clock_error_s = clock_error_s
         self.ordered, self.blocks = ordered, blocks
         self._records: dict[bytes, Handled] = {}
         self._sides: dict[ReadPartition, list[tuple[Position, bytes, int]]] = {}  # retries: position, value, attempt
@@ -81,8 +73,8 @@ class RetryRules:
 
     # ---- handlers -------------------------------------------------------------------------------
 
-    def begin(self, message: memq.Message) -> None:
-        """A handler is called."""
+    def begin(self, message: memq.Message, wall_ms: int) -> None:
+        """A handler is called, at this time of the clock of its process."""
         value, attempt = message.value or b"", message.attempt
         record, what = self._of(value), f"attempt {message.attempt} of record {(message.value or b'')[:40]!r}"
         if not any(value == each.value for each in self._log_of(message).stream):
@@ -91,14 +83,12 @@ class RetryRules:
             if attempt - 1 not in record.failed:
                 self._fail(f"{what} comes without a failed attempt before it")
                 return
-            early_s = record.failed[attempt - 1] - self._clock_error_s - SLACK_S - self._now()
-            if early_s > 0:
-                self._fail(f"{what} comes {early_s:.3f} s before its due time")
+            if wall_ms < record.failed[attempt - 1]:
+                self._fail(f"{what} comes {record.failed[attempt - 1] - wall_ms} ms before its due time")
             if message.error != cause_of(value):
                 self._fail(f"{what} has the error {message.error!r}")
         if self.ordered and message.key is not None:
             self._check_order(message, what)
-        record.began.setdefault(attempt, self._now())
 
     def _log_of(self, message: memq.Message) -> ReadLog:
         partition = ReadPartition(self.topic.name, self.topic.id, message.position.read_partition)
@@ -113,15 +103,15 @@ class RetryRules:
                 self._fail(f"{what} comes before record {each.value[:40]!r} of key {key} is complete")
                 return
 
-    def answer(self, message: memq.Message) -> object:
-        """Return what the handler answers; an exception is to be raised."""
+    def answer(self, message: memq.Message, wall_ms: int) -> object:
+        """Return what the handler answers; an exception is to be raised. `wall_ms` as in `begin`."""
         value, attempt = message.value or b"", message.attempt
         record, kind = self._of(value), kind_of(value)
         fails = {"once": 1, "asks": 1, "twice": 2, "never": TRIES + 1 if self.blocks else 99}.get(kind, 0)
         if attempt <= fails:
             delay_s = ASKED_S if kind == "asks" else DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
-            earliest = self._now() + delay_s
-            record.failed[attempt] = min(earliest, record.failed.get(attempt, earliest))
+            due_ms = wall_ms + round(delay_s * 1000)
+            record.failed[attempt] = min(due_ms, record.failed.get(attempt, due_ms))
             if kind == "asks":
                 return memq.Retry(after=ASKED_S, reason=cause_of(value))
             return HandlerError(cause_of(value).removeprefix("HandlerError: "))
