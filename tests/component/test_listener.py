@@ -6,14 +6,19 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import memq
+from memq.audit.live.service import live_audit
 from memq.client.listener.side_records import read_letter, read_retry
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, NotFoundError
+from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 from memq.topic import Position
+from tests.component.live_reports import KEEP_MS, with_database
+from tests.component.live_reports import until as audited
 
 WAIT_S = 30.0
 
@@ -286,6 +291,27 @@ def test_a_listener_that_starts_at_the_end_reads_retries_from_their_beginning(cl
         handler.wait(2)
     assert sorted(handler.values) == ["after", "before"]
     assert {message.attempt for message in handler.messages if message.value == b"before"} == {2}
+
+
+def test_the_live_audit_counts_dead_letters_as_passed() -> None:
+    with Cluster(audit=True, audit_interval_ms=100) as cluster:
+        cluster.create_topic("clicks")
+        with memq.Producer(cluster.address) as producer:
+            for value in ("0", "bad", "2", "odd", "4"):
+                producer.send("clicks", value)
+        answers = {b"bad": memq.DeadLetter("bad"), b"odd": memq.Park()}
+        handler = Handler(lambda message: answers.get(message.value or b""))
+        with memq.Listener(cluster.address, "clicks", "billing", handler) as running:
+            running.start()
+            handler.wait(5)
+
+        async def judge(database: Any) -> None:
+            async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+                summary = await audited([audit], database, lambda each: each.row.side("billing")["passed"] == 2)
+            assert summary.row.side("billing")["processed"] == 3
+            assert (summary.row.word("billing"), summary.findings) == ("ok", 0)
+
+        with_database("sqlite::memory:", judge)
 
 
 def test_a_handler_may_stop_its_listener(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
 from memq.client.observers.audit_recorder import AuditRecorder, ReadRecorder
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.pointer import decode_pointer
+from memq.format.ranges import Range
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.groups.coordinator import GroupCoordinator
@@ -42,6 +43,43 @@ def test_a_write_partition_that_the_map_does_not_know_begins_where_reading_did()
     parts = [part for _, report in tally.take(0, 1) for part in report.parts if part.partition == pointer.partition]
     assert [[begin.at for begin in part.begins] for part in parts] == [["0:0:0"], ["0:0:0"]]
     assert all(any(span.stage == "processed" for span in part.spans) for part in parts)
+
+
+def committed_stages(aside: list[int], *commits: Position) -> list[dict[str, list[tuple[int, tuple[Range, ...]]]]]:
+    """Deliver two blocks of three records, set some aside by their index, and return the stages after each commit."""
+    log = Log()
+    offset = log.batch(Block(1, 0), Block(2, 6))
+    pointer = decode_pointer(log.entries[0].body)
+    slices = tuple(Slice(piece, 0, piece.records) for piece in log.pieces(offset, pointer))
+    tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
+    reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
+    behind = Committed(Position(0, offset + 1))
+    reading.deliver(ReadyRange(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
+    for index in aside:
+        reading.set_aside(Position(0, offset, index))
+    found = []
+    for position in commits:
+        reading.store(Committed(position), 0)
+        stages: dict[str, list[tuple[int, tuple[Range, ...]]]] = {"processed": [], "passed": []}
+        for _, report in tally.take(0, 1):
+            for span in [span for part in report.parts for span in part.spans if span.stage in stages]:
+                stages[span.stage].append((span.producer, span.ranges))
+        found.append(stages)
+    return found
+
+
+def test_records_that_were_set_aside_are_passed_when_they_are_committed() -> None:
+    (found,) = committed_stages([1, 3], Position(0, 1))
+    assert found == {"processed": [(1, ((0, 1), (2, 3))), (2, ((7, 9),))], "passed": [(1, ((1, 2),)), (2, ((6, 7),))]}
+    (found,) = committed_stages([0, 1, 2], Position(0, 1))
+    assert found == {"processed": [(2, ((6, 9),))], "passed": [(1, ((0, 3),))]}
+
+
+def test_a_commit_within_a_batch_reports_the_records_before_it_and_the_next_one_the_others() -> None:
+    first, second, third = committed_stages([4], Position(0, 0, 2), Position(0, 0, 5), Position(0, 1))
+    assert first == {"processed": [(1, ((0, 2),))], "passed": []}
+    assert second == {"processed": [(1, ((2, 3),)), (2, ((6, 7),))], "passed": [(2, ((7, 8),))]}
+    assert third == {"processed": [(2, ((8, 9),))], "passed": []}
 
 
 def test_copies_that_were_left_out_are_reported_as_dropped() -> None:

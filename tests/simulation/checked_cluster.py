@@ -10,6 +10,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.log_truth import LogTruth
 from tests.simulation.observers import Observers
 from tests.simulation.retention_rules import RetentionRules
+from tests.simulation.retry_rules import RetryRules
 
 
 class CheckedCluster(SimCluster):
@@ -38,6 +39,11 @@ class CheckedCluster(SimCluster):
         """Let the monitor of ownership, and the rules of reports, know a topic that comes and goes."""
         self.checker.reports.transient[topic.id] = None
         super().watch(topic)
+
+    def listen(self, rules: RetryRules) -> None:
+        """Check the listeners of one group from now on, in place of those before."""
+        self.transient.on_side_topic = rules.published
+        self._observers.on_listeners = rules.committed
 
     def leave(self) -> None:
         """Check nothing any more: from now on the run does faults to what is there."""

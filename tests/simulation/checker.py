@@ -35,9 +35,20 @@ from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag_check import LagCheck
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, object_bytes, read_entry, resume
+from tests.simulation.reader import (
+    Delivered,
+    FindingError,
+    LogEntry,
+    SideRecord,
+    Source,
+    object_bytes,
+    read_entry,
+    read_side_records,
+    resume,
+)
 from tests.simulation.report_rules import ReportRules, reports_landed
 from tests.simulation.retention_rules import RetentionRules
+from tests.simulation.retry_rules import is_side_topic
 
 Objects = dict[str, bytes]
 ReferencePosition = tuple[ReadPartition, int]  # index in the reference stream
@@ -114,6 +125,7 @@ class Checker:
         self.on_committed: Callable[[str, ReadPartition, Position], None] | None = None
         self.on_delivered: Callable[[Delivered], None] = lambda found: None  # learns of each record of a log
         self.is_held: Callable[[str], bool] = lambda key: False  # whether a state log names an object
+        self.on_side_topic: Callable[[ReadPartition, LogEntry, list[SideRecord]], None] | None = None
         self.copies = CopyRules((self.logs, self.reports.logs), objects)
         self._objects = objects
         self._window_ms = window_ms
@@ -261,6 +273,9 @@ class Checker:
             if publication.partition.topic == AUDIT_TOPIC:
                 self._name(entry)
                 self.reports.reported(publication.partition, entry)
+            elif self.on_side_topic is not None and is_side_topic(publication.partition.topic):
+                self._name(entry)
+                self.on_side_topic(publication.partition, entry, read_side_records(pointer, self._fetch))
             else:
                 self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
         except (FindingError, MemqError) as error:

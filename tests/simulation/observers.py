@@ -11,6 +11,7 @@ from memq.simulation.world.node import SimNode
 from memq.topic import Position, ReadPartition
 from tests.simulation.checker import Checker
 
+LISTENERS = "listeners"  # begins the names of groups that have rules of their own
 Places = list[tuple[ReadPartition, Position]]
 
 
@@ -31,6 +32,7 @@ class Observers(Observer):
         self._exists = exists
         self._fail = fail
         self._left = False
+        self.on_listeners: Callable[[str, ReadPartition, Position], None] = lambda group, partition, position: None
         self._dropped: dict[ReadPartition, None] = {}  # a late `create` may bring such a log back, empty, for a while
 
     def leave(self) -> None:
@@ -84,6 +86,9 @@ class Observers(Observer):
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""
+        if group.startswith(LISTENERS):
+            self.on_listeners(group, partition, position)
+            return
         self._of(partition).committed(group, partition, position)
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
@@ -103,4 +108,6 @@ class Observers(Observer):
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""
+        if group.startswith(LISTENERS):
+            return
         self._of(partition).fetched(group, partition, position)

@@ -59,6 +59,7 @@ ASPECTS = (
     "delay",  # delayed records, some of them cancelled
     "broadcast",
     "waiting",  # retention waits for groups
+    "retry",  # listeners, whose handlers fail
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -552,6 +553,13 @@ def _with_delays(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, faults=faults, producers=(*plan.producers, "delay"), constants={**plan.constants, **small})
 
 
+def _with_listeners(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Add a process that runs listeners on a topic; not where logs are cut, which takes their retries."""
+    if plan.faults.chaos.log_cut_every_s:
+        return plan
+    return replace(plan, producers=(*plan.producers, "listen"))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -583,4 +591,5 @@ _CHANGES = {
     "delay": _with_delays,
     "broadcast": _with_broadcast,
     "waiting": _with_waiting_retention,
+    "retry": _with_listeners,
 }

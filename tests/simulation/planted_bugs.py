@@ -25,6 +25,7 @@ from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
+from tests.simulation.retry_bugs import RETRY_BUGS
 from tests.simulation.scenario import run_plan
 from tests.simulation.topic_bugs import TOPIC_BUGS
 
@@ -248,6 +249,7 @@ BUGS = (
     *AUDITOR_BUGS,
     *FILTER_BUGS,
     *GROUP_BUGS,
+    *RETRY_BUGS,
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memq.format.blocks.columns import open_block
-from memq.format.blocks.header import TIMESTAMP, BlockHeader, parse_header, scope_of
+from memq.format.blocks.header import HEADERS, TIMESTAMP, BlockHeader, parse_header, scope_of
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 
@@ -31,6 +31,9 @@ def object_bytes(objects: Mapping[str, bytes], key: str, offset: int, length: in
     if body is None or offset + length > len(body):
         raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
     return body[offset : offset + length]
+
+
+SideRecord = tuple[int, bytes, tuple[tuple[str, bytes | None], ...]]  # index in the batch, value, headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,26 @@ class Delivered:
     source: Source
     sequence: int
     value: bytes
+
+
+def read_side_records(pointer: Pointer, fetch: Fetch) -> list[SideRecord]:
+    """Return the index, value and headers of each record that a sound pointer points to."""
+    if pointer.kind != "data":
+        return []
+    location = pointer.locations[0]
+    data = memoryview(fetch(location.key, location.offset, location.length))
+    found: list[SideRecord] = []
+    at = number = index = 0
+    while at < len(data):
+        length = parse_header(data, at).length
+        block = open_block(data[at : at + length])
+        values = block.values()
+        headers = block.headers() if block.header.flags & HEADERS else [()] * len(values)
+        if number not in pointer.skip:
+            rows = enumerate(zip(values, headers, strict=True), index)
+            found += [(row, value or b"", pairs) for row, (value, pairs) in rows]
+        index, number, at = index + block.count, number + 1, at + length
+    return found
 
 
 def read_entry(offset: int, time_ms: int, pointer: Pointer, fetch: Fetch) -> LogEntry:

@@ -37,6 +37,7 @@ from tests.simulation.delay_rules import DelayRules
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
+from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
@@ -350,7 +351,7 @@ class Scenario:
             self._start_bounded_reader()
         elif name == LIVE_AUDITOR and self.auditor is not None:
             self.auditor.start()
-        elif not self.done[name]:
+        elif name not in MEMBERS and not self.done[name]:  # those are started by the process of their topic
             self._start_producer(name)
 
     def _start_consumer(self, name: str) -> None:
@@ -406,6 +407,7 @@ class Scenario:
             "operator": self._operator_main,
             "seal": self._seal_main,
             "delay": self._delay_main,
+            "listen": self._listen_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -484,6 +486,10 @@ class Scenario:
 
     async def _seal_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         await SealedLife(node, runtime, self.cluster, self._lives[node.name]).run(SEALED)
+        self.done[node.name] = True
+
+    async def _listen_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+        await ListenerLife(node, runtime, self.cluster, self._lives[node.name]).run(LISTENED)
         self.done[node.name] = True
 
     async def _operator_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:

@@ -223,11 +223,10 @@ class ListenerCore:
 
     async def _change(self, source: _Source, changes: AssignmentEvents) -> None:
         """Take a change of the assignment: records of released partitions finish first, if they are at work."""
-        revoked = {topic_partition_of(partition) for partition in changes.revoked}
-        leaving = revoked | {topic_partition_of(partition) for partition in changes.lost}
+        leaving = [topic_partition_of(partition) for partition in (*changes.revoked, *changes.lost)]
         closed = self._open.close(leaving)
-        source.paused -= leaving
-        if revoked:
+        source.paused.difference_update(leaving)
+        if changes.revoked:
             await self._idle(closed)
         await source.consumer.take(changes)
         self._open.drop(leaving)
@@ -272,7 +271,7 @@ class ListenerCore:
         """Pause the partitions that are stuck, and resume the others."""
         topics = source.consumer.settings.topics
         stuck = {place for place in self._open.stuck() if place.topic in topics}
-        for place in stuck ^ source.paused:
+        for place in sorted(stuck ^ source.paused):
             with suppress(InvalidRequestError):  # the partition was lost meanwhile
                 source.consumer.pause(place.topic, place.partition, paused=place in stuck)
         source.paused = stuck
