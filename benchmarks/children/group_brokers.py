@@ -26,9 +26,7 @@ async def main(brokers: int, partitions: int) -> None:
     cluster, queue, store = MemoryCluster(), MemoryQueue(runtime.clock), MemoryHandler(runtime.clock)
     made: list[Broker] = []
     for number in range(brokers):
-        settings = BrokerSettings(
-            port=0, broker_id=f"b{number}", groups="state-log", memory_bytes_max=32 * MIB, audit=False
-        )
+        settings = BrokerSettings(port=0, broker_id=f"b{number}", memory_bytes_max=32 * MIB, audit=False)
         broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(cluster))
         await broker.start()
         made.append(broker)

@@ -20,7 +20,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
-from memq.notification import Publication
+from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import Api, Frame
@@ -51,7 +51,7 @@ class _Hosts:
 
     groups = None
 
-    def __init__(self, lender: StateLogQueue) -> None:
+    def __init__(self, lender: NotificationQueue) -> None:
         self._lender = lender
         self.former = self
 
@@ -59,16 +59,17 @@ class _Hosts:
         """The queue has no groups of an earlier release."""
 
     async def at(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
+        assert isinstance(self._lender, StateLogQueue), "this queue has no groups"
         return self._lender
 
     async def homes(self, kind: None) -> list[StateLogQueue]:
-        return [self._lender]
+        return [await self.at(None, "", forwarded=False)]
 
 
 class LoopbackQueue(RemoteQueue):
     """Reads and groups go through a broker's handlers; publishing and upkeep are the broker's own."""
 
-    def __init__(self, lender: StateLogQueue, clock: Clock) -> None:
+    def __init__(self, lender: NotificationQueue, clock: Clock) -> None:
         super().__init__(self._asked)
         self._lender = lender
         self.former = lender.former
