@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.fetch.fetcher import BatchFetcher
@@ -15,9 +15,9 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
-from memq.errors import InvalidSettingError, NotFoundError
+from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
-from memq.notification import Groups, PointerReader, Span, TopicFinder
+from memq.notification import GroupState, PointerReader, Span, TopicFinder
 from memq.notification.kafka import open_from_settings
 from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
@@ -28,7 +28,7 @@ from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.topic import ReadPartition, TopicSettings, read_partitions
+from memq.topic import Committed, ReadPartition, TopicSettings, read_partitions
 
 if TYPE_CHECKING:
     from memq.notification.kafka.queue import KafkaQueue
@@ -89,6 +89,56 @@ class CompactionAccess:
     queue: RemoteQueue
 
 
+class GroupPositions(Protocol):
+    """Consumer groups as pipelines use them. See `memq.notification.Groups`."""
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        ...
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        ...
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        ...
+
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        """See `Groups.commit`."""
+        ...
+
+
+class UnknownGroups:
+    """The groups without a broker: they are on state logs, which brokers have."""
+
+    async def groups(self) -> Sequence[str]:
+        """Return none: they are not known."""
+        return ()
+
+    async def describe(self, group: str) -> GroupState:
+        """Raise InvalidRequestError."""
+        raise _unknown(group)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """Raise InvalidRequestError."""
+        raise _unknown(group)
+
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        """Raise InvalidRequestError."""
+        raise _unknown(group)
+
+
+def _unknown(group: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the positions of group '{group}' are not in the queue", hint="use the option brokers in place of queue"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The open connections to a cluster, for one event loop."""
@@ -97,7 +147,7 @@ class Access:
     topics: Mapping[str, SparkTopic]
     urls: StoreUrls
     fetcher: BatchFetcher  # reads the indexes of those few batches whose pointers don't name all their producers
-    groups: Groups
+    groups: GroupPositions
     runtime: Runtime
     compactor: CompactionAccess | None = None  # brokers alone know the settings that it goes by
     pool: LinkPool | None = None  # the connections to them
@@ -192,7 +242,7 @@ async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterato
         cluster = await _cluster_of(queue, topics.values())
         files = ManifestFiles(cluster, stores.open(ANY)) if cluster else None
         pointers = CompactedLogReader(queue, files, runtime.clock) if files is not None else queue
-        yield Access(pointers, topics, urls, stores.fetcher(options.missing_s), queue, runtime)
+        yield Access(pointers, topics, urls, stores.fetcher(options.missing_s), UnknownGroups(), runtime)
     finally:
         await stores.close()
         await queue.close()

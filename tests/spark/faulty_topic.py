@@ -21,7 +21,7 @@ from memq.notification import Publication
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.topic import Committed, Position, ReadPartition, Topic, equal_slots
+from memq.topic import ReadPartition, Topic, equal_slots
 from tests.unit.audited import TOPIC, block, data_pointer, pointer
 from tests.unit.blocks import NOW_MS
 
@@ -120,7 +120,6 @@ async def _fill(made: FaultyTopic, draw: random.Random) -> None:
                 time_ms = NOW_MS + minute * MINUTE_MS
                 # the queue's own rule, for one epoch, so that older ones of the pointers may land late
                 await queue.publish(Publication(partition, partition.partition, 1, time_ms, encode_pointer(named)))
-        await queue.commit(GROUP, "", -1, {partitions[0]: Committed(Position(0, GROUP_OFFSET))})
     finally:
         await store.close()
         await queue.close()

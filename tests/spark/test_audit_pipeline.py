@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,21 +19,45 @@ from pyspark.sql import SparkSession
 import memq
 from memq.audit.minutes import COUNTS
 from memq.client.io_thread import io_thread
+from memq.errors import InvalidRequestError
+from memq.spark.access import UnknownGroups
 from memq.spark.options import read_options
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.audit import audit, plan_audit
+from memq.spark.pipelines.inputs import positions_of
+from memq.topic import Committed, Position, ReadPartition
 from tests.servers import DevServer
 from tests.soak import repetitions
-from tests.spark.faulty_topic import GROUP, MINUTE_MS, Stream, inject_faults
+from tests.spark.faulty_topic import GROUP, GROUP_OFFSET, MINUTE_MS, Stream, inject_faults
 from tests.unit.blocks import NOW_MS
 
 pytestmark = pytest.mark.soak
 KINDS = ("delivered", "copies", "lost", "corrupt", "doubled", "unknown", "late")
 
 
+def test_a_pipeline_without_a_broker_is_refused_the_positions_of_a_group(tmp_path: Path) -> None:
+    """The queue has none: the pipeline would take the group for a new one."""
+    options = read_options(inject_faults(tmp_path, 1).options, "batch")
+    with pytest.raises(InvalidRequestError, match="positions of group 'report' are not in the queue"):
+        asyncio.run(positions_of(options, "report"))
+
+
 @pytest.mark.parametrize("seed", range(repetitions(few=3, many=50)))
-def test_reported_is_what_was_injected_and_what_memq_audit_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_reported_is_what_was_injected_and_what_memq_audit_says(
+    spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = inject_faults(tmp_path, seed)
+
+    async def groups(unknown: UnknownGroups) -> Sequence[str]:
+        return (GROUP,)
+
+    async def committed(
+        unknown: UnknownGroups, group: str, partitions: Sequence[ReadPartition]
+    ) -> dict[ReadPartition, Committed]:
+        return {each: Committed(Position(0, GROUP_OFFSET)) for each in partitions if each.partition == 0}
+
+    monkeypatch.setattr(UnknownGroups, "groups", groups)
+    monkeypatch.setattr(UnknownGroups, "committed", committed)
     options = replace(read_options(topic.options, "batch"), partition_bytes=8_192)  # a few pieces of each partition
     verdict, table = audit(spark, options, io_thread().run(plan_audit(options)))
     assert verdict == topic.audited()

@@ -12,9 +12,8 @@ import click
 
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, NotFoundError
-from memq.notification import Groups
 from memq.runtime.runtime import Runtime
-from memq.spark.access import open_access
+from memq.spark.access import GroupPositions, open_access
 from memq.spark.options import ReadOptions, read_options
 from memq.spark.pipelines.rounds import ROUND_TASKS, topic_of
 from memq.topic import Committed, Position, ReadPartition
@@ -93,7 +92,7 @@ def print_progress(text: str) -> None:
 
 
 async def stored_positions(
-    groups: Groups, group: str, partitions: Sequence[ReadPartition]
+    groups: GroupPositions, group: str, partitions: Sequence[ReadPartition]
 ) -> dict[ReadPartition, Position]:
     """Return the group's positions in those of `partitions` that it has committed.
 
