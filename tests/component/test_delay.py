@@ -18,7 +18,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delayed import CancelOutcome
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import InvalidRequestError, NotFoundError
+from memq.errors import InvalidRequestError, NotFoundError, TimedOutError, TopicSealedError
 from memq.format.held_object import Target
 from memq.format.key import held_prefix
 from memq.groups.coordinator import MACHINE as GROUPS
@@ -206,5 +206,27 @@ def test_delayed_records_of_a_deleted_topic_are_dropped() -> None:
             async with asyncio.timeout(20):
                 while not machine.next_number(target) > 1 or machine.units:
                     machine = await machine_of(cluster, target)
+
+    run(work())
+
+
+def test_delayed_records_of_a_sealed_topic_wait_until_it_is_unsealed(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with (
+            delaying(1) as (_, brokers, _topic),
+            AsyncAdmin(brokers[0].address) as admin,
+            AsyncProducer(brokers[0].address) as producer,
+        ):
+            await (await producer.send("clicks", b"waits", deliver_after=0.2))
+            with pytest.raises(TimedOutError):  # nobody ends it here
+                await admin.seal_topic("clicks", timeout_s=0)
+            with pytest.raises(TopicSealedError):
+                await (await producer.send("clicks", b"refused", deliver_after=0.2))
+            async with asyncio.timeout(20):
+                while not any(getattr(each, "event", "") == "release-retry" for each in caplog.records):
+                    await admin.topic("clicks")
+            assert await stored(brokers) == []
+            await admin.unseal_topic("clicks")
+            assert await read(brokers, 1) == [b"waits"]
 
     run(work())

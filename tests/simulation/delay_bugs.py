@@ -16,6 +16,7 @@ DELAY_BUGS = (
             "self._propose", "asyncio.ensure_future(self._propose(decision))\nreturn [HoldState.HELD] * len(batch)"
         ),
         level="breezy",
+        seed=1003,
         aspects=DELAYS,
     ),
     Planted(
@@ -24,7 +25,7 @@ DELAY_BUGS = (
         "HoldKeeper._due_units",
         swap(
             "now_ms, room, units = self._now_ms(), DECISION_BYTES, list[Unit]()",
-            "now_ms, room, units = self._now_ms() + 9_000, DECISION_BYTES, list[Unit]()",
+            "now_ms, room, units = self._now_ms() + 60_000, DECISION_BYTES, list[Unit]()",
         ),
         level="breezy",
         aspects=DELAYS,

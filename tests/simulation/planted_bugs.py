@@ -18,6 +18,7 @@ from memq.simulation.world.world import SimulationError
 from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
 from tests.simulation.compaction_bugs import COMPACTION_BUGS
+from tests.simulation.delay_bugs import DELAY_BUGS
 from tests.simulation.durability_bugs import KEEPING_BUGS
 from tests.simulation.filter_bugs import FILTER_BUGS
 from tests.simulation.group_bugs import GROUP_BUGS
@@ -250,6 +251,7 @@ BUGS = (
     *FILTER_BUGS,
     *GROUP_BUGS,
     *RETRY_BUGS,
+    *DELAY_BUGS,
 )
 
 

@@ -35,7 +35,10 @@ from memq.protocol.admin_messages import (
     DrainBroker,
     PublishStaged,
     ReportSuspicion,
+    SealTopic,
+    SettleTopic,
     TrimCompacted,
+    TruncateTopic,
     WireRecords,
 )
 from memq.protocol.connection import ALLOWED, ANONYMOUS, ConnectionState, Side
@@ -196,6 +199,9 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     CreateTopic: (CreateTopic(name="clicks"), TOPIC),
     AlterTopic: (AlterTopic(name="clicks"), TOPIC),
     DeleteTopic: (DeleteTopic(name="clicks"), TOPIC),
+    TruncateTopic: (TruncateTopic(name="clicks", topic_id=ID, before={3: 1}), TOPIC),
+    SealTopic: (SealTopic(name="clicks", topic_id=ID), TOPIC),
+    SettleTopic: (SettleTopic(broker="b", topic="clicks", topic_id=ID), TOPIC),
     TrimCompacted: (TrimCompacted(topic="clicks", topic_id=ID), TOPIC),
     PollEntries: (PollEntries(partitions=[PollFrom(partition=REF, offset=0)] * 2), PARTITION * 2),
     PollTime: (PollTime(partition=REF, time_ms=0), PARTITION),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memq.broker.api import Answer, Call
 from memq.broker.api.stream_requests import checked_sequence, producer_id_of
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
+from memq.broker.partition.appender import sealed_error
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts, shard_name
 from memq.broker.services import Services
@@ -33,6 +34,8 @@ class HoldRequests:
         ask, clock = call.ask, self._services.runtime.clock
         topic = await self._target(ask.topic, ask.topic_id, ask.partition)
         _check_count(len(ask.holds))
+        if topic.sealed_ms:
+            raise sealed_error(topic)
         sent_s = call.connection.ready_s + ask.sent_ms / 1_000
         if (clock.monotonic() - sent_s) * 1_000 > topic.settings.delivery_timeout_ms:
             raise TooOldError(f"the records were sent over {topic.settings.delivery_timeout_ms} ms ago")

@@ -46,7 +46,7 @@ class UnitReleaser:
         unit = IncomingUnit(self._shard, number, number - 1, blocks)
         try:
             if self._partitions.owns(topic, target.partition):
-                await take_unit(self._partitions.processor(topic, target.partition, to_end=True), unit)
+                await take_unit(self._partitions.processor(topic, target.partition), unit)
                 return
             address = self._partitions.owners(topic)[target.partition].address
             if not address:

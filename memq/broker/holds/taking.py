@@ -106,6 +106,8 @@ def _owned(processor: TopicProcessor) -> Ownership:
 
 async def _append(processor: TopicProcessor, unit: IncomingUnit, found: Sequence[tuple[BlockHeader, Buffer]]) -> None:
     """Add the blocks of a unit to one batch, and wait until its pointer is in the queue."""
+    if processor.topic.sealed_ms:
+        raise NotReadyError(f"{processor.name} is sealed: its delayed records wait until it is unsealed")
     pool, now_s = processor.services.pool, processor.services.runtime.clock.monotonic()
     slab = pool.lease(sum(header.length for header, _ in found))
     if slab is None:
