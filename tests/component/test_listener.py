@@ -141,6 +141,16 @@ def test_a_retry_is_not_before_its_time_and_does_not_delay_others(cluster: Clust
     assert due[b"slow"] - due[b"fast"] >= 700
 
 
+def test_retries_and_letters_stay_until_their_group_has_handled_them(cluster: Cluster) -> None:
+    with listener(cluster, Handler()) as running:
+        running.start()
+    with memq.Admin(cluster.address) as admin:
+        for name, partitions in (("billing.retry", 8), ("billing.dead-letters", 1)):
+            topic = admin.topic(name).topic
+            assert (topic.settings.waits_for, topic.read_partitions) == ((name,), partitions)
+            assert topic.settings.retention_groups_ms_max == 366 * 86_400_000
+
+
 def test_other_groups_see_neither_retries_nor_dead_letters(cluster: Cluster) -> None:
     send(cluster, "bad")
     handler = Handler(lambda message: memq.DeadLetter("bad") if message.attempt == 2 else memq.Retry())
@@ -277,7 +287,7 @@ def test_a_listener_that_meets_damage_stops_with_the_error_and_commits_what_is_d
 def test_a_listener_that_starts_at_the_end_reads_retries_from_their_beginning(cluster: Cluster) -> None:
     send(cluster, "before")
     failing = Handler(fails)
-    with listener(cluster, failing, retry_delays_s=[0.3]) as running:
+    with listener(cluster, failing, retry_delays_s=[0.5] * 99) as running:
         running.start()
         failing.wait(1)
         until(lambda: cluster.records("billing.retry"))
@@ -290,7 +300,7 @@ def test_a_listener_that_starts_at_the_end_reads_retries_from_their_beginning(cl
         send(cluster, "after")
         handler.wait(2)
     assert sorted(handler.values) == ["after", "before"]
-    assert {message.attempt for message in handler.messages if message.value == b"before"} == {2}
+    assert {message.attempt > 1 for message in handler.messages if message.value == b"before"} == {True}
 
 
 def test_the_live_audit_counts_dead_letters_as_passed() -> None:
