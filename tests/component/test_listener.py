@@ -14,6 +14,7 @@ import memq
 from memq.audit.live.service import live_audit
 from memq.client.listener.side_records import read_letter, read_retry
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, NotFoundError
+from memq.limits import MIB
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
@@ -76,6 +77,10 @@ def committed(cluster: Cluster, topic: str = "orders") -> Position | None:
     with memq.Admin(cluster.address) as admin:
         parts = admin.group("billing").partitions
     return next(part.position for part in parts if part.topic_partition == (topic, 0))
+
+
+def fails_shortly(message: memq.Message) -> None:
+    raise ValueError("too large")
 
 
 def fails(message: memq.Message) -> None:
@@ -211,6 +216,37 @@ def test_a_parked_record_waits_among_the_dead_letters(cluster: Cluster) -> None:
         handler.wait(2)
     (letter,) = cluster.records("billing.dead-letters")
     assert (read_letter(letter.headers)[0].state, letter.value) == ("parked", b"odd")
+
+
+def test_a_record_that_is_too_large_for_a_retry_is_retried_in_memory_and_its_letter_is_cut(cluster: Cluster) -> None:
+    most = 16 * MIB - 64
+    cluster.create_topic("large", settings={"record_bytes_max": most})
+    with memq.Producer(cluster.address, audit=False, codec="none") as producer:
+        producer.send("large", bytes(most - 100), key="k").result(WAIT_S)
+    handler = Handler(fails_shortly)
+    with memq.Listener(
+        cluster.address, "large", "billing", handler, retry_delays_s=[0.05], drain_s=20, audit=False
+    ) as running:
+        running.start()
+        handler.wait(2)
+    assert [message.attempt for message in handler.messages] == [1, 2]
+    assert not cluster.records("billing.retry")
+    (letter,) = cluster.records("billing.dead-letters")
+    note, headers = read_letter(letter.headers)
+    assert (letter.value, letter.key, headers) == (None, b"k", ())
+    assert (note.cut, note.attempts, note.cause) == (True, 2, "ValueError: too large")
+    assert memq.read_record(cluster.address, "large", note.origin.position).value == bytes(most - 100)
+
+
+def test_retries_and_letters_survive_failures_of_the_store(cluster: Cluster) -> None:
+    send(cluster, "bad")
+    handler = Handler(fails)
+    with listener(cluster, handler) as running:
+        cluster.fail("store.put", 5)
+        running.start()
+        handler.wait(2)
+        until(lambda: running.stats().dead_letters)
+    assert [record.value for record in cluster.records("billing.dead-letters")] == [b"bad"]
 
 
 def test_records_of_one_key_are_in_order_while_one_of_them_fails(cluster: Cluster) -> None:
