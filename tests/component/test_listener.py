@@ -294,6 +294,34 @@ def test_a_parked_key_waits_also_after_a_new_start_and_other_keys_continue(clust
     assert causes == ["ValueError: no a0", *["an earlier record of the key is parked"] * 2]
 
 
+def test_a_parked_key_that_is_sent_back_is_handled_in_order_and_is_free_then(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memq.client.listener.core.PARKED_CHECK_S", 0.02)
+    send(cluster, "a0", "a1", key="a")
+    broken = threading.Event()
+    broken.set()
+    handler = Handler(lambda message: fails(message) if broken.is_set() else None)
+    with (
+        listener(cluster, handler, ordered=True, when_failing="park") as running,
+        memq.DeadLetterQueue(cluster.address, "billing") as queue,
+    ):
+        running.start()
+        until(lambda: running.stats().parked == 2)
+        broken.clear()
+        assert queue.redrive() == 2
+        handler.wait(4)
+        for sent in range(2, 99):
+            send(cluster, f"a{sent}", key="a")
+            until(lambda: running.stats().parked + running.stats().done >= sent + 3)  # noqa: B023 - called at once
+            if len(handler.messages) == sent + 3:
+                break
+            queue.redrive()  # the listener did not know yet that the key is free
+            handler.wait(sent + 3)
+        assert not queue.letters()
+    assert handler.values == ["a0", "a0", *(f"a{number}" for number in range(sent + 1))]
+
+
 def test_a_retry_of_a_topic_that_the_listener_does_not_read_stays_a_retry(cluster: Cluster) -> None:
     cluster.create_topic("refunds")
     send(cluster, "refund", topic="refunds")
