@@ -106,7 +106,10 @@ RETRY_BUGS = (
         "records that wait are complete when their partition leaves",
         "memq.client.listener.open_records",
         "OpenRecords.close",
-        before("self._free_key", "work.batch.open.pop(work.record.offset, None)"),
+        before(
+            "self._free_key",
+            "work.batch.open.pop(work.record.offset, None)\nself._settle(work.batch.partition)\n",
+        ),
         level="breezy",
         aspects=("retry",),
         producers=("plain",),
@@ -157,7 +160,10 @@ RETRY_BUGS = (
         "an attempt after the release is complete",
         "memq.client.listener.open_records",
         "OpenRecords.again",
-        instead("self._free_key", "self._free_key(work)\nwork.batch.open.pop(work.record.offset, None)\n"),
+        before(
+            "self._free_key",
+            "work.batch.open.pop(work.record.offset, None)\nself._settle(work.batch.partition)\n",
+        ),
         level="breezy",
         aspects=("retry",),
         producers=("plain",),

@@ -395,10 +395,11 @@ class ListenerCore:
             observer.set_aside(work.record.position)
 
     async def _follow_parked(self) -> None:
-        """Learn of keys that other members parked, and of letters that were sent back, now and then."""
+        """While keys are parked, learn now and then which letters were sent back or purged."""
         while True:
             await asyncio.sleep(PARKED_CHECK_S)
-            await self._read_parked(1)
+            if self._open.parked:
+                await self._read_parked(1)
 
     async def _read_parked(self, tries: int | None = None) -> None:
         """Read the parked keys; without a bound on tries, until it succeeds. Raises: errors that do not pass."""

@@ -2,7 +2,7 @@
 
 Theory. The dead-letter topic itself is the list of parked keys, so it survives members. Letters before the position of
 its reader group were sent back or purged. A member reads the letters from there to the end when it gets a partition,
-and then the new ones, now and then.
+and while keys are parked.
 """
 
 from __future__ import annotations

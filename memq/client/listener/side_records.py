@@ -24,10 +24,7 @@ from memq.topic import Position, check_group
 RETRY_SUFFIX, LETTERS_SUFFIX = ".retry", ".dead-letters"
 LANE_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0)  # longest delay of each lane; the last lane has no bound
 LANES = len(LANE_S) + 1
-SIDE_SETTINGS: dict[str, int | bool | str] = {
-    "retention_ms": 30 * 86_400_000,
-    "record_bytes_max": BLOCK_RAW_BYTES_MAX - 64,  # the original may be as large as its topic allows
-}
+_DAY_MS = 86_400_000
 LetterState = Literal["dead", "parked"]
 _STATES: tuple[LetterState, ...] = ("dead", "parked")
 _TOPIC, _POSITION, _TIME = "memq-topic", "memq-position", "memq-timestamp-ms"
@@ -56,6 +53,19 @@ def _side_topic(group: str, suffix: str) -> str:
             hint=f"a group with retries has a name of at most {left} characters",
         )
     return name
+
+
+def side_settings(name: str) -> dict[str, int | bool | str]:
+    """Return the settings of a side topic: records stay until the group of the same name is behind them.
+
+    They stay for 7 days at least, and for 366 days at most.
+    """
+    return {
+        "retention_ms": 7 * _DAY_MS,
+        "retention_groups": name,
+        "retention_groups_ms_max": 366 * _DAY_MS,
+        "record_bytes_max": BLOCK_RAW_BYTES_MAX - 64,  # the original may be as large as its topic allows
+    }
 
 
 def lane_of(delay_s: float, lanes: int = LANES) -> int:

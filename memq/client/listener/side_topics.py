@@ -10,7 +10,6 @@ from itertools import count
 from memq.client.admin import AsyncAdmin
 from memq.client.listener.side_records import (
     LANES,
-    SIDE_SETTINGS,
     LetterNote,
     RetryNote,
     lane_of,
@@ -18,6 +17,7 @@ from memq.client.listener.side_records import (
     letters_topic,
     retry_headers,
     retry_topic,
+    side_settings,
 )
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
@@ -65,7 +65,7 @@ class SideTopics:
         await self._make(self.letters, 1)
 
     async def _make(self, name: str, partitions: int) -> Topic:
-        return await self._admin.create_topic(name, partitions=partitions, settings=SIDE_SETTINGS, exist_ok=True)
+        return await self._admin.create_topic(name, partitions=partitions, settings=side_settings(name), exist_ok=True)
 
     async def send_retry(
         self, note: RetryNote, value: bytes | None, key: bytes | None, headers: RecordHeaders, tag: str | None
