@@ -136,6 +136,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     `pieces` begins with number `first` of the `pieces_total` that the manifest has for the partition. `manifest` is the
     crc32c of the manifest, and `created_ms` its time, Unix ms. Without `remember`, only the dedup window detects a
     repetition of the batch. With `any_manifest` a batch that was published from another manifest counts as this one.
+    With `only_check` nothing is published: the answer is how many pieces are, or the refusal.
     """
 
     topic: str
@@ -150,6 +151,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     pieces: list[WirePiece]
     remember: bool = True
     any_manifest: bool = True
+    only_check: bool = False
     created_ms: Int64 = 0
 
 

@@ -15,6 +15,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.fields import check_fields, check_many
 from memq.errors import (
     CorruptDataError,
+    IdentityConflictError,
     InvalidRequestError,
     NotFoundError,
     StoreError,
@@ -179,6 +180,17 @@ def test_a_batch_that_an_earlier_attempt_has_published_is_not_brought_to_its_end
         assert await rig.records() == [b"first"]
 
     run(rigged(work, partitions=1))
+
+
+def test_a_refused_repeat_of_a_batch_publishes_nothing_in_partitions_that_the_first_attempt_did_not_use() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"first"]), rig.store)
+        await rig.store.delete(manifest_key("memq", WRITER, 1))  # too old: swept
+        with pytest.raises(IdentityConflictError, match="by a manifest that is gone"):
+            await rig.commits.commit(1, await rig.staged([b"second", b"third"]), rig.store)
+        assert await rig.records() == [b"first"]
+
+    run(rigged(work))
 
 
 def test_records_that_were_staged_for_a_deleted_topic_are_not_in_the_next_one_of_its_name() -> None:

@@ -70,6 +70,8 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
             raise MovedError(f"{processor.name} is not open any more")
         _check_remembered(processor, own, ask)
         held = _held(own, ask)
+        if ask.only_check:
+            return held
         if held >= ask.first + len(ask.pieces):
             return held
         if held < ask.first:

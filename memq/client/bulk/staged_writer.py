@@ -226,11 +226,16 @@ class StagedCommits(AsyncClosing):
         if not 0 <= batch_id < BATCH_ID_END:
             raise InvalidRequestError(f"batch id {batch_id} is outside 0 to {BATCH_ID_END - 1}")
         manifest, checksum = await self.decide(batch_id, objects, store, source)
-        turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
+        turn, parts = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX), manifest.by_partition().items()
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for staged, pieces in manifest.by_partition().items():
-                    group.create_task(self._publish(turn, manifest, checksum, staged, pieces, remember=remember))
+            async with asyncio.timeout(timeout_s):
+                if remember and not source:  # a refusal by one partition must come before another one publishes
+                    async with asyncio.TaskGroup() as group:
+                        for staged, pieces in parts:
+                            group.create_task(self._check(turn, manifest, checksum, staged, pieces))
+                async with asyncio.TaskGroup() as group:
+                    for staged, pieces in parts:
+                        group.create_task(self._publish(turn, manifest, checksum, staged, pieces, remember=remember))
         except TimeoutError as error:
             raise TimedOutError(
                 f"batch {batch_id} of writer '{self._writer}' is not published after {timeout_s:g} s",
@@ -319,29 +324,12 @@ class StagedCommits(AsyncClosing):
         """Have the owner of one partition publish its pieces."""
         name, topic_id, partition = staged
         async with turn:
-            topic = (await self._metadata.topic(name)).topic
-            if topic.id != topic_id:
-                raise NotFoundError(
-                    f"topic '{name}' with id {topic_id[:8]} was deleted while records were staged for it"
-                )
+            topic = await self._topic(name, topic_id)
             recorder, done = self._recorder_of(topic, manifest, partition, pieces), 0
             recorder.send(self._runtime.clock.wall_ms())
             while done < len(pieces):
-                ask = PublishStaged(
-                    topic=name,
-                    topic_id=topic_id,
-                    partition=partition,
-                    writer=manifest.writer,
-                    batch_id=manifest.batch_id,
-                    store=manifest.store,
-                    manifest=checksum,
-                    pieces_total=len(pieces),
-                    first=done,
-                    remember=remember,
-                    any_manifest=bool(manifest.source),
-                    created_ms=manifest.created_ms,
-                    pieces=[wire_piece(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
-                )
+                ask = _ask(manifest, checksum, staged, pieces, done)
+                ask.remember = remember
                 asked, done = done + len(ask.pieces), (await self._owners.ask(topic, partition, ask)).published
                 if done < asked:
                     raise ProtocolError(
@@ -350,6 +338,28 @@ class StagedCommits(AsyncClosing):
                         hint="commit it again: published parts are not published twice",
                     )
                 recorder.ack(done, self._runtime.clock.wall_ms())
+
+    async def _check(
+        self,
+        turn: asyncio.Semaphore,
+        manifest: Manifest,
+        checksum: int,
+        staged: StagedPartition,
+        pieces: Sequence[tuple[StagedObject, StagedPiece]],
+    ) -> None:
+        """Ask the owner of one partition whether it refuses the batch. Raises: its refusal."""
+        name, topic_id, partition = staged
+        async with turn:
+            ask = _ask(manifest, checksum, staged, pieces[:1], 0)
+            ask.pieces_total, ask.only_check = len(pieces), True
+            await self._owners.ask(await self._topic(name, topic_id), partition, ask)
+
+    async def _topic(self, name: str, topic_id: str) -> Topic:
+        """Return the topic for which records were staged. Raises: NotFoundError if it is gone."""
+        topic = (await self._metadata.topic(name)).topic
+        if topic.id != topic_id:
+            raise NotFoundError(f"topic '{name}' with id {topic_id[:8]} was deleted while records were staged for it")
+        return topic
 
     def _recorder_of(
         self, topic: Topic, manifest: Manifest, partition: int, pieces: Sequence[tuple[StagedObject, StagedPiece]]
@@ -363,6 +373,31 @@ class StagedCommits(AsyncClosing):
         if self._reporter is not None and age_ms < topic.settings.dedup_window_ms:
             part = self._reporter.part(topic, partition)
         return StagedRecorder(part, pieces)
+
+
+def _ask(
+    manifest: Manifest,
+    checksum: int,
+    staged: StagedPartition,
+    pieces: Sequence[tuple[StagedObject, StagedPiece]],
+    done: int,
+) -> PublishStaged:
+    """Return the request to publish the pieces of one partition from number `done` on."""
+    name, topic_id, partition = staged
+    return PublishStaged(
+        topic=name,
+        topic_id=topic_id,
+        partition=partition,
+        writer=manifest.writer,
+        batch_id=manifest.batch_id,
+        store=manifest.store,
+        manifest=checksum,
+        pieces_total=len(pieces),
+        first=done,
+        any_manifest=bool(manifest.source),
+        created_ms=manifest.created_ms,
+        pieces=[wire_piece(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
+    )
 
 
 def wire_piece(staged: StagedObject, piece: StagedPiece) -> WirePiece:
