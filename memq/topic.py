@@ -89,6 +89,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int = 0  # how much of each partition stays, the newest; 0 for all
     retention_groups: str = ""  # groups, with commas: what they have not committed stays longer than retention says
     retention_groups_ms_max: int = 0  # but at most for so long
+    expire_idle_ms: int = 0  # without records and readers for so long, the topic is deleted; 0: never
     delivery_timeout_ms: int = 120_000  # D: a block that is not acked by then is given up
     stale_publish_ms: int = 30_000  # S: the queue refuses pointers that are older
     dedup_window_ms: int = 300_000  # W: how far back a block that is sent again is known; at least D + 2 S + 40 s
@@ -126,6 +127,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
             "retention_ms": (0, 1 << 52),
             "retention_bytes": (0, 1 << 52),
             "retention_groups_ms_max": (0, 1 << 52),
+            "expire_idle_ms": (0, 1 << 52),
             "delivery_timeout_ms": (1_000, 86_400_000),
             "stale_publish_ms": (1_000, 3_600_000),
             "dedup_window_ms": (1_000, 7 * 86_400_000),
@@ -159,6 +161,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.retention_ms and self.retention_ms < self.dedup_window_ms:
             raise InvalidSettingError(
                 f"setting retention_ms = {self.retention_ms} is below dedup_window_ms = {self.dedup_window_ms}"
+            )
+        if 0 < self.expire_idle_ms < self.dedup_window_ms:
+            raise InvalidSettingError(
+                f"setting expire_idle_ms = {self.expire_idle_ms} is below dedup_window_ms = {self.dedup_window_ms}",
+                hint="0 keeps idle topics",
             )
         self._check_groups()
         return self
@@ -199,6 +206,7 @@ HOLDS: dict[str, str] = {
     "retention_bytes": _RETENTION,
     "retention_groups": _RETENTION,
     "retention_groups_ms_max": _RETENTION,
+    "expire_idle_ms": "from the governor's next check of idle topics",
     "delivery_timeout_ms": "at once where the window of the opened partition allows it, else from its next opening",
     "stale_publish_ms": "at once if it is greater, else from the next opening of each partition",
     "dedup_window_ms": "at once if it is greater, else from the next opening of each partition",
@@ -291,7 +299,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     `partitions` are in the order of their numbers; `map_version` and `map_changed_ms` are those of their slots.
     `truncations` has the last order of an operator for each read partition that has one. A topic that was sealed at
     `sealed_ms` (Unix ms, 0: never) takes no records. It has `ended` when all acked records of live brokers are in its
-    logs.
+    logs. `idle_mark`, `idle_since_ms` and `expiring` are the governor's notes about an idle topic
+    (`memq.broker.upkeep.idle_topics`).
     """
 
     name: str
@@ -305,6 +314,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     truncations: tuple[Truncation, ...] = ()
     sealed_ms: int = 0
     ended: bool = False
+    idle_mark: str = ""
+    idle_since_ms: int = 0
+    expiring: bool = False
 
     @property
     def id_bytes(self) -> bytes:

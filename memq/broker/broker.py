@@ -25,6 +25,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
 from memq.broker.start_steps import make_audit_topic, start_step
+from memq.broker.upkeep.idle_topics import IdleTopics
 from memq.broker.upkeep.sealing import Sealing
 from memq.errors import (
     CorruptDataError,
@@ -129,6 +130,7 @@ class Broker:
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
+        self.idle_topics = IdleTopics(self.services, self.partitions)
         self.sealing = Sealing(self.services, self.partitions, held)
         self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
         self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
@@ -176,6 +178,7 @@ class Broker:
         self._tasks.start(self._report_loads(), "report loads")
         self._tasks.start(self._stay_registered(), "register again")
         self._tasks.start(self.sealing.run(lambda: self.governs), "end sealed topics")
+        self._tasks.start(self.idle_topics.run(lambda: self.governs), "expire idle topics")
         if settings.early_takeover:
             self._tasks.start(self._failure_detector.run(), "check suspicions")
         if settings.audit:

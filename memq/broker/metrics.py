@@ -99,6 +99,7 @@ class Counters:
     retired_pointers: int = 0
     retired_objects: int = 0
     retention_cuts: int = 0
+    expired_topics: int = 0
     store_seconds: Histogram = field(default_factory=Histogram)
     publish_seconds: Histogram = field(default_factory=Histogram)
     ack_seconds: Histogram = field(default_factory=Histogram)

@@ -130,6 +130,7 @@ BROKER = (
     _broker_counter("retired_pointers", "pointers", "pointers deleted by retention"),
     _broker_counter("retired_objects", "objects", "objects deleted by retention"),
     _broker_counter("retention_cuts", "runs", "runs of retention that a group was too late for"),
+    _broker_counter("expired_topics", "topics", "idle topics that this broker has deleted as the governor"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
     _broker_histogram("publish_seconds", "seconds of a publish, its tries included"),
     _broker_histogram("ack_seconds", "seconds from a batch's first block to its ack"),

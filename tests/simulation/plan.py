@@ -532,9 +532,12 @@ def _with_broadcast(plan: Plan, _level: str, _draw: random.Random) -> Plan:
 def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Add a process that makes topics, seals them while it writes, and reads them to their end.
 
-    The store is slow, so that rings are full when a topic is sealed.
+    The store is slow, so that rings hold blocks for longer than a round of the governor when a topic is sealed. Not
+    where the safety age of the sweep is short.
     """
-    store = replace(plan.faults.store, latency_s_max=draw.choice([0.5, 2.0]))
+    store = plan.faults.store
+    if not plan.shape.housekeeping_s:
+        store = replace(store, latency_s_max=draw.choice([2.0, 6.0]))
     return replace(plan, faults=replace(plan.faults, store=store), producers=(*plan.producers, "seal"))
 
 

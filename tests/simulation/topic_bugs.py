@@ -48,6 +48,7 @@ TOPIC_BUGS = (
         "memq.broker.upkeep.sealing",
         "settle",
         swap("([], [holds, *reasons]) if holds else (settled, reasons)", "(settled, [])"),
+        level="calm",
         aspects=("seal",),
     ),
     Planted(

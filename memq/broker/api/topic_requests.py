@@ -167,8 +167,10 @@ class TopicRequests:
         topic = await self._partitions.current_topic(ask.name, ask.topic_id)
         if bool(topic.sealed_ms) == ask.sealed:
             return AdminAnswer(topic=topic)
-        sealed_ms = self._services.runtime.clock.wall_ms() if ask.sealed else 0
-        return AdminAnswer(topic=await self._store(msgspec.structs.replace(topic, sealed_ms=sealed_ms, ended=False)))
+        now_ms = self._services.runtime.clock.wall_ms()
+        notes = {"expiring": False, "idle_mark": "", "idle_since_ms": now_ms}  # an operator keeps an idle topic, too
+        changed = msgspec.structs.replace(topic, sealed_ms=now_ms if ask.sealed else 0, ended=False, **notes)
+        return AdminAnswer(topic=await self._store(changed))
 
     async def _store(self, changed: Topic) -> Topic:
         """Store a changed topic, and return it with its next version. Raises: as the coordinator port."""
