@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, first, instead, swap
+from tests.simulation.bug import Planted, instead, swap
 
 TOPIC_BUGS = (
     Planted(
@@ -44,26 +44,11 @@ TOPIC_BUGS = (
         aspects=("operator",),
     ),
     Planted(
-        "a sealed topic ends before its last acked block",
-        "memq.broker.upkeep.sealing",
-        "settle",
-        swap("([], [holds, *reasons]) if holds else (settled, reasons)", "(settled, [])"),
-        level="calm",
-        aspects=("seal",),
-    ),
-    Planted(
         "an owner takes blocks of a sealed topic",
         "memq.broker.partition.appender",
         "Appender._closed",
         swap("not processor.topic.sealed_ms or stream.limiters is None", "True"),
         level="calm",
-        aspects=("seal",),
-    ),
-    Planted(
-        "an opening does not read the seal",
-        "memq.broker.partition.opening",
-        "current_topic",
-        first("return topic"),
         aspects=("seal",),
     ),
     Planted(
