@@ -358,6 +358,8 @@ def test_no_option_is_no_filter(tags: str | None, where: str | None) -> None:
         ("A || *", "has '\\*' with other tags, at character 5"),
         ([], "is empty"),
         (["A", ""], "an empty tag"),
+        ("A || \ud800", "not valid Unicode"),
+        (["\ud800"], "not valid Unicode"),
         ("||".join("A" * (TAGS_MAX + 1)), f"{TAGS_MAX} are allowed"),
         (["x" * 65_536], "over 65535 bytes"),
     ],

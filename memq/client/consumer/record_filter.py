@@ -120,8 +120,13 @@ def _tags_of(tags: str | Sequence[str]) -> list[str]:
         raise InvalidFilterError("tags has an empty tag, which no record has")
     if len(found) > TAGS_MAX:
         raise InvalidFilterError(f"tags has {len(found)} tags, {TAGS_MAX} are allowed")
-    if max(len(tag.encode(errors="replace")) for tag in found) > NAME_BYTES_MAX:
-        raise InvalidFilterError(f"tags has a tag over {NAME_BYTES_MAX} bytes")
+    for tag in found:
+        try:
+            size = len(tag.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidFilterError(f"tags has {tag[:60]!a}, which is not valid Unicode") from error
+        if size > NAME_BYTES_MAX:
+            raise InvalidFilterError(f"tags has a tag over {NAME_BYTES_MAX} bytes")
     return found
 
 
