@@ -54,6 +54,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         return st.builds(kind.cls, **{part.name: values(part.type) for part in kind.fields})
     if isinstance(kind, inspect.IntType):
         return st.integers(-(1 << 63), (1 << 63) - 1)
+    if isinstance(kind, inspect.StrType) and kind.pattern is not None:
+        return st.from_regex(kind.pattern, fullmatch=True)
     if isinstance(kind, inspect.UnionType):
         return st.one_of(*(values(part) for part in kind.types))
     if isinstance(kind, inspect.ListType):
