@@ -154,8 +154,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return due_ms  # the usual case costs one small read
     if not first:
         return now_ms
-    waits_for = settings.waits_for
-    groups = await services.groups.first_unread(waits_for, partition) if waits_for else {}
+    wanted = settings.waits_for if settings.retention_groups else ()
+    groups = await services.groups.first_unread(wanted, partition) if wanted else {}
     unread = min(groups.values(), default=NO_OFFSET)
     since_ms = now_ms - settings.retention_groups_ms_max
     if order is None and first_left >= unread and oldest_ms >= since_ms:
