@@ -10,6 +10,7 @@ from memq.broker.upkeep.retention import expired, expired_parts, retire
 from memq.client.admin import AsyncAdmin
 from memq.errors import InvalidSettingError, QueueError
 from memq.format.compaction_manifest import CompactionManifest, PartRef
+from memq.groups.coordinator import GroupCoordinator
 from memq.topic import Position, TopicSettings, parse_settings
 from tests.brokers import events_of, run, running_broker
 from tests.component.retention_rig import HOUR_MS, Rig
@@ -93,15 +94,14 @@ def test_a_group_whose_positions_are_unknown_keeps_all(monkeypatch: pytest.Monke
             await rig.batch()
             await admin.alter_topic("clicks", settings={**WAITING, "retention_groups": "slow"})  # type: ignore[dict-item]
             await admin.reset_group("slow", "clicks", "end", new_ok=True)
-            queue, answers = broker.services.queue, broker.services.queue.committed
 
             async def fails(*_: object) -> object:
                 raise QueueError("no answer")
 
-            monkeypatch.setattr(queue, "committed", fails)
-            await retire(broker.services, broker.partitions)
+            with monkeypatch.context() as patch:
+                patch.setattr(GroupCoordinator, "committed", fails)
+                await retire(broker.services, broker.partitions)
             assert len(await rig.pointers()) == 5
-            monkeypatch.setattr(queue, "committed", answers)
             await retire(broker.services, broker.partitions)
             assert len(await rig.pointers()) == 1
             await rig.client.close()
