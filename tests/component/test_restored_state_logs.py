@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from awscrt.checksums import crc32c
@@ -22,6 +24,7 @@ from memq.governor.memory import MemoryCoordinator
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
+from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -229,6 +232,26 @@ def test_a_restore_takes_the_snapshot_before_a_damaged_one_and_reports_it() -> N
             assert [key for key, _ in found[STATE_TOPIC].findings] == [last.rpartition("/")[0]]
             await cluster.start("b")
             assert await cluster.read("report") == list(range(FIRST, ALL))
+
+    run(work())
+
+
+def test_a_group_continues_at_its_last_snapshot_in_a_new_file_of_sqlite(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as made:
+            lost = SqliteQueue(tmp_path / "lost.sqlite", made.runtime.clock)
+            made.queue = cast(Any, lost)
+            cluster = Cluster(made)
+            await cluster.fill()
+            await cluster.lose()
+            await lost.close()
+            new = SqliteQueue(tmp_path / "new.sqlite", made.runtime.clock)
+            made.queue = cast(Any, new)
+            assert (await cluster.restore())[STATE_TOPIC].groups == ["report"]
+            await cluster.start("b")
+            assert await cluster.read("report") == list(range(FIRST, ALL))
+            await cluster.broker.close()
+            await new.close()
 
     run(work())
 
