@@ -40,6 +40,7 @@ from tests.simulation.failing_partition_rules import OthersGoOn
 from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
+from tests.simulation.log_watch import LogWatch
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
@@ -564,26 +565,6 @@ class Scenario:
         else:
             for value in pending.pop(delivery):
                 self._acked(kind, value, ack)
-
-
-class LogWatch(logging.Handler):
-    """Ends a run for what the product logs: an exception that is none of memq's own, a broken assertion above all.
-
-    So does a block in conflict with another one of its identity, unless producers are `clones`.
-    """
-
-    def __init__(self, world: World, *, clones: bool) -> None:
-        super().__init__(logging.ERROR)
-        self._world = world
-        self._clones = clones
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take one record."""
-        cause = record.exc_info[1] if record.exc_info else None
-        if cause is not None and not isinstance(cause, MemqError):
-            self._world.fail(f"logged {record.getMessage()}", cause)
-        if "identity-conflict" in record.getMessage() and not self._clones:
-            self._world.fail(f"logged {record.getMessage()}")
 
 
 @contextlib.contextmanager
