@@ -43,10 +43,10 @@ class IdleTopics:
         while True:
             await asyncio.sleep(ROUND_S)
             if governs():
-                await self.check(self._services.runtime.clock.wall_ms())
+                await self.check(self._services.deletion_clock.wall_ms())
 
     async def check(self, now_ms: int) -> None:
-        """Check once each topic that may expire; `now_ms` is the wall clock."""
+        """Check once each topic that may expire; `now_ms` is the clock of deletions."""
         expiring = [each for each in self._partitions.topics() if each.settings.expire_idle_ms]
         if not expiring:
             return
