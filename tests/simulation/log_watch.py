@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Ends a run for what the product logs."""
-=======
-"""Ends a run for errors that the product logs."""
->>>>>>> 3821e70c318621ac14f6f3aef808eec97a93887a
 
 from __future__ import annotations
 
