@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from memq.broker.partition.append import BlockRun
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.partition.append import BlockRun, ProducerState
 from memq.broker.partition.batch import named_of
 from memq.broker.partition.ownership import NamedProducers
-from memq.broker.partition.ring import Ring, RingStream, SlotState
+from memq.broker.partition.ring import Ring, RingLimits, RingStream, SlotState
 from memq.format.pointer import NamedProducer
-from tests.unit.test_broker_ring import LIMITS, slab, stream_of
+from memq.protocol.frames import AckLevel
 
 SHARD = 77
+LIMITS = RingLimits(
+    slots=4, batch_bytes_max=1000, batch_blocks_max=8, batch_age_s_max=0.5, seal_when_idle=True, uploads_in_flight_max=2
+)
+
+
+def slab() -> Slab:
+    leased = SlabPool(1 << 20, 1 << 16).lease(1 << 16)
+    assert leased is not None
+    return leased
+
+
+def stream_of(producer_id: int) -> RingStream:
+    nobody = cast(Any, None)
+    return RingStream(1, nobody, nobody, ProducerState(producer_id), AckLevel.ALL, 0)
 
 
 def runs(count: int, size: int) -> list[tuple[RingStream, BlockRun]]:
