@@ -32,7 +32,8 @@ def batches(server: DevServer, count: int = BATCHES) -> None:
 def rows(data: Path) -> list[tuple[int, str]]:
     """Return the rows of the topic's batches with the keys that they name, in order."""
     with closing(sqlite3.connect(data / "queue.sqlite")) as queue:
-        found = [(number, decode_pointer(body)) for number, body in queue.execute("SELECT id, body FROM entries")]
+        read = queue.execute("SELECT id, body FROM entries").fetchall()
+    found = [(number, decode_pointer(body)) for number, body in read if body.startswith(b"{")]  # others: state logs
     return sorted((number, each.locations[0].key) for number, each in found if each.kind == "data")
 
 

@@ -68,7 +68,8 @@ async def _audit_until(address: str, folder: Path, topic: str, done: Done) -> No
 def take_pointers_away(folder: Path, topic: str, batch_id: int) -> list[ProducerRanges]:
     """Let a staged batch vanish from the queue, and return whose records that were."""
     with closing(sqlite3.connect(folder / "queue.sqlite", timeout=60)) as queue:
-        pointers = [(id_, decode_pointer(body)) for id_, body in queue.execute("SELECT id, body FROM entries")]
+        read = queue.execute("SELECT id, body FROM entries").fetchall()
+        pointers = [(id_, decode_pointer(body)) for id_, body in read if body.startswith(b"{")]  # others: state logs
         gone = [
             (id_, pointer)
             for id_, pointer in pointers
