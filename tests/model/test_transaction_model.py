@@ -29,7 +29,7 @@ FOUND_BY = {  # a seed whose schedule fails
 }
 EVENTS = {
     *("begins", "begins again", "begin refused", "block held", "block refused", "block dropped", "block released"),
-    *("told committed", "told rolled back", "refused", "times out", "operator commits", "unit done", "snapshot"),
+    *("answer: committed", "answer: rolled back", "refused", "times out", "operator commits", "unit done", "snapshot"),
 }
 
 
@@ -46,7 +46,7 @@ def test_the_schedules_of_transactions_reach_what_matters() -> None:
     for seed in range(60):
         met.update(run(seed).met)
     assert set(met) == EVENTS
-    assert met["told committed"] > 50
+    assert met["answer: committed"] > 50
 
 
 @pytest.mark.parametrize("name", list(BUGS))

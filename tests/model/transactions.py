@@ -47,7 +47,7 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass
 class Sent:
-    """A transaction as its producer made it: its blocks by hold, the move of the position, and what it was told."""
+    """A transaction as its producer made it: its blocks by hold, the move of the position, and the answers."""
 
     blocks: dict[HoldId, Target] = field(default_factory=dict)
     move: tuple[int, int] | None = None
@@ -194,7 +194,7 @@ class TransactionModel:
             if self.released != seen or before != self.position:
                 raise BrokenPromiseError(f"transaction {number} was refused, and changed something")
             return
-        self.met["told committed" if answer.committed else "told rolled back"] += 1
+        self.met["answer: committed" if answer.committed else "answer: rolled back"] += 1
         transaction.told.add(answer.committed)
         if len(transaction.told) == 2:
             raise BrokenPromiseError(f"transaction {number} was answered as committed and as rolled back")
