@@ -545,16 +545,14 @@ def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
-    """Add producers whose records are held: delayed, and some cancelled; or of transactions.
+    """Add producers whose records are held; not where sequences are audited, or logs are cut.
 
-    Not where audits count the sequences of producers, nor where logs are cut: each held block has a producer of its
-    own, which reports nothing, and what the log lost is not released again.
+    Each held block has a producer of its own, which reports nothing, and what the log lost is not released again.
     """
     if plan.shape.audit_interval_ms or plan.audits or plan.audited or plan.faults.chaos.log_cut_every_s:
         return plan
-    faults = replace(
-        plan.faults, chaos=plan.faults.chaos.slower(draw.choice([1, 3]))
-    )  # else no record is held in a storm
+    slower = plan.faults.chaos.slower(draw.choice([1, 3]))  # else no record is held in a storm
+    faults = replace(plan.faults, chaos=slower)
     small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
     return replace(plan, faults=faults, producers=(*plan.producers, kind), constants={**plan.constants, **small})
 
