@@ -331,6 +331,13 @@ class IdentityConflictError(InvalidRequestError):
     default_hint = "send the records again under another producer id; look for two writers that share one identity"
 
 
+class TransactionAbortedError(InvalidRequestError):
+    """The transaction was rolled back: no record of it is or will be visible, and no position has moved."""
+
+    code = "transaction-aborted"
+    default_hint = "begin a new transaction, and send the records again"
+
+
 class TooOldError(InvalidRequestError):
     """A block was first sent longer ago than the delivery timeout, or a staged batch is too old."""
 

@@ -56,6 +56,11 @@ DELAY_MS_MAX = 366 * 86_400_000
 HOLDS_PER_REQUEST_MAX = 1_024
 HOLD_BYTES_MAX = 512 * KIB  # of one held block: a request carries it as text
 
+# Transactions.
+TRANSACTION_TIMEOUT_MS_MIN = 1_000
+TRANSACTION_TIMEOUT_MS_MAX = 900_000
+TRANSACTION_TARGET_BYTES_MAX = 4 * MIB  # of the blocks for one partition: they lie in one batch
+
 # Staged commits.
 BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
 MANIFEST_BYTES_MAX = 64 * MIB

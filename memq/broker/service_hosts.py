@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -36,7 +36,6 @@ from memq.errors import (
 )
 from memq.format.key import state_prefix
 from memq.groups.coordinator import MACHINE, GroupCoordinator
-from memq.groups.machine import GroupMachine
 from memq.holds.keeper import HoldKeeper, KeeperParts
 from memq.holds.machine import MACHINE as HOLDS
 from memq.holds.machine import HoldMachine
@@ -44,9 +43,12 @@ from memq.protocol.link import Link, connect_link
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
-from memq.state_log import StateMachine
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
+from memq.transactions.coordinator import TransactionCoordinator
+from memq.transactions.machine import MACHINE as TRANSACTIONS
+from memq.transactions.machine import TransactionMachine
+from memq.transactions.machines import service_machines
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
@@ -79,23 +81,15 @@ class OpenLog:
     epoch: int
     log: StateLog
     tasks: TaskOwner
+    services: dict[str, Service] = field(default_factory=dict)  # by the name of their machines
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceKind(Generic[Made]):
-    """One kind of service: the name of its machine in the log, and how machine and service are made."""
+    """One kind of service: the name of its machine in the log, and how the service is made."""
 
     machine: str
-    make_machine: Callable[[], StateMachine]
     make: Callable[[OpenLog], Made]
-
-
-@dataclass(slots=True)
-class _Host:
-    """An open state log with its services, by the name of their machines."""
-
-    opened: OpenLog
-    services: Mapping[str, Service]
 
 
 class ServiceHosts:
@@ -108,14 +102,15 @@ class ServiceHosts:
         self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None], *, alone: bool
     ) -> None:
         self.former = GroupMove(services, alone=alone)
-        self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, GroupMachine, self._make_groups)
-        self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, HoldMachine, self._make_keeper)
+        self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, self._make_groups)
+        self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, self._make_keeper)
+        self.transactions: ServiceKind[TransactionCoordinator] = ServiceKind(TRANSACTIONS, self._make_transactions)
         self._services = services
         self._partitions = partitions
         self._failed = failed
         self._tasks = TaskOwner(failed, services.events)
-        self._hosts: dict[PartitionKey, _Host] = {}
-        self._opening: dict[PartitionKey, asyncio.Task[_Host | MemqError]] = {}
+        self._hosts: dict[PartitionKey, OpenLog] = {}
+        self._opening: dict[PartitionKey, asyncio.Task[OpenLog | MemqError]] = {}
         self._closing: dict[PartitionKey, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -144,7 +139,7 @@ class ServiceHosts:
                 raise not_owner(topic, partition, "")
             return address
         host = self._hosts.get((topic.id, partition))
-        if host is None or not host.opened.log.is_owner:
+        if host is None or not host.log.is_owner:
             opened = await asyncio.shield(self._opening_of(topic, partition))
             if isinstance(opened, MemqError):
                 raise opened
@@ -204,7 +199,7 @@ class ServiceHosts:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _kinds(self) -> list[ServiceKind[Service]]:
-        return [self.groups, self.holds]  # type: ignore[list-item]  # each makes its own kind
+        return [self.groups, self.holds, self.transactions]  # type: ignore[list-item]  # each makes its own kind
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
@@ -214,7 +209,7 @@ class ServiceHosts:
 
     def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
         services, machine = self._services, opened.log.machine(HOLDS)
-        assert isinstance(machine, HoldMachine), "`holds` made it"
+        assert isinstance(machine, HoldMachine), "`service_machines` made it"
         shard = shard_id(opened.topic.id, opened.partition, machine.life)
         parts = KeeperParts(
             cluster=services.settings.cluster,
@@ -227,11 +222,19 @@ class ServiceHosts:
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 
+    def _make_transactions(self, opened: OpenLog) -> TransactionCoordinator:
+        log, keeper = opened.log, opened.services[HOLDS]
+        machine, holds = log.machine(TRANSACTIONS), log.machine(HOLDS)
+        assert isinstance(keeper, HoldKeeper), "made before"
+        assert isinstance(machine, TransactionMachine), "`service_machines` made it"
+        assert isinstance(holds, HoldMachine), "`service_machines` made it"
+        return TransactionCoordinator(log, machine, holds, keeper, self._services.runtime.clock)
+
     def _window_ms(self) -> int:
         """Return for how long a block may come again: the longest dedup window of all topics."""
         return max((topic.settings.dedup_window_ms for topic in self._partitions.topics()), default=0)
 
-    def _opening_of(self, topic: Topic, partition: int) -> asyncio.Task[_Host | MemqError]:
+    def _opening_of(self, topic: Topic, partition: int) -> asyncio.Task[OpenLog | MemqError]:
         """Return the task that opens a state log: the one that runs, or a new one."""
         key = (topic.id, partition)
         opening = self._opening.get(key)
@@ -241,7 +244,7 @@ class ServiceHosts:
             opening.add_done_callback(lambda task: self._opening.pop(key, None))
         return opening
 
-    async def _open(self, topic: Topic, partition: int) -> _Host | MemqError:
+    async def _open(self, topic: Topic, partition: int) -> OpenLog | MemqError:
         """Open the state log of a service partition in a new epoch; return the error if that fails."""
         services, key = self._services, (topic.id, partition)
         tries, seen = 0, 0
@@ -309,19 +312,17 @@ class ServiceHosts:
         own = services.settings
         settings = StateLogSettings(cluster=own.cluster, broker=own.broker_id, key_s=own.sweep_age_ms / 2_000)
         parts = (services.queue, services.store, services.runtime, services.events)
-        return StateLog(*parts, topic.read_partition_of(partition), settings, self._machines)
+        return StateLog(*parts, topic.read_partition_of(partition), settings, service_machines)
 
-    def _machines(self) -> dict[str, StateMachine]:
-        return {kind.machine: kind.make_machine() for kind in self._kinds()}
-
-    def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> _Host:
+    def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> OpenLog:
         opened = OpenLog(topic, partition, epoch, log, TaskOwner(self._failed, self._services.events))
-        host = _Host(opened, {kind.machine: kind.make(opened) for kind in self._kinds()})
-        self._hosts[topic.id, partition] = host
-        for name, service in host.services.items():
+        for kind in self._kinds():
+            opened.services[kind.machine] = kind.make(opened)
+        self._hosts[topic.id, partition] = opened
+        for name, service in opened.services.items():
             opened.tasks.start(self._run(service), f"{name} {partition}")
         self._services.events.info("state-log-opened", f"service partition {partition} in epoch {epoch}")
-        return host
+        return opened
 
     async def _run(self, service: Service) -> None:
         with suppress(MemqError):  # the log has ended: the next refresh or request opens it again
@@ -337,7 +338,7 @@ class ServiceHosts:
         A new owner has work without any request: it expires members, and releases what is due.
         """
         for key, host in list(self._hosts.items()):
-            if not self._partitions.owns(host.opened.topic, key[1]) and key not in self._closing:
+            if not self._partitions.owns(host.topic, key[1]) and key not in self._closing:
                 task = self._tasks.start(self._release(key), f"release state log {key[1]}")
                 self._closing[key] = task
                 task.add_done_callback(lambda task, key=key: self._released(key))  # type: ignore[misc]
@@ -347,7 +348,7 @@ class ServiceHosts:
             topic = self._partitions.topic(STATE_TOPIC)
             for part in topic.partitions:
                 known = self._hosts.get((topic.id, part.partition))
-                if self._partitions.owns(topic, part.partition) and (known is None or not known.opened.log.is_owner):
+                if self._partitions.owns(topic, part.partition) and (known is None or not known.log.is_owner):
                     self._opening_of(topic, part.partition)
 
     def _released(self, key: PartitionKey) -> None:
@@ -362,16 +363,16 @@ class ServiceHosts:
         try:
             coordinator, session = self._services.coordinator, self._services.session
             current = await coordinator.assignment(*key)
-            if current.session == session and current.epoch == host.opened.epoch:
+            if current.session == session and current.epoch == host.epoch:
                 await coordinator.set_assignment(msgspec.structs.replace(current, session=""))
         except MemqError as error:
             self._services.events.warning("release-failed", f"service partition {key[1]}: {error}")
 
-    async def _end(self, key: PartitionKey) -> _Host | None:
+    async def _end(self, key: PartitionKey) -> OpenLog | None:
         host = self._hosts.pop(key, None)
         if host is not None:
-            await host.opened.tasks.stop()
-            await host.opened.log.close()
+            await host.tasks.stop()
+            await host.log.close()
         return host
 
     async def drain(self) -> None:

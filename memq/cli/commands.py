@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "get": ("memq.cli.records.get", "get", "print one record, by its position"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
     "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),
+    "transaction": ("memq.cli.cluster.transaction", "transaction", "list, commit and roll back open transactions"),
     "inspect": ("memq.cli.store.inspect", "inspect", "show the contents of an object"),
     "verify": ("memq.cli.store.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
     "audit": ("memq.cli.store.audit", "audit", "report lost, doubled and damaged records of a topic"),

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memq.client.arguments import public_name
-from memq.client.group_admin import AsyncGroupAdmin, GroupAdmin
 from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.topic_admin import ANSWER_S
+from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdmin
 from memq.errors import NotFoundError
 from memq.protocol.admin_messages import (
     AdminAnswer,
@@ -39,7 +39,7 @@ class GovernorPlan:
     notes: tuple[str, ...]
 
 
-class AsyncAdmin(AsyncGroupAdmin):
+class AsyncAdmin(AsyncTransactionAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
     Any broker can answer.
@@ -84,7 +84,7 @@ class AsyncAdmin(AsyncGroupAdmin):
         return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
 
-class Admin(GroupAdmin):
+class Admin(TransactionAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.

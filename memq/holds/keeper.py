@@ -232,8 +232,7 @@ class HoldKeeper:
     async def run(self) -> None:
         """Release what is due until cancelled. Raises: MemqError when the log has ended."""
         self._tasks.start(self._finish(), "finish units")
-        for target in self._machine.units:
-            self._send_to(target)
+        self.carry_out()
         while True:
             units = self._due_units()
             if not units:
@@ -246,6 +245,12 @@ class HoldKeeper:
                     self._expect_again(unit)
                 await asyncio.sleep(THROTTLED_S)
             for target in dict.fromkeys(unit.target for unit in units):
+                self._send_to(target)
+
+    def carry_out(self) -> None:
+        """Bring all released units to their targets: a decision of another machine may have released some."""
+        if not self._tasks.stopped:
+            for target in self._machine.units:
                 self._send_to(target)
 
     def _expect(self, target: Target, hold: HoldId, due_ms: int) -> None:

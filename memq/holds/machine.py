@@ -11,7 +11,7 @@ says what may be forgotten. All times are in the decisions (S3): the fold reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 import msgspec
@@ -25,11 +25,12 @@ STATE_VERSION = 1
 
 
 class HoldState(IntEnum):
-    """State of a hold that is known: held, released or dropped."""
+    """State of a known hold. REFUSED: it was not held, because its lane takes no block."""
 
     HELD = 1
     RELEASED = 2
     DROPPED = 3
+    REFUSED = 4
 
 
 class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
@@ -120,6 +121,9 @@ class HoldMachine:
 
     `apply` returns the state of each hold of a decision after it, in order; None for a hold that is not known. The
     answer to a release has True for each unit that counts.
+
+    A hold of a lane with a name has no due time: one decision releases or drops the whole lane. `enter` returns whether
+    a lane takes a block now.
     """
 
     def __init__(self) -> None:
@@ -128,9 +132,11 @@ class HoldMachine:
         self.units: dict[Target, dict[int, ReleasedUnit]] = {}  # not done, by number, in order
         self.numbers: dict[Target, int] = {}  # the last number of each target
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
-        self.waiting: dict[Target, int] = {}  # how many holds of each target are neither released nor dropped
+        self.waiting: dict[Target, int] = {}  # open holds of each target that have a due time
         self._released: set[HoldId] = set()  # those in `units`
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
+        self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
+        self.enter: Callable[[str], bool] = _any_lane
         self._keys: dict[str, str] = {}  # one string for each object, lane and target
         self._targets: dict[Target, Target] = {}
 
@@ -173,11 +179,16 @@ class HoldMachine:
 
     def _hold(self, decision: HoldDecision) -> tuple[HoldState | None, ...]:
         self._forget(decision.before_ms)
-        for lane in decision.lanes:
-            for block in lane.blocks:
-                if self.state_of(block.id) in (None, HoldState.HELD):
-                    self._open(decision.key, lane, block)
-        return tuple(self.state_of(block.id) for lane in decision.lanes for block in lane.blocks)
+        return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> HoldState:
+        state = self.state_of(block.id)
+        if state is None and lane.lane and not self.enter(lane.lane):
+            return HoldState.REFUSED
+        if state in (None, HoldState.HELD):
+            self._open(key, lane, block)
+            return HoldState.HELD
+        return state
 
     def _open(self, key: str, lane: HeldLane, block: HeldBlock) -> None:
         known = self.open.get(block.id)
@@ -185,15 +196,24 @@ class HoldMachine:
             self._close(known)
             self._unname(known.key)
         target = self._targets.setdefault(lane.target, lane.target)
-        self.waiting[target] = self.waiting.get(target, 0) + 1
+        if not lane.lane:
+            self.waiting[target] = self.waiting.get(target, 0) + 1
         self.open[block.id] = self._named(Hold(block, target, self._shared(lane.lane), self._shared(key)))
+        if lane.lane:
+            self.lanes.setdefault(lane.lane, {})[block.id] = None
 
     def _close(self, hold: Hold) -> None:
         """Take a hold out of those that wait."""
         del self.open[hold.block.id]
-        self.waiting[hold.target] -= 1
-        if not self.waiting[hold.target]:
-            del self.waiting[hold.target]
+        if not hold.lane:
+            self.waiting[hold.target] -= 1
+            if not self.waiting[hold.target]:
+                del self.waiting[hold.target]
+        else:
+            del self.lanes[hold.lane][hold.block.id]
+            if not self.lanes[hold.lane]:
+                del self.lanes[hold.lane]
+                self._keys.pop(hold.lane, None)
 
     def _release(self, unit: Unit) -> bool:
         if unit.r != self.next_number(unit.target):  # H2: dense, and never given twice
@@ -233,6 +253,26 @@ class HoldMachine:
             if ended_ms >= before_ms:
                 return
             del self._ended[hold]
+
+    # ---- lanes -----------------------------------------------------------------------------------
+
+    def by_target(self, lane: str) -> dict[Target, list[Hold]]:
+        """Return the open holds of a lane by target: of each producer in the order of its sequences."""
+        found: dict[Target, list[Hold]] = {}
+        for each in sorted(self.lanes.get(lane, ()), key=lambda hold: (hold.producer, hold.first)):
+            hold = self.open[each]
+            found.setdefault(hold.target, []).append(hold)
+        return found
+
+    def release_lane(self, lane: str) -> None:
+        """Release all open holds of a lane: one unit for each target."""
+        for target, holds in self.by_target(lane).items():
+            self._release(Unit(target, self.next_number(target), tuple(hold.block.id for hold in holds)))
+
+    def drop_lane(self, lane: str, now_ms: int) -> None:
+        """Drop all open holds of a lane."""
+        for hold in list(self.lanes.get(lane, ())):
+            self._drop(hold, now_ms)
 
     # ---- objects ---------------------------------------------------------------------------------
 
@@ -292,3 +332,7 @@ class HoldMachine:
             self._released.update(hold.block.id for hold in holds)
         self.numbers = dict(saved.numbers)
         self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}
+
+
+def _any_lane(lane: str) -> bool:
+    return True

@@ -13,6 +13,14 @@ from memq.protocol.group_messages import (
     WireGroup,
 )
 from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
+from memq.protocol.transaction_messages import (
+    BeginTransactions,
+    EndTransaction,
+    HoldTransaction,
+    ListTransactions,
+    SettleTransaction,
+    WireOpenTransaction,
+)
 from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
 
@@ -196,6 +204,11 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | CancelHolds
         | DescribeHolds
         | ReleaseUnit
+        | BeginTransactions
+        | HoldTransaction
+        | EndTransaction
+        | ListTransactions
+        | SettleTransaction
     )
 
 
@@ -213,6 +226,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
     `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
     `holds` has the state of each asked held block, `waiting` those that wait by partition.
+    `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
     """
 
     topic: Topic | None = None
@@ -231,3 +245,5 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     sweep_age_ms: Int64 = 0
     holds: list[str] = []
     waiting: list[WireWaiting] = []
+    transactional: Int64 = 0
+    transactions: list[WireOpenTransaction] = []

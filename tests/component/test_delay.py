@@ -21,13 +21,11 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, NotFoundError, TimedOutError, TopicSealedError
 from memq.format.held_object import Target
 from memq.format.key import held_prefix
-from memq.groups.coordinator import MACHINE as GROUPS
-from memq.groups.machine import GroupMachine
-from memq.holds.machine import MACHINE as HOLDS
 from memq.holds.machine import HoldMachine
 from memq.state_log.log_reading import read_state_log
 from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC, Topic
+from memq.transactions.machines import ServiceMachines
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
 
@@ -61,10 +59,10 @@ async def machine_of(cluster: Rig, target: Target) -> HoldMachine:
     """Return the state of the shard of a target, as its log has it."""
     (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
     number = zlib.crc32(shard_name(target.topic_id, target.partition).encode()) % len(topic.partitions)
-    machine = HoldMachine()
+    machines = ServiceMachines()
     reading = await read_state_log(cluster.queue, topic.read_partition_of(number))
-    reading.scan.fold(lambda: {HOLDS: machine, GROUPS: GroupMachine()}, None)
-    return machine
+    reading.scan.fold(machines.by_name, None)
+    return machines.holds
 
 
 async def stored(brokers: list[Broker]) -> list[bytes | None]:

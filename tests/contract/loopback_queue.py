@@ -16,6 +16,7 @@ from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
@@ -82,7 +83,8 @@ class LoopbackQueue(RemoteQueue):
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
         groups, holds = GroupRequests(*given, cast(Any, _Hosts(lender))), HoldRequests(*given, cast(Any, None))
-        self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), groups, cluster, holds)
+        moves = TransactionRequests(*given, cast(Any, None))
+        self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), groups, cluster, holds, moves)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:

@@ -1,10 +1,14 @@
-"""Ends a run for what the product logs."""
+"""What a run watches in addition to its cluster: the log of the product, and pointers that are decoded once."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+from collections.abc import Iterator
 
 from memq.errors import MemqError
+from memq.format import pointer as pointer_format
 from memq.simulation.world.world import World
 
 
@@ -26,3 +30,15 @@ class LogWatch(logging.Handler):
             self._world.fail(f"logged {record.getMessage()}", cause)
         if "identity-conflict" in record.getMessage() and not self._clones:
             self._world.fail(f"logged {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def remembered_pointers() -> Iterator[None]:
+    """Decode each pointer once in the block: sweeps, readers and checks read the same bytes again and again."""
+    decode = pointer_format.parse_pointer
+    remembered = functools.lru_cache(maxsize=None)(decode)
+    pointer_format.parse_pointer = lambda body: remembered(body) if type(body) is bytes else decode(body)
+    try:
+        yield
+    finally:
+        pointer_format.parse_pointer = decode

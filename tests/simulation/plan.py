@@ -6,7 +6,9 @@ An aspect is something that only some runs have, since it takes longer or makes 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -60,6 +62,7 @@ ASPECTS = (
     "broadcast",
     "waiting",  # retention waits for groups
     "retry",  # listeners, whose handlers fail
+    "transaction",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -541,19 +544,17 @@ def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, faults=replace(plan.faults, store=store), producers=(*plan.producers, "seal"))
 
 
-def _with_delays(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Add producers that delay records, and cancel some.
+def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
+    """Add producers whose records are held; not where sequences are audited, or logs are cut.
 
-    Not where audits count the sequences of producers, nor where logs are cut: each held block has a producer of its
-    own, which reports nothing, and what the log lost is not released again.
+    Each held block has a producer of its own, which reports nothing, and what the log lost is not released again.
     """
     if plan.shape.audit_interval_ms or plan.audits or plan.audited or plan.faults.chaos.log_cut_every_s:
         return plan
-    faults = replace(
-        plan.faults, chaos=plan.faults.chaos.slower(draw.choice([1, 3]))
-    )  # else no record is held in a storm
+    slower = plan.faults.chaos.slower(draw.choice([1, 3]))  # else no record is held in a storm
+    faults = replace(plan.faults, chaos=slower)
     small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
-    return replace(plan, faults=faults, producers=(*plan.producers, "delay"), constants={**plan.constants, **small})
+    return replace(plan, faults=faults, producers=(*plan.producers, kind), constants={**plan.constants, **small})
 
 
 def _with_listeners(plan: Plan, _level: str, _draw: random.Random) -> Plan:
@@ -563,7 +564,7 @@ def _with_listeners(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "listen"))
 
 
-_CHANGES = {
+_CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "house": _with_house,
     "levels": _with_levels,
     "jumps": _with_jumps,
@@ -591,7 +592,8 @@ _CHANGES = {
     "state-log": _with_state_logs,
     "operator": _with_an_operator,
     "seal": _with_sealed_topics,
-    "delay": _with_delays,
+    "delay": partial(_with_held, kind="delay"),
+    "transaction": partial(_with_held, kind="transaction"),
     "broadcast": _with_broadcast,
     "waiting": _with_waiting_retention,
     "retry": _with_listeners,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import AcksLike
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError
-from memq.format import pointer as pointer_format
 from memq.runtime.runtime import Runtime
 from memq.simulation.chaos import Chaos
 from memq.simulation.cluster import CLUSTER, PORT
@@ -40,7 +39,7 @@ from tests.simulation.failing_partition_rules import OthersGoOn
 from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
-from tests.simulation.log_watch import LogWatch
+from tests.simulation.log_watch import LogWatch, remembered_pointers
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
@@ -48,6 +47,7 @@ from tests.simulation.named_rules import NamedRules, no_holes
 from tests.simulation.operator_life import OperatorLife
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
+from tests.simulation.reader import Delivered
 from tests.simulation.reduced_constants import scaled
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.sealed_life import SEALED, SealedLife
@@ -56,6 +56,8 @@ from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.state_restore_rules import StateRestoreRules
 from tests.simulation.topic_churn import TopicChurn
+from tests.simulation.transaction_life import TIMEOUT_MS, TransactionLife
+from tests.simulation.transaction_rules import TransactionRules
 from tests.simulation.wishes import draw_marks, facets_of
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
@@ -114,8 +116,9 @@ class Scenario:
         states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
         error_ms = plan.shape.clock_error_ms
         self.delays = DelayRules(states.state_of, world.fail, lambda: world.now, error_ms, calm=calm)
+        self.transactions = TransactionRules(states.state_of, world.fail)
         for checker in (self.checker, self.cluster.transient):
-            checker.on_delivered, checker.is_held = self.delays.landed, states.names
+            checker.on_delivered, checker.is_held = self._landed, states.names
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._live_faults: dict[str, int] = {}
@@ -182,7 +185,7 @@ class Scenario:
     def _all_done(self) -> bool:
         """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
         drained = self.checker.groups.is_drained
-        missing = self.checker.missing() or self.delays.missing()
+        missing = self.checker.missing() or self.delays.missing() or self.transactions.missing()
         return all(self.done.values()) and all(map(drained, self.groups)) and not missing
 
     def _check_life(self) -> None:
@@ -194,9 +197,12 @@ class Scenario:
                 f"{', '.join(waiting)} did not come to an end within {self.plan.end_s:g} s in a healed world"
             )
 
-        missing = self.delays.missing()
-        if missing:
-            self.world.fail(f"{len(missing)} delayed records are held, and do not come, the first is {missing[0]!r}")
+        if missing := self.delays.missing() or self.transactions.missing():
+            self.world.fail(f"{len(missing)} held records do not come, the first is {missing[0][:40]!r}")
+
+    def _landed(self, found: Delivered) -> None:
+        self.delays.landed(found)
+        self.transactions.landed(found)
 
     def _wait_for_reports(self) -> None:
         """Give the last reports of those that live their time, where clients report."""
@@ -408,6 +414,7 @@ class Scenario:
             "operator": self._operator_main,
             "seal": self._seal_main,
             "delay": self._delay_main,
+            "transaction": self._transaction_main,
             "listen": self._listen_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
@@ -502,8 +509,14 @@ class Scenario:
         await DelayLife(self.plan, node, producer, self.checker, self.delays, lives).run(self._blocks_left(node.name))
         self.done[node.name] = True
 
+    async def _transaction_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+        producer = self._producer(node, runtime, transactional_id=node.name, transaction_timeout_ms=TIMEOUT_MS)
+        lives = self._lives[node.name]
+        await TransactionLife(self.plan, node, producer, self.checker, self.transactions, lives).run()
+        self.done[node.name] = True
+
     def _producer(
-        self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str | None = None
+        self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str | None = None, **settings: Any
     ) -> AsyncProducer:
         return AsyncProducer(
             [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
@@ -513,6 +526,7 @@ class Scenario:
             codec=node.random.choice(["none", "zstd", "lz4"]),
             name=name,
             runtime=runtime,
+            **settings,
         )
 
     async def _product_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
@@ -565,18 +579,6 @@ class Scenario:
         else:
             for value in pending.pop(delivery):
                 self._acked(kind, value, ack)
-
-
-@contextlib.contextmanager
-def remembered_pointers() -> Iterator[None]:
-    """Decode each pointer once in the block: sweeps, readers and checks read the same bytes again and again."""
-    decode = pointer_format.parse_pointer
-    remembered = functools.lru_cache(maxsize=None)(decode)
-    pointer_format.parse_pointer = lambda body: remembered(body) if type(body) is bytes else decode(body)
-    try:
-        yield
-    finally:
-        pointer_format.parse_pointer = decode
 
 
 def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:

@@ -18,14 +18,13 @@ from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
 from memq.groups.coordinator import MACHINE
 from memq.groups.machine import GroupMachine
-from memq.holds.machine import MACHINE as HOLDS
-from memq.holds.machine import HoldMachine
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import Clock
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Position, ReadPartition, Topic, read_partitions
+from memq.transactions.machines import ServiceMachines
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, ReferenceReader, object_bytes, read_entry
 from tests.simulation.restore_rules import STORE, KilledError, LoopbackQueue
@@ -104,10 +103,9 @@ class StateRestoreRules:
                 continue
             reading = await read_state_log(queue, log)
             if reading.scan.snapshot is not None:
-                machine = GroupMachine()
-                saved = await SnapshotStore(store).get(reading.scan.snapshot)
-                reading.scan.fold(lambda machine=machine: {MACHINE: machine, HOLDS: HoldMachine()}, saved)  # type: ignore[misc]
-                found |= _positions(machine)
+                machines = ServiceMachines()
+                reading.scan.fold(machines.by_name, await SnapshotStore(store).get(reading.scan.snapshot))
+                found |= _positions(machines.groups)
         return found
 
     async def _stream(self, queue: LoopbackQueue, partition: ReadPartition) -> list[Delivered]:

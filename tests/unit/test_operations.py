@@ -17,10 +17,11 @@ from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.api.requests import LIMITED
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol import admin_messages, group_messages, hold_messages, messages
+from memq.protocol import admin_messages, group_messages, hold_messages, messages, transaction_messages
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
@@ -88,6 +89,15 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
+from memq.protocol.transaction_messages import (
+    BeginTransactions,
+    EndTransaction,
+    HoldTransaction,
+    ListTransactions,
+    SettleTransaction,
+    WireTransaction,
+    WireTransactionBlock,
+)
 
 # What is no operation: the greeting, which makes the principal, and what only brokers say.
 GREETING = {Hello}
@@ -97,7 +107,7 @@ SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAn
     Redirect,
     Draining,
 }
-MODULES = (messages, group_messages, admin_messages, hold_messages)
+MODULES = (messages, group_messages, admin_messages, hold_messages, transaction_messages)
 ID = "0a" * 16
 
 
@@ -110,6 +120,7 @@ def table() -> Operations:
         GroupRequests(*given, cast(Any, None)),
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
         HoldRequests(*given, cast(Any, None)),
+        TransactionRequests(*given, cast(Any, None)),
     )
 
 
@@ -188,6 +199,8 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
     [("partition", "clicks/3")],
     [("group", "g")],
 )
+PAY = [("transactional-id", "pay"), *GROUP]
+TRANSACTION = WireTransaction(name="pay", group="g", instance=7, number=1)
 EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     Open: (Open(**OF_PARTITION, producer="1" * 16, acks=2, sequence=0), PARTITION),
     Close: (Close(next_sequence=0), PARTITION),
@@ -220,6 +233,14 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), PARTITION),
     DrainBroker: (DrainBroker(broker="b"), CLUSTER),
     ReportSuspicion: (ReportSuspicion(address="h:1"), CLUSTER),
+    BeginTransactions: (BeginTransactions(name="pay", group="g", token="1" * 16, timeout_ms=60_000), PAY),
+    HoldTransaction: (
+        HoldTransaction(transaction=TRANSACTION, blocks=[WireTransactionBlock(**OF_PARTITION, block=b"b")]),
+        [*PAY, *PARTITION],
+    ),
+    EndTransaction: (EndTransaction(transaction=TRANSACTION, commit=True, blocks=1), PAY),
+    ListTransactions: (ListTransactions(), CLUSTER),
+    SettleTransaction: (SettleTransaction(name="pay", group="g", commit=False), PAY),
     HoldRecords: (HoldRecords(**OF_PARTITION, sent_ms=0, holds=[WireHold(block=b"b", due_ms=1)]), PARTITION),
     CancelHolds: (CancelHolds(**OF_PARTITION, holds=[WireHoldId(producer="1" * 16, first=0)]), PARTITION),
     DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),

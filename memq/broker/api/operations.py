@@ -13,6 +13,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.api.transaction_requests import TransactionRequests
 from memq.errors import ProtocolError
 from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol.admin_messages import (
@@ -57,6 +58,13 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.transaction_messages import (
+    BeginTransactions,
+    EndTransaction,
+    HoldTransaction,
+    ListTransactions,
+    SettleTransaction,
+)
 
 _ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminRequest, Api.POLL: PollRequest}
 
@@ -68,6 +76,7 @@ class ResourceKind(Enum):
     TOPIC = "topic"
     PARTITION = "partition"
     GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
     OBJECT = "object"  # of a store; it may hold batches of several topics
 
 
@@ -123,6 +132,7 @@ def operations_of(
     groups: GroupRequests,
     cluster: ClusterRequests,
     holds: HoldRequests,
+    transactions: TransactionRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -171,6 +181,11 @@ def operations_of(
             Operation("cancel-holds", Api.ADMIN, CancelHolds, _partition, holds.cancel),
             Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
             Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
+            Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
+            Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
+            Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
+            Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
+            Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
         ]
     )
 
@@ -262,6 +277,24 @@ def _group(
     | Call[MoveGroup],
 ) -> list[Resource]:
     return [Resource(ResourceKind.GROUP, call.ask.group)]
+
+
+def _producer_of(name: str, group: str) -> list[Resource]:
+    return [Resource(ResourceKind.TRANSACTIONAL_ID, name), *([Resource(ResourceKind.GROUP, group)] if group else [])]
+
+
+def _transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> list[Resource]:
+    return _producer_of(call.ask.name, call.ask.group)
+
+
+def _ended(call: Call[EndTransaction]) -> list[Resource]:
+    return _producer_of(call.ask.transaction.name, call.ask.transaction.group)
+
+
+def _held_blocks(call: Call[HoldTransaction]) -> list[Resource]:
+    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.blocks)
+    named = call.ask.transaction
+    return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
 
 
 # ---- bytes of answers ------------------------------------------------------------------------------

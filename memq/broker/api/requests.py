@@ -14,6 +14,7 @@ from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
@@ -69,6 +70,7 @@ class Requests:
             GroupRequests(services, partitions, hosts),
             ClusterRequests(services, partitions, hand_over, held),
             HoldRequests(services, partitions, hosts),
+            TransactionRequests(services, partitions, hosts),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2

@@ -31,6 +31,7 @@ from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import Committed, Position, ReadPartition, Topic, read_partitions
+from memq.transactions.machines import ServiceMachines
 
 OWNER = "memq restore"
 GENERATION_GAP = 1_000_000  # more generations than a group makes between two snapshots
@@ -151,11 +152,11 @@ class StateLogRestorer:
             saved = await self._snapshots.get(last) if last is not None else None
         except CorruptDataError as error:
             raise LogLostError(str(error)) from error
-        groups = GroupMachine()
+        known = ServiceMachines()  # a transaction moves positions of groups
         machines: dict[str, StateMachine] = {name: _Unread() for name in reading.machines}
         machines |= {name: _Unread() for name in (saved.machines if saved is not None else ())}
-        reading.scan.fold(lambda: machines | {MACHINE: groups}, saved)
-        return groups
+        reading.scan.fold(lambda: machines | known.by_name(), saved)
+        return known.groups
 
     async def _highest_epoch(self, log: ReadPartition) -> int:
         reading = await read_state_log(self._queue, log)

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
-from memq.groups.coordinator import MACHINE as GROUPS
-from memq.groups.machine import GroupMachine
-from memq.holds.machine import MACHINE as HOLDS
 from memq.holds.machine import HoldMachine
 from memq.notification import PointerReader
-from memq.state_log import StateMachine
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, is_state_topic, read_partitions
+from memq.transactions.machines import ServiceMachines
 
 UNHELD = "no state log names it"
 
@@ -47,20 +44,16 @@ class UnnamedHeld:
         return named
 
     async def _state_of(self, log: ReadPartition) -> HoldMachine:
-        machine = HoldMachine()
-
-        def machines() -> dict[str, StateMachine]:
-            return {GROUPS: GroupMachine(), HOLDS: machine}
-
+        machines = ServiceMachines()
         name = f"state log {log.partition} of topic '{log.topic}'"
         try:
             reading = await read_state_log(self._queue, log)
             if reading.empty:  # a log that was never opened has no entry either, but then it holds nothing
                 raise LogLostError(f"the queue has no entry of {name}")
             last = reading.scan.snapshot
-            reading.scan.fold(machines, await self._snapshots.get(last) if last is not None else None)
+            reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
         except NotFoundError as error:
             raise LogLostError(f"{name}: {error}") from error
         except CorruptDataError as error:
             raise CorruptDataError(f"{name}: {error}") from error
-        return machine
+        return machines.holds

@@ -1,7 +1,4 @@
-"""The consumer on one event loop: the core that `Consumer` and `AsyncConsumer` share.
-
-Policy lives in its machines.
-"""
+"""The core of consumers on one event loop. Policy lives in its machines."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from memq.runtime.process import keep_freed_blocks
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, read_partitions
 
 START_S_MAX = 10.0
 REFRESH_S = 30.0
@@ -342,25 +339,27 @@ class ConsumerCore:
         """Store the position after `batch`, or after the finished batches of all partitions.
 
         All batches of its partition before `batch` count as finished, and none after it is committed.
-
-        Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
-        another member. What passes is tried again for as long as this one is in its group.
+        Raises: InvalidRequestError without a group; GenerationFencedError when another member has the partition. What
+        passes is tried again for as long as this one is in its group.
         """
-        if batch is not None and not isinstance(batch, Batch):
+        committer, only = await self.finish(batch)
+        await committer.commit_surely(only)
+        if only is not None and batch is not None and not only[0].ledger.is_stored(batch.next):
+            raise _given_back(batch)  # a commit leaves out partitions that the member lost between two tries
+
+    async def finish(self, batch: Batch | None) -> tuple[Committer, tuple[Assigned, Committed] | None]:
+        """Finish `batch`, or all that were read; return what commits, and the only position to commit."""
+        if not (batch is None or isinstance(batch, Batch)):
             raise TypeError(f"batch must be one that this consumer returned, not {type(batch).__name__}")
         self._check()
-        committer = self._need_group()
-        if batch is None:
+        committer, only = self._need_group(), None
+        if batch is not None:
+            only = self._find_handed(batch), behind(batch)
+            only[0].ledger.finish(batch.next)
+        else:
             self._ready_batches.settle_finished()
-            await self._send_late_damage()
-            await committer.commit_surely()
-            return
-        assigned = self._find_handed(batch)
-        assigned.ledger.finish(batch.next)
         await self._send_late_damage()
-        await committer.commit_surely((assigned, behind(batch)))
-        if not assigned.ledger.is_stored(batch.next):
-            raise _given_back(batch)  # a commit leaves out partitions that the member lost between two tries
+        return committer, only
 
     def stats(self) -> ConsumerStats:
         """Return the counters."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
@@ -26,6 +27,16 @@ _HEARTBEATS_PER_SESSION = 3
 _HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPositions:
+    """Positions of a member that a transaction moves, with those that are stored."""
+
+    member: str
+    generation: int
+    before: dict[ReadPartition, Committed]
+    after: dict[ReadPartition, Committed]
 
 
 class Committer:
@@ -96,6 +107,31 @@ class Committer:
             finally:
                 for observer in observers:
                     observer.end_storing()
+
+    def take(self, only: tuple[Assigned, Committed] | None = None) -> TakenPositions:
+        """Return what `commit` would store, for a transaction. Raises: GenerationFencedError."""
+        self._ready_batches.settle()
+        before: dict[ReadPartition, Committed] = {}
+        after: dict[ReadPartition, Committed] = {}
+        for partition, assigned in self._reading.assigned.items():
+            committed, known = _due(assigned, only), assigned.ledger.known
+            if committed is not None:
+                after[partition] = committed
+                if known is not None:
+                    before[partition] = known
+        return TakenPositions(self._group.member, self._group.inside_generation(), before, after)
+
+    def note_stored(self, positions: Mapping[ReadPartition, Committed]) -> None:
+        """Note that a transaction has moved the positions."""
+        self.commits += 1
+        for partition, committed in positions.items():
+            assigned = self._reading.assigned.get(partition)
+            self._reading.stored[partition] = committed
+            if assigned is None:
+                continue
+            assigned.ledger.stored(committed)
+            if assigned.observer is not None:
+                assigned.observer.store(committed, self._runtime.clock.wall_ms())
 
     async def commit_quietly(self, partitions: Iterable[ReadPartition] | None = None) -> None:
         """Commit what can be committed: what fails now is tried again later, or is another member's."""
@@ -194,12 +230,17 @@ class GroupSession:
 
         Raises: GenerationFencedError when they are not this member's any more; RetryableError.
         """
-        if not self.state.inside:
-            raise GenerationFencedError(f"member '{self.member}' is not in group '{self.group}' any more")
+        generation = self.inside_generation()
         self._commits += 1
         if self._alone:  # the next consumer of the name continues the numbers: else its commits would seem late
             self._commits = max(self._commits, self._runtime.clock.wall_ms())
-        await self._groups.commit(self.group, self.member, self.state.generation, positions, self._commits)
+        await self._groups.commit(self.group, self.member, generation, positions, self._commits)
+
+    def inside_generation(self) -> int:
+        """Return the generation of this member. Raises: GenerationFencedError outside the group."""
+        if not self.state.inside:
+            raise GenerationFencedError(f"member '{self.member}' is not in group '{self.group}' any more")
+        return self.state.generation
 
     async def leave(self, timeout_s: float) -> None:
         """Give everything back: others need not wait for the session to time out. A failure is left to that."""

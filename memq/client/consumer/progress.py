@@ -88,6 +88,11 @@ class CommitLedger:
         return None if self._prefix == self._stored else self._prefix
 
     @property
+    def known(self) -> Committed | None:
+        """The position that is known to be stored."""
+        return self._stored
+
+    @property
     def pending(self) -> bool:
         """Whether a batch that was handed out is not done."""
         return any(not entry.done for entry in self._entries)

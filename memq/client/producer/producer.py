@@ -25,8 +25,9 @@ from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery, Promise
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route, native
 from memq.client.producer.sender import Sender
-from memq.client.producer.settings import AcksLike, OnAck, WhenFull, producer_settings
-from memq.errors import BufferFullError
+from memq.client.producer.settings import TRANSACTION_TIMEOUT_MS, AcksLike, OnAck, WhenFull, producer_settings
+from memq.client.transactions.transaction import AsyncTransaction, Transaction
+from memq.errors import BufferFullError, InvalidRequestError
 from memq.kernel.rows import Lane
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address
@@ -63,6 +64,9 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         on_ack: OnAck | None = None,
         name: str | None = None,
         audit: bool = True,
+        transactional_id: str | None = None,
+        transaction_group: str | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -81,6 +85,9 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             on_ack=on_ack,
             name=name,
             audit=audit,
+            transactional_id=transactional_id,
+            transaction_group=transaction_group,
+            transaction_timeout_ms=transaction_timeout_ms,
         )
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
@@ -95,10 +102,19 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             from memq.client.observers.traces import ProducerTraces
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
+        if tracer_provider is not None or transactional_id is not None:
             self._lanes, self._put_keyed = {}, _no_fast_path
         elif native is not None:
             self._use_lanes(self._buffer.lanes)
         self._closed = False
+
+    def _check_plain(self) -> None:
+        """Refuse records outside of a transaction. Raises: InvalidRequestError."""
+        if self._settings.transactional_id:
+            raise InvalidRequestError(
+                "a transactional producer sends records in transactions only",
+                hint="with producer.transaction() as t: t.send(…)",
+            )
 
     def _due_ms(self, deliver_at: DeliverAt, deliver_after: DeliverAfter) -> int | None:
         """Return when a record is due (Unix ms); None for one that is not delayed."""
@@ -146,6 +162,10 @@ class Producer(Sender, BaseProducer, BlockingClient):
             number of its records in each partition, also days later. Needs acks="all". The instance ends with the
             first block that fails; the next one sends that block again, and it is stored once.
         audit: report sent and acked records to the audit, if the cluster asks for reports.
+        transactional_id: name of a transactional producer, the same at each restart: a new instance fences older ones,
+            and rolls their open transaction back. Such a producer sends records in `transaction()` only.
+        transaction_group: the group whose positions its transactions move, if any.
+        transaction_timeout_ms: a transaction that is open for longer is rolled back.
         tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
         runtime: clock, randomness and network; default: those of the system.
 
@@ -182,6 +202,7 @@ class Producer(Sender, BaseProducer, BlockingClient):
 
     def _put(self, topic: str, fields: RecordFields, partition: int | None, due_ms: int | None = None) -> Delivery:
         """Add a record as soon as it has room."""
+        self._check_plain()
         deadline_s: float | None = None
         while True:
             route = self._route(topic)
@@ -205,6 +226,7 @@ class Producer(Sender, BaseProducer, BlockingClient):
         InvalidRequestError for columns of different lengths. After TypeError and TooLargeError no record was added.
         After BufferFullError some blocks were added: `stats` and `on_ack` report them.
         """
+        self._check_plain()
         many = check_many(values, keys, timestamps_ms, tag)
         if self._traces is None:
             return self._put_many(topic, many)
@@ -241,6 +263,14 @@ class Producer(Sender, BaseProducer, BlockingClient):
         """
         ack = delivery if isinstance(delivery, Ack) else delivery.result(timeout)
         return self._background.io.run(self._core.delayed.cancel(ack))
+
+    def transaction(self) -> Transaction:
+        """Return a transaction for one `with` block: its end commits, and an exception rolls back.
+
+        The block begins it. Raises there: InvalidRequestError without `transactional_id`, or while another is open;
+        ProducerFencedError after another instance has begun; TimedOutError.
+        """
+        return Transaction(self._core.transactions, self._background.run, self._route)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.
@@ -406,6 +436,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
 
         Nothing is awaited after the record is added. So a caller that cancels and sends again has sent it once.
         """
+        self._check_plain()
         buffer = self._buffer
         deadline_s: float | None = None
         if self._yielded_at != buffer.opened_blocks:
@@ -431,6 +462,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         A cancelled call has added nothing, unless it waited for room after it had added some records.
         Raises: as `memq.Producer.send_many`.
         """
+        self._check_plain()
         many = check_many(values, keys, timestamps_ms, tag)
         if self._traces is None:
             return await self._put_many(topic, many)
@@ -462,6 +494,10 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         self._check_loop()
         ack = delivery if isinstance(delivery, Ack) else await delivery
         return await self._core.delayed.cancel(ack)
+
+    def transaction(self) -> AsyncTransaction:
+        """Return a transaction for one `async with` block. See `memq.Producer.transaction`."""
+        return AsyncTransaction(self._core.transactions, self._route)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.

@@ -20,10 +20,11 @@ from memq.client.producer.fields import check_switch
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.blocks.header import CODECS
 from memq.kafka_words import KAFKA_ALL
-from memq.limits import KIB, MIB
+from memq.limits import KIB, MIB, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.protocol.frames import AckLevel
-from memq.topic import check_name
+from memq.topic import check_group, check_name
 
+TRANSACTION_TIMEOUT_MS = 60_000
 AcksLike: TypeAlias = Literal["all", 0, 1, "0", "1"]
 WhenFull: TypeAlias = Literal["block", "raise"] | float
 OnAck: TypeAlias = Callable[[Ack | MemqError], object]
@@ -59,6 +60,9 @@ class ProducerSettings:
     on_ack: OnAck | None = None
     name: str = ""
     audit: bool = True
+    transactional_id: str = ""
+    transaction_group: str = ""
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
     @property
     def open_timeout_s(self) -> float:
@@ -91,6 +95,9 @@ def producer_settings(
     on_ack: OnAck | None,
     name: str | None,
     audit: bool,
+    transactional_id: str | None = None,
+    transaction_group: str | None = None,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
 ) -> ProducerSettings:
     """Check the arguments of a producer.
 
@@ -107,6 +114,7 @@ def producer_settings(
         check_name(name, "producer")
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
+    _check_transactions(transactional_id, transaction_group, transaction_timeout_ms, name, acks)
     check_number("linger_ms", linger_ms, 0, 60_000)
     check_number("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
     check_number("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)
@@ -127,7 +135,31 @@ def producer_settings(
         on_ack=on_ack,
         name=name or "",
         audit=audit,
+        transactional_id=transactional_id or "",
+        transaction_group=transaction_group or "",
+        transaction_timeout_ms=transaction_timeout_ms,
     )
+
+
+def _check_transactions(
+    transactional_id: str | None, group: str | None, timeout_ms: int, name: str | None, acks: AcksLike
+) -> None:
+    """Check the arguments of a transactional producer. Raises: InvalidSettingError, InvalidNameError."""
+    check_number("transaction_timeout_ms", timeout_ms, TRANSACTION_TIMEOUT_MS_MIN, TRANSACTION_TIMEOUT_MS_MAX)
+    if transactional_id is None:
+        if group is not None:
+            raise InvalidSettingError("transaction_group without transactional_id", hint="pass both")
+        return
+    check_str("transactional_id", transactional_id)
+    check_name(transactional_id, "transactional id")
+    if group is not None:
+        check_str("transaction_group", group)
+        check_group(group)
+    if name is not None or acks != "all":
+        raise InvalidSettingError(
+            f"transactional_id = '{transactional_id}' together with a name, or with acks = {acks!r}",
+            hint="a transactional producer has acks='all' and no name: its transactional id outlives restarts",
+        )
 
 
 def _full_wait_s(when_full: object) -> float | None:

@@ -19,11 +19,11 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
-from memq.holds.machine import MACHINE as HOLDS
 from memq.holds.machine import HoldMachine, HoldState
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
+from memq.transactions.machines import ServiceMachines
 
 
 class StateLogs:
@@ -40,9 +40,9 @@ class StateLogs:
         """An entry is in the log at `offset`."""
         fold = self._folds.get(partition)
         if fold is None:
-            machine = self._machines[partition] = GroupMachine()
-            holds = self.holds[partition] = HoldMachine()
-            fold = self._folds[partition] = StateFold({MACHINE: machine, HOLDS: holds})
+            machines = ServiceMachines()
+            self._machines[partition], self.holds[partition] = machines.groups, machines.holds
+            fold = self._folds[partition] = StateFold(machines.by_name())
         entry = decode_state_entry(body)
         met = fold.meet(offset, entry)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):

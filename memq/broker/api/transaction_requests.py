@@ -1,0 +1,164 @@
+"""Answers requests about transactions; any broker takes them, and asks the coordinator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memq.broker.api import Answer, Call
+from memq.broker.partitions import Partitions
+from memq.broker.service_hosts import PROGRAM, ServiceHosts
+from memq.broker.services import Services
+from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError
+from memq.format.blocks.header import check_block, scope_of
+from memq.format.held_object import HoldId, Target
+from memq.holds.keeper import NewHold
+from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
+from memq.notification.remote import committed_of, ref_of
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
+from memq.protocol.link import Link
+from memq.protocol.transaction_messages import (
+    BeginTransactions,
+    EndTransaction,
+    HoldTransaction,
+    ListTransactions,
+    SettleTransaction,
+    WireOpenTransaction,
+    WireTransaction,
+    WireTransactionBlock,
+)
+from memq.topic import check_group, check_name, is_internal
+from memq.transactions.coordinator import OpenTransaction, TransactionCoordinator
+from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
+
+MOVES_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
+
+
+class TransactionRequests:
+    """Answers requests about transactions, of producers and operators."""
+
+    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts) -> None:
+        """`hosts` has the services on state logs."""
+        self._services = services
+        self._partitions = partitions
+        self._hosts = hosts
+
+    async def begin(self, call: Call[BeginTransactions]) -> Answer:
+        """Begin a new instance of a transactional producer."""
+        ask = call.ask
+        id_ = _id(ask.name, ask.group)
+        if not TRANSACTION_TIMEOUT_MS_MIN <= ask.timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
+            bounds = f"{TRANSACTION_TIMEOUT_MS_MIN} to {TRANSACTION_TIMEOUT_MS_MAX}"
+            raise InvalidRequestError(f"time-out of transactions is {ask.timeout_ms} ms, {bounds} are allowed")
+        home = await self._home(call, id_)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        return AdminAnswer(transactional=await home.begin(id_, int(ask.token, 16), ask.timeout_ms))
+
+    async def hold(self, call: Call[HoldTransaction]) -> Answer:
+        """Hold blocks of a transaction; answer when that is in the state log."""
+        ask, named = call.ask, call.ask.transaction
+        if len(ask.blocks) > HOLDS_PER_REQUEST_MAX:
+            raise TooLargeError(f"{len(ask.blocks)} blocks in one request, {HOLDS_PER_REQUEST_MAX} are allowed")
+        holds = [await self._new_hold(named, each) for each in ask.blocks]
+        id_ = _id(named.name, named.group)
+        home = await self._home(call, id_)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        await home.hold(id_, named.instance, named.number, holds)
+        return AdminAnswer()
+
+    async def end(self, call: Call[EndTransaction]) -> Answer:
+        """Commit a transaction, or roll it back."""
+        ask, named = call.ask, call.ask.transaction
+        id_ = _id(named.name, named.group)
+        if named.number < 1 or ask.blocks < 0:
+            raise InvalidRequestError(f"transaction {named.number} with {ask.blocks} blocks is not possible")
+        moves = await self._moves(ask) if ask.commit and ask.after else None
+        home = await self._home(call, id_)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        if ask.commit:
+            await home.commit(id_, named.instance, named.number, ask.blocks, moves)
+        else:
+            await home.abort(id_, named.instance, named.number, "was rolled back by its producer")
+        return AdminAnswer()
+
+    async def list_open(self, call: Call[ListTransactions]) -> Answer:
+        """Return the open transactions; for another broker, those whose coordinators are here."""
+        hosts, found = self._hosts, list[WireOpenTransaction]()
+        for home in await hosts.homes(hosts.transactions, create=False):
+            if isinstance(home, TransactionCoordinator):
+                found += [_wire(each) for each in await home.transactions()]
+            elif call.connection.program != PROGRAM:
+                link = await hosts.link(home)
+                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).transactions
+        return AdminAnswer(transactions=sorted(found, key=lambda each: (each.name, each.group)))
+
+    async def settle(self, call: Call[SettleTransaction]) -> Answer:
+        """Commit or roll back the open transaction of a producer, for an operator."""
+        ask = call.ask
+        id_ = _id(ask.name, ask.group)
+        home = await self._home(call, id_)
+        if isinstance(home, Link):
+            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        await home.settle(id_, commit=ask.commit)
+        return AdminAnswer()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _new_hold(self, named: WireTransaction, each: WireTransactionBlock) -> NewHold:
+        topic = await self._partitions.current_topic(each.topic, each.topic_id)
+        if is_internal(topic.name):
+            raise InvalidRequestError(f"topic '{topic.name}' is memq's own: a transaction can't write to it")
+        if topic.sealed_ms:
+            raise TopicSealedError(f"topic '{topic.name}' is sealed: it takes no records")
+        if not 0 <= each.partition < len(topic.partitions):
+            count = len(topic.partitions)
+            raise NotFoundError(f"topic '{topic.name}' has {count} partitions, none is {each.partition}")
+        header = check_block(each.block, scope_of(topic.id_bytes, each.partition))
+        target = Target(topic.name, topic.id, each.partition)
+        hold = HoldId(header.producer_id, header.first_sequence)
+        return NewHold(hold, header.next_sequence, target, lane_of(named.instance, named.number), 0, each.block)
+
+    async def _moves(self, ask: EndTransaction) -> PositionMoves:
+        """Return the moves of positions in a request.
+
+        Raises: InvalidRequestError, NotFoundError, TooLargeError.
+        """
+        if not ask.transaction.group:
+            raise InvalidRequestError("this transactional producer has no group, and moves no positions")
+        if len(ask.after) > MOVES_MAX:
+            raise TooLargeError(f"a transaction moves {len(ask.after)} positions, {MOVES_MAX} are allowed")
+        before, after = committed_of(ask.before), committed_of(ask.after)
+        if before.keys() - after.keys():
+            raise InvalidRequestError("a transaction names a former position without a new one")
+        for partition in after:
+            topic = await self._partitions.current_topic(partition.topic, partition.topic_id)
+            if not 0 <= partition.partition < topic.read_partitions:
+                raise NotFoundError(f"topic '{topic.name}' has no read partition {ref_of(partition).partition}")
+        return moves_of(ask.member, ask.generation, before, after)
+
+    async def _home(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
+        """Return the coordinator of an id (T1), or a link to its broker. Raises: as `ServiceHosts.at`."""
+        forwarded = call.connection.program == PROGRAM
+        return await self._hosts.at(self._hosts.transactions, id_.group or id_.name, forwarded=forwarded)
+
+
+def _id(name: str, group: str) -> TransactionalId:
+    check_name(name, "transactional id")
+    if group:
+        check_group(group)
+    return TransactionalId(name, group)
+
+
+def _wire(found: OpenTransaction) -> WireOpenTransaction:
+    return WireOpenTransaction(
+        name=found.id.name,
+        group=found.id.group,
+        instance=found.instance,
+        number=found.number,
+        open_ms=found.open_ms,
+        timeout_ms=found.timeout_ms,
+        blocks=found.blocks,
+    )

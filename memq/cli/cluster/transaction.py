@@ -1,0 +1,83 @@
+"""`memq transaction`: the open transactions, and their end by an operator."""
+
+from __future__ import annotations
+
+import click
+
+from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.output import confirm, print_json, print_message, print_table
+from memq.client.admin import Admin
+from memq.settings import Value
+
+HEADS = ("transactional id", "group", "open seconds", "time-out seconds", "blocks")
+
+
+@click.group()
+def transaction() -> None:
+    """List open transactions; commit one, or roll it back."""
+
+
+@transaction.command("list")
+@broker_options
+@json_option
+def list_open(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """List the open transactions with held records.
+
+    The age counts from when the present coordinator met the transaction.
+    """
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.transactions()
+    if as_json:
+        print_json(
+            [
+                {
+                    "transactional_id": each.transactional_id,
+                    "group": each.group,
+                    "open_ms": each.open_ms,
+                    "timeout_ms": each.timeout_ms,
+                    "blocks": dict(each.blocks),
+                }
+                for each in found
+            ]
+        )
+        return
+    rows = []
+    for each in found:
+        blocks = ", ".join(f"{topic}: {count}" for topic, count in each.blocks.items())
+        rows.append((each.transactional_id, each.group, each.open_ms // 1_000, each.timeout_ms // 1_000, blocks))
+    print_table(HEADS, rows)
+
+
+@transaction.command(short_help="Commit an open transaction with the records that are held.")
+@click.argument("transactional_id")
+@click.option("--group", "-G", default="", help="Group whose positions the producer moves, if it has one.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+def commit(
+    transactional_id: str, group: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Commit the open transaction of a producer with the records that are held.
+
+    Records that its producer has not sent yet are missing, and no position moves. On a terminal it asks first.
+    """
+    if not yes:
+        confirm(f"commit the open transaction of {transactional_id} with the records that are held?")
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.commit_transaction(transactional_id, group)
+    print_message(f"the transaction of {transactional_id} is committed")
+
+
+@transaction.command(short_help="Roll an open transaction back.")
+@click.argument("transactional_id")
+@click.option("--group", "-G", default="", help="Group whose positions the producer moves, if it has one.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+def abort(
+    transactional_id: str, group: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Roll the open transaction of a producer back. On a terminal it asks first."""
+    if not yes:
+        confirm(f"roll the open transaction of {transactional_id} back?")
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.abort_transaction(transactional_id, group)
+    print_message(f"the transaction of {transactional_id} is rolled back")

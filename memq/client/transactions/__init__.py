@@ -1,0 +1,1 @@
+"""Transactions of a producer: records that become visible together."""

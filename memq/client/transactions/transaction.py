@@ -1,0 +1,153 @@
+"""The public transactions: `Transaction` for threads, `AsyncTransaction` for an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from memq.client.producer.fields import BytesLike, HeadersLike, check_fields
+from memq.client.producer.open_block import Route
+from memq.client.transactions.core import OpenTransaction, TransactionalCore
+from memq.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from memq.client.consumer.batch import Batch
+    from memq.client.consumer.consumer import AsyncConsumer, Consumer
+
+
+class _Run(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, Any], /) -> Any: ...
+
+
+class _TransactionState:
+    """The open transaction of a `with` block."""
+
+    def __init__(self, core: TransactionalCore) -> None:
+        self._core = core
+        self._begun: OpenTransaction | None = None
+
+    @property
+    def _open(self) -> OpenTransaction:
+        if self._begun is None:
+            raise InvalidRequestError("the transaction has not begun", hint="with producer.transaction() as t: …")
+        self._begun.check_open()
+        return self._begun
+
+    def _check_new(self) -> None:
+        if self._begun is not None:
+            raise InvalidRequestError("a transaction is used once", hint="begin another one: producer.transaction()")
+
+
+class Transaction(_TransactionState):
+    """A transaction of a `Producer`, for one `with` block.
+
+    The end of the block commits. An exception in it rolls back. Readers get all records of a partition at once, or
+    none.
+    """
+
+    def __init__(self, core: TransactionalCore, run: _Run, route: Callable[[str], Route]) -> None:
+        super().__init__(core)
+        self._run = run
+        self._route = route
+
+    def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record; arguments as those of `Producer.send`.
+
+        Records without key and partition go to one partition of their topic for each transaction.
+        Raises: as `Producer.send`; InvalidRequestError after the end; TooLargeError for over 4 MiB in a partition;
+        TransactionAbortedError, ProducerFencedError: it was rolled back.
+        """
+        transaction = self._open
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        if transaction.add(self._route(topic), fields, partition):
+            self._run(self._core.hold(transaction))
+
+    def commit_positions(self, consumer: Consumer, batch: Batch | None = None) -> None:
+        """Move the positions of a group when this transaction is committed, and only then.
+
+        They are those after the finished batches of `consumer`, or after `batch`, as `Consumer.commit` takes them. The
+        producer has the group as `transaction_group`, and the consumer has `auto_commit=False`.
+        Raises: InvalidRequestError; GenerationFencedError if another member has a partition now.
+        """
+        self._run(self._take(consumer, batch))
+
+    async def _take(self, consumer: Consumer, batch: Batch | None) -> None:
+        await self._core.take_positions(self._open, consumer._core, batch)
+
+    def abort(self) -> None:
+        """Roll back. The end of the block does nothing then. Raises: TimedOutError when no broker answers."""
+        self._run(self._core.abort(self._open))
+
+    def __enter__(self) -> Self:
+        self._check_new()
+        self._begun = self._run(self._core.begin())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction = self._begun
+        if transaction is None or transaction.ended:
+            return
+        if error is None:
+            self._run(self._core.commit(transaction))
+        else:
+            self._run(self._core.abort(transaction, quietly=True))
+
+
+class AsyncTransaction(_TransactionState):
+    """A transaction of a `memq.aio.Producer`, for one `async with` block. See `Transaction`."""
+
+    def __init__(self, core: TransactionalCore, route: Callable[[str], Coroutine[Any, Any, Route]]) -> None:
+        super().__init__(core)
+        self._route = route
+
+    async def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record. See `Transaction.send`."""
+        transaction = self._open
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        if transaction.add(await self._route(topic), fields, partition):
+            await self._core.hold(transaction)
+
+    async def commit_positions(self, consumer: AsyncConsumer, batch: Batch | None = None) -> None:
+        """Move the positions of a group with this transaction. See `Transaction.commit_positions`."""
+        await self._core.take_positions(self._open, consumer._core, batch)
+
+    async def abort(self) -> None:
+        """Roll back. See `Transaction.abort`."""
+        await self._core.abort(self._open)
+
+    async def __aenter__(self) -> Self:
+        self._check_new()
+        self._begun = await self._core.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction = self._begun
+        if transaction is None or transaction.ended:
+            return
+        if error is None:
+            await self._core.commit(transaction)
+        else:
+            await self._core.abort(transaction, quietly=True)

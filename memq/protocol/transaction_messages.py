@@ -1,0 +1,84 @@
+"""The messages about transactions: of their producers, and of operators."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memq.protocol.group_messages import WireCommitted
+from memq.protocol.wire_types import Bits64, Int64
+
+
+class BeginTransactions(msgspec.Struct, tag_field="op", tag="begin-transactions", kw_only=True):
+    """Begin a new instance of a transactional producer: earlier ones are fenced.
+
+    `group` has the positions that it moves; "": none. The same `token` begins once.
+    """
+
+    name: str
+    group: str
+    token: Bits64
+    timeout_ms: Int64
+
+
+class WireTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """Transaction `number` of an instance of a transactional producer."""
+
+    name: str
+    group: str
+    instance: Int64
+    number: Int64
+
+
+class WireTransactionBlock(msgspec.Struct, kw_only=True):
+    """A block of a transaction for a write partition."""
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    block: bytes
+
+
+class HoldTransaction(msgspec.Struct, tag_field="op", tag="hold-transaction", kw_only=True):
+    """Hold blocks until their transaction ends."""
+
+    transaction: WireTransaction
+    blocks: list[WireTransactionBlock]
+
+
+class EndTransaction(msgspec.Struct, tag_field="op", tag="end-transaction", kw_only=True):
+    """Commit a transaction of `blocks` blocks, or roll it back.
+
+    A commit may move positions of the group from `before` to `after`, as a member of a generation.
+    """
+
+    transaction: WireTransaction
+    commit: bool
+    blocks: Int64 = 0
+    member: str = ""
+    generation: Int64 = -1
+    before: list[WireCommitted] = []
+    after: list[WireCommitted] = []
+
+
+class ListTransactions(msgspec.Struct, tag_field="op", tag="list-transactions", kw_only=True):
+    """List the open transactions."""
+
+
+class SettleTransaction(msgspec.Struct, tag_field="op", tag="settle-transaction", kw_only=True):
+    """Commit the open transaction of a producer as it is, or roll it back: for operators."""
+
+    name: str
+    group: str
+    commit: bool
+
+
+class WireOpenTransaction(msgspec.Struct, kw_only=True):
+    """An open transaction: its blocks by topic, and for how long the present owner knows it."""
+
+    name: str
+    group: str
+    instance: Int64
+    number: Int64
+    open_ms: Int64
+    timeout_ms: Int64
+    blocks: dict[str, Int64]

@@ -1,0 +1,1 @@
+"""Transactions: records of several partitions that become visible by one decision."""

@@ -1,0 +1,182 @@
+"""The transactions of one service partition at its owner: requests become decisions in the log.
+
+The owner counts the time of an open transaction from when it met it, or opened the log (T4). A time-out, a commit and
+an operator race: the first decision that counts wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+
+from memq.errors import (
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
+    ThrottledError,
+)
+from memq.holds.keeper import HoldKeeper, NewHold
+from memq.holds.machine import HoldMachine, HoldState
+from memq.runtime.clock import Clock
+from memq.state_log import Answer
+from memq.state_log.state_log import StateLog
+from memq.transactions.machine import (
+    ANY_BLOCKS,
+    MACHINE,
+    AbortDecision,
+    BeginDecision,
+    CommitTransactionDecision,
+    PositionMoves,
+    SettledTransaction,
+    TransactionalId,
+    TransactionDecision,
+    TransactionMachine,
+    encode_decision,
+    lane_of,
+)
+
+LOOK_S = 0.25  # between two searches for transactions that are open for too long
+UNUSED_MS = 7 * 86_400_000  # for so long an id that is not used is known
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction, with the blocks of each topic."""
+
+    id: TransactionalId
+    instance: int
+    number: int
+    open_ms: int
+    timeout_ms: int
+    blocks: dict[str, int]
+
+
+class TransactionCoordinator:
+    """Answers for the transactions of one service partition, while `log` is open.
+
+    Raises: as `StateLog.propose`, but NotReadyError for an unknown outcome: each request may be repeated.
+    """
+
+    def __init__(
+        self, log: StateLog, machine: TransactionMachine, holds: HoldMachine, keeper: HoldKeeper, clock: Clock
+    ) -> None:
+        self._log = log
+        self._machine = machine
+        self._holds = holds
+        self._keeper = keeper
+        self._clock = clock
+        self._met_s: dict[str, float] = {}  # when each lane was met, by the monotonic clock
+
+    # ---- producers -------------------------------------------------------------------------------
+
+    async def begin(self, id_: TransactionalId, token: int, timeout_ms: int) -> int:
+        """Begin a new instance; return its number. Raises: ProducerFencedError for a former token; as above."""
+        now_ms = self._clock.wall_ms()
+        answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_MS))
+        assert isinstance(answer, int), "the machine answers with the instance"
+        return answer
+
+    async def hold(self, id_: TransactionalId, instance: int, number: int, blocks: Sequence[NewHold]) -> None:
+        """Hold blocks of a transaction.
+
+        Raises: ProducerFencedError, TransactionAbortedError; as `HoldKeeper.hold`.
+        """
+        states = await self._keeper.hold(blocks)
+        if any(state in (HoldState.REFUSED, HoldState.DROPPED) for state in states):
+            raise self._machine.refusal_of(id_, instance, number)
+
+    async def commit(
+        self, id_: TransactionalId, instance: int, number: int, blocks: int, moves: PositionMoves | None
+    ) -> None:
+        """Commit a transaction, once. Raises: why it was rolled back; ProducerFencedError; as above."""
+        now_ms = self._clock.wall_ms()
+        settled = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
+        if not settled.committed:
+            raise settled.error
+
+    async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> None:
+        """Roll a transaction back. Raises: InvalidRequestError if it is committed; as `commit`."""
+        settled = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
+        if settled.committed:
+            raise InvalidRequestError(f"transaction {number} of producer '{id_.name}' is committed")
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    async def transactions(self) -> list[OpenTransaction]:
+        """Return the open transactions."""
+        await _known(self._log.fresh())
+        now_s, found = self._clock.monotonic(), list[OpenTransaction]()
+        for id_, known in self._machine.ids.items():
+            if known.open:
+                lane = lane_of(known.instance, known.open)
+                open_ms = int((now_s - self._met_s.get(lane, now_s)) * 1_000)
+                blocks: dict[str, int] = {}
+                for target, holds in self._holds.by_target(lane).items():
+                    blocks[target.topic] = blocks.get(target.topic, 0) + len(holds)
+                found.append(OpenTransaction(id_, known.instance, known.open, open_ms, known.timeout_ms, blocks))
+        return found
+
+    async def settle(self, id_: TransactionalId, *, commit: bool) -> None:
+        """Commit the open transaction of an id with the blocks that it has, or roll it back.
+
+        Raises: NotFoundError if none is open; as `commit`.
+        """
+        await _known(self._log.fresh())
+        known = self._machine.ids.get(id_)
+        if known is None or not known.open:
+            raise NotFoundError(
+                f"producer '{id_.name}' has no open transaction", hint="memq transaction list shows the open ones"
+            )
+        if commit:
+            await self.commit(id_, known.instance, known.open, ANY_BLOCKS, None)
+        else:
+            await self.abort(id_, known.instance, known.open, "was rolled back by an operator")
+
+    # ---- time-outs -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Roll back what is open for too long, until cancelled. Raises: MemqError when the log has ended."""
+        while True:
+            await self._roll_back_old()
+            await asyncio.sleep(LOOK_S)
+
+    async def _roll_back_old(self) -> None:
+        now_s, met_s = self._clock.monotonic(), dict[str, float]()
+        for id_, known in list(self._machine.ids.items()):
+            if not known.open:
+                continue
+            number, lane = known.open, lane_of(known.instance, known.open)
+            met_s[lane] = self._met_s.get(lane, now_s)
+            if (now_s - met_s[lane]) * 1_000 <= known.timeout_ms:
+                continue
+            reason = f"was open for over {known.timeout_ms} ms"
+            try:
+                await self._settle(AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason))
+            except ThrottledError:
+                continue
+        self._met_s = met_s
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> SettledTransaction:
+        answer = await self._propose(decision)
+        assert isinstance(answer, SettledTransaction), "the machine answers with the end of the transaction"
+        self._keeper.carry_out()
+        return answer
+
+    async def _propose(self, decision: TransactionDecision) -> Answer:
+        answer = await _known(self._log.propose(MACHINE, encode_decision(decision)))
+        if isinstance(answer, MemqError):
+            raise answer
+        return answer
+
+
+async def _known(work: Awaitable[Answer]) -> Answer:
+    """Return an outcome. Raises: NotReadyError for an unknown one, so that the caller asks again."""
+    try:
+        return await work
+    except OutcomeUnknownError as error:
+        raise NotReadyError(f"the outcome is unknown: {error}") from error

@@ -1,0 +1,373 @@
+"""The transactions of one service partition as a state machine (DESIGN 9.4, rules T1 to T5). Pure.
+
+The records of a transaction are held blocks of one lane. A transactional id has one present *instance*: the producer
+that began last (T2). Instance and number n name a transaction, and its lane. The first decision about n that counts
+settles it (T4, H2): later ones get the same answer. A commit releases the lane and moves the positions of the id's
+group; it is one entry (T1). If it is refused, it rolls the transaction back, and n is burned (T3).
+
+The machine changes the groups and holds of the same log. All times are in the decisions (S3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from memq.errors import (
+    CorruptDataError,
+    GenerationFencedError,
+    InvalidRequestError,
+    MemqError,
+    ProducerFencedError,
+    TooLargeError,
+    TransactionAbortedError,
+    UnsupportedFormatError,
+    error_from_wire,
+    kind_of,
+)
+from memq.groups.machine import GroupMachine, StoredGroup, TopicPositions, pack_positions, unpack_positions
+from memq.holds.machine import HoldMachine
+from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
+from memq.notification.groups import Group
+from memq.state_log import Answer
+from memq.topic import Committed, Position, ReadPartition
+
+MACHINE = "transactions"  # its name in the log
+STATE_VERSION = 1
+TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
+FORMER_MAX = 16  # earlier instances that are known
+ANY_BLOCKS = -1  # in place of the number of blocks: an operator decides
+
+
+class TransactionalId(msgspec.Struct, frozen=True, array_like=True):
+    """The name of a transactional producer, with the group whose positions it moves ("": none)."""
+
+    name: str
+    group: str
+
+
+class PositionMoves(msgspec.Struct, frozen=True):
+    """Positions of a group that a commit moves from `before`, which must be stored (T3)."""
+
+    member: str
+    generation: int
+    before: tuple[TopicPositions, ...]
+    after: tuple[TopicPositions, ...]
+
+
+class BeginDecision(msgspec.Struct, frozen=True, tag="begin"):
+    """A new instance begins (T2). `token` identifies the request.
+
+    Ids that were not used since `before_ms` are forgotten.
+    """
+
+    id: TransactionalId
+    token: int
+    timeout_ms: int
+    now_ms: int
+    before_ms: int
+
+
+class CommitTransactionDecision(msgspec.Struct, frozen=True, tag="commit"):
+    """Transaction `number` of an instance is committed, if it has `blocks` held blocks."""
+
+    id: TransactionalId
+    instance: int
+    number: int
+    now_ms: int
+    blocks: int
+    moves: PositionMoves | None = None
+
+
+class AbortDecision(msgspec.Struct, frozen=True, tag="abort"):
+    """Transaction `number` of an instance is rolled back."""
+
+    id: TransactionalId
+    instance: int
+    number: int
+    now_ms: int
+    reason: str
+
+
+TransactionDecision = BeginDecision | CommitTransactionDecision | AbortDecision
+
+
+class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a transaction: committed, or rolled back for an error."""
+
+    number: int
+    committed: bool
+    code: str = ""
+    kind: str = ""
+    text: str = ""
+
+    @property
+    def error(self) -> MemqError:
+        """Why it was rolled back."""
+        return error_from_wire(self.code, self.kind, self.text)
+
+
+class FormerInstance(msgspec.Struct, frozen=True, array_like=True):
+    """An instance that a later one has replaced, and its last settled transaction."""
+
+    instance: int
+    token: int
+    settled: SettledTransaction
+
+
+class PresentInstance(msgspec.Struct):
+    """The present instance of a transactional id.
+
+    It has its open transaction (0: none), and the last one that is settled.
+    """
+
+    instance: int
+    token: int
+    timeout_ms: int
+    used_ms: int
+    former: tuple[FormerInstance, ...] = ()
+    open: int = 0
+    settled: SettledTransaction = SettledTransaction(0, False)
+
+
+class _SavedTransactions(msgspec.Struct, frozen=True):
+    version: int
+    last: int
+    ids: list[tuple[TransactionalId, PresentInstance]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_decision = msgspec.msgpack.Decoder(TransactionDecision).decode
+_decode_state = msgspec.msgpack.Decoder(_SavedTransactions).decode
+
+
+def encode_decision(decision: TransactionDecision) -> bytes:
+    """Return the bytes of a decision."""
+    return _encode(decision)
+
+
+def decode_decision(body: bytes) -> TransactionDecision:
+    """Return a decision. Raises: CorruptDataError."""
+    try:
+        decision: TransactionDecision = _decode_decision(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(f"decision about a transaction can't be read: {error}") from error
+    return decision
+
+
+def lane_of(instance: int, number: int) -> str:
+    """Return the lane of a transaction's blocks."""
+    return f"{instance}.{number}"
+
+
+def moves_of(
+    member: str, generation: int, before: Mapping[ReadPartition, Committed], after: Mapping[ReadPartition, Committed]
+) -> PositionMoves:
+    """Return the moves of a member's positions."""
+    return PositionMoves(member, generation, pack_positions(before), pack_positions(after))
+
+
+class TransactionMachine:
+    """All transactions of a service partition. See `memq.state_log.StateMachine`.
+
+    `apply` returns the instance for a begin, and a `SettledTransaction` for commit and abort; or the error for the
+    caller.
+    """
+
+    def __init__(self, groups: GroupMachine, holds: HoldMachine) -> None:
+        self.ids: dict[TransactionalId, PresentInstance] = {}  # the one that was not used for longest first
+        self._instances: dict[int, TransactionalId] = {}
+        self._last = 0  # the highest instance that was ever given
+        self._groups = groups
+        self._holds = holds
+        holds.enter = self._enter
+
+    def apply(self, body: bytes) -> Answer:
+        """Apply a decision. Raises: CorruptDataError."""
+        decision = decode_decision(body)
+        if isinstance(decision, BeginDecision):
+            return self._begin(decision)
+        known = self._present(decision)
+        if known is None:
+            return self._settled_before(decision) or _fenced(decision.id)
+        if decision.number < known.settled.number:
+            return InvalidRequestError(f"transaction {decision.number} of {_text(decision.id)} was settled long ago")
+        if decision.number > known.settled.number:
+            self._settle(decision, known)
+        return known.settled
+
+    def refusal_of(self, id_: TransactionalId, instance: int, number: int) -> MemqError:
+        """Return why a transaction takes no block."""
+        known = self.ids.get(id_)
+        if known is None or known.instance != instance:
+            return _fenced(id_)
+        if number == known.settled.number and not known.settled.committed:
+            return known.settled.error
+        if number <= known.settled.number:
+            return InvalidRequestError(f"transaction {number} of {_text(id_)} has ended")
+        return InvalidRequestError(f"transaction {known.open} of {_text(id_)} is open: end it first")
+
+    def open_blocks(self, id_: TransactionalId) -> int:
+        """Return how many blocks the open transaction of an id has."""
+        known = self.ids[id_]
+        return len(self._holds.lanes.get(lane_of(known.instance, known.open), ()))
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def _begin(self, decision: BeginDecision) -> int | MemqError:
+        known = self.ids.get(decision.id)
+        former: tuple[FormerInstance, ...] = ()
+        if known is not None:
+            if decision.token == known.token:
+                return known.instance
+            if any(each.token == decision.token for each in known.former):
+                return _fenced(decision.id)
+            if known.open:  # T2
+                self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
+                known.settled = _aborted(known.open, _fenced(decision.id))
+            former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_MAX:]
+            self._forget(decision.id)
+        self._last = max(self._last + 1, decision.now_ms)  # by time: after a restore from a snapshot it is new, too
+        self.ids[decision.id] = PresentInstance(
+            self._last, decision.token, decision.timeout_ms, decision.now_ms, former
+        )
+        self._instances[self._last] = decision.id
+        self._forget_unused(decision.before_ms)
+        return self._last
+
+    def _settled_before(self, decision: CommitTransactionDecision | AbortDecision) -> SettledTransaction | None:
+        """Return how a former instance settled its last transaction, if it asks for that again."""
+        known = self.ids.get(decision.id)
+        for each in known.former if known is not None else ():
+            if each.instance == decision.instance and each.settled.number == decision.number:
+                return each.settled
+        return None
+
+    def _present(self, decision: CommitTransactionDecision | AbortDecision) -> PresentInstance | None:
+        known = self.ids.get(decision.id)
+        if known is None or known.instance != decision.instance:
+            return None
+        known.used_ms = max(known.used_ms, decision.now_ms)
+        self.ids[decision.id] = self.ids.pop(decision.id)
+        return known
+
+    def _settle(self, decision: CommitTransactionDecision | AbortDecision, known: PresentInstance) -> None:
+        """Settle a transaction, and what was open of earlier ones (T3, T4)."""
+        lane = lane_of(known.instance, decision.number)
+        error: MemqError | None
+        if isinstance(decision, AbortDecision):
+            error = TransactionAbortedError(f"transaction {decision.number} of {_text(decision.id)} {decision.reason}")
+        else:
+            error = self._refusal(decision, lane) or self._move(decision)
+        if error is None:
+            self._holds.release_lane(lane)
+            known.settled = SettledTransaction(decision.number, True)
+        else:
+            self._holds.drop_lane(lane, decision.now_ms)
+            known.settled = _aborted(decision.number, error)
+        if known.open != decision.number:
+            self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
+        known.open = 0
+
+    def _refusal(self, decision: CommitTransactionDecision, lane: str) -> MemqError | None:
+        """Return why the blocks of a transaction can't be released."""
+        name = f"transaction {decision.number} of {_text(decision.id)}"
+        targets = self._holds.by_target(lane)
+        count = sum(len(holds) for holds in targets.values())
+        if decision.blocks not in (ANY_BLOCKS, count):
+            return TransactionAbortedError(f"{name} has {count} of its {decision.blocks} blocks of records")
+        for target, holds in targets.items():
+            size = sum(hold.block.length for hold in holds)
+            if len(holds) > TARGET_BLOCKS_MAX or size > TRANSACTION_TARGET_BYTES_MAX:  # T5
+                place = f"topic '{target.topic}' partition {target.partition}"
+                return TooLargeError(
+                    f"{name} has {len(holds)} blocks with {size} bytes in {place}: {TARGET_BLOCKS_MAX} blocks and "
+                    f"{TRANSACTION_TARGET_BYTES_MAX} bytes are allowed"
+                )
+        return None
+
+    def _move(self, decision: CommitTransactionDecision) -> MemqError | None:
+        """Move the positions of the group, all or none; return why they can't move (T3)."""
+        moves = decision.moves
+        if moves is None:
+            return None
+        group, before = decision.id.group, unpack_positions(moves.before)
+        stored = self._groups.groups.get(group) or StoredGroup(Group(self._groups.floor), {})
+        after = unpack_positions(moves.after)
+        try:
+            stored.membership.check_commit(moves.member, moves.generation, after, 0)
+        except (GenerationFencedError, InvalidRequestError) as error:
+            return error
+        for partition, committed in after.items():
+            found, expected = _at(stored.positions.get(partition)), _at(before.get(partition))
+            if found != expected or (expected is not None and committed.position < expected):
+                return TransactionAbortedError(
+                    f"group '{group}' has position {found} in partition {partition.partition} of topic "
+                    f"'{partition.topic}', and the transaction moves it from {expected} to {committed.position}"
+                )
+        stored.positions |= after
+        self._groups.groups[group] = stored
+        return None
+
+    def _enter(self, lane: str) -> bool:
+        """Whether a transaction takes a block: one is open at a time, and none that is settled (T2, T3)."""
+        instance, _, number = lane.partition(".")
+        id_ = self._instances.get(int(instance))
+        if id_ is None:
+            return False
+        known = self.ids[id_]
+        if int(number) <= known.settled.number or known.open not in (0, int(number)):
+            return False
+        known.open = int(number)
+        return True
+
+    # ---- forgetting ------------------------------------------------------------------------------
+
+    def _forget(self, id_: TransactionalId) -> None:
+        del self._instances[self.ids.pop(id_).instance]
+
+    def _forget_unused(self, before_ms: int) -> None:
+        """Forget ids that were not used since `before_ms`, up to the first that was, or is open."""
+        while self.ids:
+            id_, known = next(iter(self.ids.items()))
+            if known.used_ms >= before_ms or known.open:
+                return
+            self._forget(id_)
+
+    # ---- snapshots -------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return the whole state as bytes."""
+        return _encode(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
+
+    def restore(self, state: bytes) -> None:
+        """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        try:
+            saved = _decode_state(state)
+        except msgspec.MsgspecError as error:
+            raise CorruptDataError(f"snapshot of transactions can't be read: {error}") from error
+        if saved.version != STATE_VERSION:
+            raise UnsupportedFormatError(f"snapshot of transactions has version {saved.version}, not {STATE_VERSION}")
+        self._last = saved.last
+        self.ids = dict(saved.ids)
+        self._instances = {known.instance: id_ for id_, known in self.ids.items()}
+
+
+def _aborted(number: int, error: MemqError) -> SettledTransaction:
+    return SettledTransaction(number, False, error.code, kind_of(type(error)).code, str(error))
+
+
+def _at(committed: Committed | None) -> Position | None:
+    return committed.position if committed is not None else None
+
+
+def _text(id_: TransactionalId) -> str:
+    return f"producer '{id_.name}'"
+
+
+def _fenced(id_: TransactionalId) -> ProducerFencedError:
+    return ProducerFencedError(
+        f"another instance of the transactional producer '{id_.name}' has begun, or this one was not used for long",
+        hint="stop this instance; two that run at once need two transactional ids",
+    )

@@ -1,0 +1,111 @@
+"""The rules T1 to T5 of transactions, each left out in the product's code: some schedule of the model fails.
+
+`python -m tests.model.transaction_bugs [NAME-PART] [SCHEDULES]` searches; without a bug of that name, all rules hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from tests.model.transactions import run
+from tests.simulation.bug import Change, Planted, swap
+from tests.simulation.planted_bugs import plant
+
+MACHINE = "memq.transactions.machine"
+
+
+def bug(target: str, change: Change, module: str = MACHINE) -> Planted:
+    """Return a bug of one change."""
+    return Planted(target, module, target, change)
+
+
+BUGS: dict[str, Planted] = {
+    "T1: positions move before the records are judged": bug(
+        "TransactionMachine._settle",
+        swap(
+            "self._refusal(decision, lane) or self._move(decision)",
+            "self._move(decision) or self._refusal(decision, lane)",
+        ),
+    ),
+    "T1: records are released, and positions do not move": bug(
+        "TransactionMachine._settle",
+        swap("self._refusal(decision, lane) or self._move(decision)", "self._refusal(decision, lane)"),
+    ),
+    "T2: what an older instance has open stays": bug(
+        "TransactionMachine._begin",
+        swap("self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)", "pass"),
+    ),
+    "T2: an older instance commits": bug(
+        "TransactionMachine._present", swap("known.instance != decision.instance", "known.instance < 0")
+    ),
+    "T2: a late request of an older instance begins again": bug(
+        "TransactionMachine._begin", swap("each.token == decision.token", "each.token < 0")
+    ),
+    "T2: the same instance begins twice": bug(
+        "TransactionMachine._begin", swap("decision.token == known.token", "decision.token < 0")
+    ),
+    "T3: the held blocks are not counted": bug(
+        "TransactionMachine._refusal", swap("decision.blocks not in (ANY_BLOCKS, count)", "count < 0")
+    ),
+    "T3: former positions are not compared": bug(
+        "TransactionMachine._move", swap("found != expected", "expected == 0")
+    ),
+    "T3: any member moves positions": bug(
+        "TransactionMachine._move",
+        swap("stored.membership.check_commit(moves.member, moves.generation, after, 0)", "pass"),
+    ),
+    "T3: a settled number is settled again": bug(
+        "TransactionMachine.apply", swap("decision.number > known.settled.number", "decision.number >= 1")
+    ),
+    "T3: a lower number gets the last answer": bug(
+        "TransactionMachine.apply", swap("decision.number < known.settled.number", "decision.number < 0")
+    ),
+    "T3: a refused number is not burned": bug(
+        "TransactionMachine._settle",
+        swap("_aborted(decision.number, error)", "_aborted(decision.number - 1, error)"),
+    ),
+    "T4: a transaction that was rolled back takes blocks": bug(
+        "TransactionMachine._enter", swap("int(number) <= known.settled.number", "int(number) < 0")
+    ),
+    "T5: more than one pointer's blocks for a partition": bug(
+        "TransactionMachine._refusal", swap("len(holds) > TARGET_BLOCKS_MAX", "len(holds) < 0")
+    ),
+    "H2: a decision releases a part of a lane": bug(
+        "HoldMachine.by_target",
+        swap("self.lanes.get(lane, ())", "list(self.lanes.get(lane, ()))[:3]"),
+        "memq.holds.machine",
+    ),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant a bug for the time of the context."""
+    with plant(BUGS[name]):
+        yield
+
+
+def first_found(seeds: Iterable[int]) -> tuple[int, str] | None:
+    """Return the first seed whose schedule breaks a promise, and the promise."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except Exception as error:  # noqa: BLE001 - under a bug the machine may fail in any way
+            return seed, str(error) or type(error).__name__
+    return None
+
+
+def main(part: str, schedules: int) -> None:
+    """Search."""
+    for name in [each for each in BUGS if part in each] or [""]:
+        if not name:
+            print("all rules:", first_found(range(schedules)))
+            continue
+        with planted(name):
+            print(f"{name}: {first_found(range(schedules))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "", int(sys.argv[2]) if len(sys.argv) > 2 else 2_000)
