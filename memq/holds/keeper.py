@@ -232,7 +232,8 @@ class HoldKeeper:
     async def run(self) -> None:
         """Release what is due until cancelled. Raises: MemqError when the log has ended."""
         self._tasks.start(self._finish(), "finish units")
-        self.carry_out()
+        for target in self._machine.units:
+            self._send_to(target)
         while True:
             units = self._due_units()
             if not units:

@@ -58,8 +58,8 @@ async def stored(brokers: list[Broker], *topics: str) -> list[str]:
 async def until_stored(brokers: list[Broker], expected: list[str], *topics: str) -> None:
     """Wait until the logs have these values and no others."""
     async with asyncio.timeout(20):
-        while await stored(brokers, *topics) != sorted(expected):  # noqa: ASYNC110 - other processes decide
-            await asyncio.sleep(0.05)
+        while await stored(brokers, *topics) != sorted(expected):
+            pass
 
 
 async def failing(transaction: AsyncTransaction) -> None:
@@ -68,22 +68,20 @@ async def failing(transaction: AsyncTransaction) -> None:
         raise ProgramError
 
 
-async def slow(transaction: AsyncTransaction) -> None:
-    async with transaction:
+async def slow(transaction: AsyncTransaction, brokers: list[Broker]) -> None:
+    """Leave a transaction after its time-out."""
+    async with transaction, AsyncAdmin(brokers[0].address) as admin, asyncio.timeout(20):
         await transaction.send("other", "late")
-        await held(transaction)
-        await asyncio.sleep(2)
+        await transaction.flush()
+        assert await admin.transactions()
+        while await admin.transactions():
+            pass
 
 
 async def too_large(transaction: AsyncTransaction) -> None:
     async with transaction:
         for _ in range(TRANSACTION_TARGET_BYTES_MAX // 100_000 + 2):
             await transaction.send("other", b"x" * 100_000)
-
-
-async def held(transaction: AsyncTransaction) -> None:
-    """Wait until all records of an open transaction are held at brokers."""
-    await transaction._core.hold(transaction._open, everything=True)
 
 
 def test_a_transaction_shows_all_of_its_records_or_none() -> None:
@@ -138,7 +136,7 @@ def test_a_new_instance_fences_a_killed_producer_and_rolls_back_what_it_had_open
                 open_one = first.transaction()
                 await open_one.__aenter__()
                 await open_one.send("other", "lost")
-                await held(open_one)
+                await open_one.flush()
                 async with AsyncAdmin(brokers[1].address) as admin:
                     (shown,) = await admin.transactions()
                     assert (shown.transactional_id, shown.blocks) == ("pay", {"other": 1})
@@ -160,7 +158,7 @@ def test_a_transaction_that_is_open_for_too_long_is_rolled_back() -> None:
     async def work() -> None:
         async with cluster_of() as (_, brokers), producer_of(brokers, transaction_timeout_ms=1_000) as producer:
             with pytest.raises(TransactionAbortedError, match="was open for over 1000 ms"):
-                await slow(producer.transaction())
+                await slow(producer.transaction(), brokers)
             async with producer.transaction() as transaction:
                 await transaction.send("other", "next")
             await until_stored(brokers, ["next"], "other")
@@ -175,7 +173,7 @@ def test_a_transaction_survives_the_kill_of_its_coordinator(moment: str) -> None
             async with producer.transaction() as transaction:
                 await transaction.send("other", "a")
                 await transaction.send("out", "a", partition=1)
-                await held(transaction)
+                await transaction.flush()
                 if moment == "before":
                     for broker in brokers[:2]:
                         await broker.close()
@@ -199,7 +197,7 @@ def test_an_operator_settles_an_open_transaction() -> None:
                     transaction = producer.transaction()
                     await transaction.__aenter__()
                     await transaction.send("other", f"{commit}")
-                    await held(transaction)
+                    await transaction.flush()
                     if commit:
                         await admin.commit_transaction("pay")
                         await transaction.__aexit__(None, None, None)  # the same answer

@@ -29,6 +29,7 @@ from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.retry_bugs import RETRY_BUGS
 from tests.simulation.scenario import run_plan
 from tests.simulation.topic_bugs import TOPIC_BUGS
+from tests.simulation.transaction_bugs import TRANSACTION_BUGS
 
 BUGS = (
     Planted(
@@ -251,6 +252,7 @@ BUGS = (
     *FILTER_BUGS,
     *GROUP_BUGS,
     *RETRY_BUGS,
+    *TRANSACTION_BUGS,
     *DELAY_BUGS,
 )
 

@@ -72,7 +72,7 @@ class TransactionLife:
                 self._rules.sent(made, value, partition)
                 await transaction.send("t", value, partition=partition)
                 if draw.random() < EARLY_RATE:
-                    await transaction._core.hold(transaction._open, everything=True)
+                    await transaction.flush()
             if draw.random() < SLOW_RATE:
                 await asyncio.sleep(TIMEOUT_MS / 1_000 * draw.uniform(0.5, 2))
             if draw.random() < ABORT_RATE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.producer.fields import RecordFields, check_size
@@ -49,15 +49,29 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, ReadPartition
 
-if TYPE_CHECKING:  # a consumer sends dead letters, so it imports this module
+if TYPE_CHECKING:
+    from memq.client.consumer.assigned import Assigned
     from memq.client.consumer.batch import Batch
-    from memq.client.consumer.core import ConsumerCore
     from memq.client.consumer.group_session import Committer
+    from memq.client.consumer.settings import ConsumerSettings
 
 BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
 REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
 ABORT_S_MAX = 5.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
+
+
+class PositionSource(Protocol):
+    """The core of a consumer, which imports this module: it sends dead letters."""
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """Its group, and whether it commits by itself."""
+        ...
+
+    async def finish(self, batch: Batch | None) -> tuple[Committer, tuple[Assigned, Committed] | None]:
+        """Finish `batch`, or all that were read; return what commits, and the only position to commit."""
+        ...
 
 
 @dataclass(slots=True)
@@ -231,7 +245,7 @@ class TransactionalCore:
             await self._surely(ask, self._settings.delivery_timeout_s)
             del blocks[:count]
 
-    async def take_positions(self, transaction: OpenTransaction, consumer: ConsumerCore, batch: Batch | None) -> None:
+    async def take_positions(self, transaction: OpenTransaction, consumer: PositionSource, batch: Batch | None) -> None:
         """Note the positions of a consumer: they move with the decision.
 
         Raises: InvalidRequestError for a consumer of another group, or one that commits by itself.

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields
 from memq.client.producer.open_block import Route
-from memq.client.transactions.core import OpenTransaction, TransactionalCore
+from memq.client.transactions.core import OpenTransaction, PositionSource, TransactionalCore
 from memq.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from memq.client.consumer.batch import Batch
-    from memq.client.consumer.consumer import AsyncConsumer, Consumer
 
 
 class _Run(Protocol):
     def __call__(self, work: Coroutine[Any, Any, Any], /) -> Any: ...
+
+
+class TransactedConsumer(Protocol):
+    """A `Consumer`, or `memq.aio.Consumer`."""
+
+    @property
+    def _core(self) -> PositionSource: ...
 
 
 class _TransactionState:
@@ -72,7 +78,11 @@ class Transaction(_TransactionState):
         if transaction.add(self._route(topic), fields, partition):
             self._run(self._core.hold(transaction))
 
-    def commit_positions(self, consumer: Consumer, batch: Batch | None = None) -> None:
+    def flush(self) -> None:
+        """Send all records so far, and wait until they are held. Raises: as `send`."""
+        self._run(self._core.hold(self._open, everything=True))
+
+    def commit_positions(self, consumer: TransactedConsumer, batch: Batch | None = None) -> None:
         """Move the positions of a group when this transaction is committed, and only then.
 
         They are those after the finished batches of `consumer`, or after `batch`, as `Consumer.commit` takes them. The
@@ -81,7 +91,7 @@ class Transaction(_TransactionState):
         """
         self._run(self._take(consumer, batch))
 
-    async def _take(self, consumer: Consumer, batch: Batch | None) -> None:
+    async def _take(self, consumer: TransactedConsumer, batch: Batch | None) -> None:
         await self._core.take_positions(self._open, consumer._core, batch)
 
     def abort(self) -> None:
@@ -128,7 +138,11 @@ class AsyncTransaction(_TransactionState):
         if transaction.add(await self._route(topic), fields, partition):
             await self._core.hold(transaction)
 
-    async def commit_positions(self, consumer: AsyncConsumer, batch: Batch | None = None) -> None:
+    async def flush(self) -> None:
+        """Send all records so far, and wait until they are held. Raises: as `send`."""
+        await self._core.hold(self._open, everything=True)
+
+    async def commit_positions(self, consumer: TransactedConsumer, batch: Batch | None = None) -> None:
         """Move the positions of a group with this transaction. See `Transaction.commit_positions`."""
         await self._core.take_positions(self._open, consumer._core, batch)
 

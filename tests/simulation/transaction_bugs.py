@@ -1,0 +1,61 @@
+"""Planted bugs of transactions: a rule is left out (T2 to T5, H2, H3)."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted, body, swap
+
+TRANSACTIONS = ("transaction",)
+MACHINE, COORDINATOR = "memq.transactions.machine", "memq.transactions.coordinator"
+
+TRANSACTION_BUGS = (
+    Planted(
+        "H2: a commit releases a part of a transaction",
+        "memq.holds.machine",
+        "HoldMachine.release_lane",
+        swap("tuple(hold.block.id for hold in holds)", "tuple(hold.block.id for hold in holds[:1])"),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: a transaction is committed after its roll-back was answered",
+        MACHINE,
+        "TransactionMachine._settle",
+        swap("self._holds.drop_lane(lane, decision.now_ms)", "self._holds.release_lane(lane)"),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T2: a new instance commits what the former one had open",
+        MACHINE,
+        "TransactionMachine._begin",
+        swap(
+            "self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)",
+            "self._holds.release_lane(lane_of(known.instance, known.open))",
+        ),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "S4: a commit is answered before its decision counts",
+        COORDINATOR,
+        "TransactionCoordinator.commit",
+        body(
+            "asyncio.ensure_future(asyncio.gather(self._settle(CommitTransactionDecision(\n"
+            "    id_, instance, number, self._clock.wall_ms(), blocks, moves)), return_exceptions=True))\n"
+        ),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "H3: blocks of one transaction for one partition are released one by one",
+        "memq.holds.machine",
+        "HoldMachine.release_lane",
+        body(
+            "for target, holds in self.by_target(lane).items():\n"
+            "    for hold in holds:\n"
+            "        self._release(Unit(target, self.next_number(target), (hold.block.id,)))\n"
+        ),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+)
