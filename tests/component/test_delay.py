@@ -203,6 +203,7 @@ def test_delayed_records_of_a_deleted_topic_are_dropped() -> None:
             machine = HoldMachine()
             async with asyncio.timeout(20):
                 while not machine.next_number(target) > 1 or machine.units:
+                    await asyncio.sleep(0)
                     machine = await machine_of(cluster, target)
 
     run(work())

@@ -21,7 +21,7 @@ GROUP_BUGS = (
         "GroupCoordinator.commit",
         instead(
             "self._propose",
-            "decision = CommitDecision(group, member, generation, number, stored)\n"
+            "decision = CommitDecision(group, member, generation, number, pack_positions(portion))\n"
             "asyncio.gather(self._propose(decision), return_exceptions=True)\n",
         ),
         seed=1001,

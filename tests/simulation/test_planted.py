@@ -44,6 +44,9 @@ LONG = frozenset(
         "position of a batch whose copy readers take",
         "a position stays before what a filter leaves out",
         "a broker that is behind answers for an older topic",
+        "retention does not wait for a group",
+        "retention takes unknown positions for the end",
+        "an attempt after the release is complete",
     }
 )
 
