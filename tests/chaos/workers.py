@@ -99,7 +99,7 @@ def produce(worker: Worker) -> None:
 def produce_once(worker: Worker) -> None:
     """Send numbered records to all partitions in turn, in bursts at a steady mean rate, and note each ack."""
     options = worker.options
-    name = worker.name if options.named else ""
+    name = worker.name if options.named else None
     acks: Literal["1", "all"] = options.acks
 
     def begin() -> memq.Producer:
