@@ -310,6 +310,10 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "drain_broker": lambda admin: admin.drain_broker("broker-1"),
     "clients": lambda admin: admin.clients("broker-1"),
     "load": lambda admin: admin.load("broker-1"),
+    "delayed": lambda admin: admin.delayed("clicks"),
+    "transactions": lambda admin: admin.transactions(),
+    "commit_transaction": lambda admin: admin.commit_transaction("job"),
+    "abort_transaction": lambda admin: admin.abort_transaction("job"),
 }
 
 

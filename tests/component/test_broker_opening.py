@@ -186,19 +186,19 @@ def test_an_opening_is_dated_when_its_pointer_is_handed_over() -> None:
 def test_an_opening_reads_again_when_its_reading_is_old() -> None:
     """Its pointer would be much younger than the late pointers before it: no later opening would read these."""
 
-    class VerySlow(MemoryHandler):
-        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-            await skip(8.0)
-            if not published:
-                said = control(opening.topic, "closed", 3)
-                late = msgspec.structs.replace(decode_pointer(said.body), totals=Totals(5, 50))
-                published.append(await opening.queue.publish(replace(said, body=encode_pointer(late))))
-            async for entry in super().list(prefix):
-                yield entry
-
-    opening, published = Opening(), list[int]()
-
     async def work() -> None:
+        opening, published = Opening(), list[int]()
+
+        class VerySlow(MemoryHandler):
+            async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+                await skip(8.0)
+                if not published:
+                    said = control(opening.topic, "closed", 3)
+                    late = msgspec.structs.replace(decode_pointer(said.body), totals=Totals(5, 50))
+                    published.append(await opening.queue.publish(replace(said, body=encode_pointer(late))))
+                async for entry in super().list(prefix):
+                    yield entry
+
         opening.store.__class__ = VerySlow
         await opening.assign(epoch=4)
         own = await opening.open()

@@ -12,6 +12,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidSettingError, QueueError
+from memq.groups.coordinator import GroupCoordinator
 from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings, parse_settings
 from tests.brokers import run, running_broker
@@ -145,7 +146,7 @@ def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: py
                 raise QueueError("no answer")
 
             with monkeypatch.context() as broken:
-                broken.setattr(queue, call, fails)
+                broken.setattr(GroupCoordinator if call == "groups" else queue, call, fails)
                 await broker.idle_topics.check(now_ms + 9 * LIMIT_MS)
             kept = await found(broker)
             assert kept is not None

@@ -21,6 +21,7 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.log_answers import LOG_S, LOGS_AT_ONCE_MAX, LogAnswers, ask_logs
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, NotFoundError, QueueError, ThrottledError
+from memq.groups.coordinator import GroupCoordinator
 from memq.notification import Span
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Totals
@@ -221,13 +222,13 @@ def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: 
             assert isinstance(row, GroupRow)
             return row.lag_records
 
-        async def silent() -> list[str]:
+        async def silent(_: GroupCoordinator) -> list[str]:
             raise QueueError("no coordinator")
 
         await rounds(poller)
         assert lag() == 2 * PARTITIONS
         with monkeypatch.context() as patch:
-            patch.setattr(failing.broker.services.queue, "groups", silent)
+            patch.setattr(GroupCoordinator, "groups", silent)
             trouble, _ = await rounds(poller)
             assert "lag of group 'readers' in 'clicks': no coordinator" in trouble
             assert lag() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -151,6 +151,10 @@ def test_partition_is_not_ready_while_its_epoch_ends_and_opens_with_new_settings
         async with owning() as (broker, client, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
             store = broker.services.stores["main"] = Slow()
+
+            async def current(name: str) -> Topic:
+                return altered
+
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await store.begun.wait()
             processor.fence(EpochFencedError("epoch 9 is there"))
@@ -162,6 +166,8 @@ def test_partition_is_not_ready_while_its_epoch_ends_and_opens_with_new_settings
             assert not ready.done()
             failing(broker.services.coordinator, "topics", *[UnreachableError("it knows of no change")] * 9)
             altered = replace_settings(topic, stale_publish_ms=31_000, dedup_window_ms=900_000, ring_slots=3)
+            coordinator = cast(Any, broker.services.coordinator)
+            coordinator.current_topic = current
             processor.follow(altered)
             queue.gate.set()
             await ready

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 import memq
-from memq.client.producer import producer as producer_module
+from memq.client.producer import background
 from memq.limits import KIB
 from memq.runtime.threads import SpareThreads
 from memq.testing import Cluster
@@ -59,7 +59,7 @@ def test_there_is_a_thread_for_each_core_but_the_callers_up_to_four(
             super().__init__(name, threads_max)
 
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(producer_module, "SpareThreads", Counted)
+    monkeypatch.setattr(background, "SpareThreads", Counted)
     memq.Producer("127.0.0.1:1", codec=codec).close()
     assert found == [("seal", expected)]
 

@@ -17,8 +17,8 @@ from tests.soak import repetitions
 MACHINE = "memq.holds.machine"
 BUGS: dict[str, tuple[str, Change]] = {
     "H1: a block that has ended is held again": (
-        "HoldMachine._hold",
-        swap("self.state_of(block.id) in (None, HoldState.HELD)", "True"),
+        "HoldMachine._take",
+        swap("state in (None, HoldState.HELD)", "True"),
     ),
     "H1: an end is forgotten at once": ("HoldMachine._forget", body("self._ended.clear()")),
     "H1: a snapshot without the ends": ("HoldMachine.snapshot", swap("self._ended.items()", "()")),
