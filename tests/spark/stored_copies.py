@@ -64,7 +64,7 @@ def piped_copies(
     for name, more in (("compact", ["--unsettled"]), ("backfill", ["--group", "files"]), ("replay", [])):
         url = bucket.replace("?", f"/{name}?")
         for _ in range(2):
-            run(name, topic, *by_queue, *more, "--to", url)
+            run(name, topic, *(by_broker if name == "backfill" else by_queue), *more, "--to", url)
         yield name, read_files(spark, location_of_text(url, config))
 
 
