@@ -66,6 +66,7 @@ ASPECTS = (
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
+OPEN_FINDINGS = ("delay", "seal")  # drawn again when the seeds in docs/roadmap.md are repaired; runs may name them
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
@@ -105,9 +106,6 @@ class Plan:
     def end_s(self) -> float:
         """How long a healed world has until all are done: a rest that began in bad weather lasts into it."""
         return self.settle_s + max(self.rest_s, self.named_rest_s_max)
-
-
-OPEN_FINDINGS = ("delay", "seal")  # drawn again when the seeds in docs/roadmap.md are repaired; runs may name them
 
 
 def draw_plan(
