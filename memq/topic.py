@@ -171,6 +171,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     @property
+    def kept_ms_max(self) -> int:
+        """How long retention by age may leave a record: what a log remembers of names stays as long. 0: for ever."""
+        return max(self.retention_ms, self.retention_groups_ms_max) if self.retention_ms else 0
+
+    @property
     def waits_for(self) -> tuple[str, ...]:
         """The groups that retention waits for."""
         return tuple(name.strip() for name in self.retention_groups.split(",")) if self.retention_groups else ()

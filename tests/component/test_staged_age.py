@@ -14,6 +14,7 @@ from tests.brokers import run
 from tests.component.staged_rig import WRITER, Rig, asked, rigged
 
 DAY_MS = 86_400_000
+DAILY = TopicSettings(retention_ms=DAY_MS)
 
 
 def test_staged_objects_that_the_sweep_may_soon_delete_are_not_published() -> None:
@@ -47,6 +48,20 @@ def test_a_batch_that_its_owner_may_have_forgotten_is_not_published_again(*, lat
             assert await rig.commits.finish_last(rig.store) is None
         else:
             await rig.commits.commit(0, [], rig.store)
+        assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1
+
+    run(rigged(work, partitions=1))
+
+
+def test_an_owner_remembers_a_writer_for_as_long_as_records_wait_for_groups() -> None:
+    """Else a new instance of a name would begin at 0, and a repeated commit would publish its batch again."""
+
+    async def work(rig: Rig) -> None:
+        waiting = TopicSettings(retention_ms=DAY_MS, retention_groups="slow", retention_groups_ms_max=3 * DAY_MS)
+        await rig.commits.commit(0, await _staged_for_a_day(rig, waiting), rig.store)
+        processor = rig.broker.partitions.processors[rig.topic.id, 0]
+        processor.forget_silent(_set_ahead(rig, 2 * DAY_MS))
+        await rig.commits.commit(0, [], rig.store)
         assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1
 
     run(rigged(work, partitions=1))
@@ -101,9 +116,9 @@ def test_a_log_that_is_sick_until_the_sweep_may_take_a_staged_batch_gets_no_poin
     run(rigged(work, partitions=1))
 
 
-async def _staged_for_a_day(rig: Rig) -> list[StagedObject]:
+async def _staged_for_a_day(rig: Rig, settings: TopicSettings = DAILY) -> list[StagedObject]:
     """Replace the topic of the rig by one that keeps records for a day; stage a record for it."""
-    rig.topic = await rig.broker.partitions.create("daily", 1, TopicSettings(retention_ms=DAY_MS), exist_ok=False)
+    rig.topic = await rig.broker.partitions.create("daily", 1, settings, exist_ok=False)
     await rig.commits.topics(["daily"])
     writer = StagedWriter(rig.commits.cluster, {"daily": rig.topic}, rig.store, WRITER)
     await writer.add("daily", b"a")

@@ -106,19 +106,19 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
 
 
 def _check_remembered(processor: TopicProcessor, own: Ownership, ask: PublishStaged) -> None:
-    """Refuse a batch of an unknown writer whose manifest is about as old as the retention of the topic.
+    """Refuse a batch of an unknown writer whose manifest is about as old as records of the topic may be.
 
     An owner forgets a writer after a silence of that length. An earlier attempt may have published the batch, at the
     time of its manifest or later; two clocks may differ. Raises: TooOldError.
     """
-    retention_ms = processor.topic.settings.retention_ms
-    if not (retention_ms and ask.remember) or own.named.get(writer_id(ask.writer)) is not None:
+    kept_ms = processor.topic.settings.kept_ms_max
+    if not (kept_ms and ask.remember) or own.named.get(writer_id(ask.writer)) is not None:
         return
     age_ms = processor.services.runtime.clock.wall_ms() - ask.created_ms
-    if age_ms > retention_ms - 2 * CLOCK_ERROR_MS:
+    if age_ms > kept_ms - 2 * CLOCK_ERROR_MS:
         raise TooOldError(
             f"batch {ask.batch_id} of writer '{ask.writer}' was first committed {age_ms} ms ago; since then topic"
-            f" '{processor.topic.name}' with retention_ms = {retention_ms} may have published and forgotten it",
+            f" '{processor.topic.name}' which keeps records for {kept_ms} ms, may have published and forgotten it",
             hint="read whether the topic had the batch; if it did not, stage its rows again under a new batch id",
         )
 

@@ -169,8 +169,8 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     if own.needs_proof(clock.monotonic()):  # the process was paused: late pointers would be much older than this one
         await publisher.read_to_end()
     own.state()
-    if topic.settings.retention_ms:
-        own.named.forget(services.deletion_clock.wall_ms() - topic.settings.retention_ms)
+    if topic.settings.kept_ms_max:
+        own.named.forget(services.deletion_clock.wall_ms() - topic.settings.kept_ms_max)
     adopted = own.next_adopted()
     origin, named = origin_of(services, topic, own), own.named.entries()
     pointer = control_pointer("opened", origin, own.totals_with(adopted), adopted, clock.wall_ms(), named=named)

@@ -315,7 +315,7 @@ class TopicProcessor:
         """Forget producers that were silent for the dedup window and have no blocks in the ring."""
         if self.own is not None:
             busy = {run.stream.producer_id for slot in self.ring for run in slot.runs}
-            self.own.forget(now_ms, busy, self.topic.settings.retention_ms)
+            self.own.forget(now_ms, busy, self.topic.settings.kept_ms_max)
 
     async def end_producer(self, end: ProducerEnd) -> None:
         """Record in the queue where a producer ended. Raises: the failure of the partition."""
