@@ -172,7 +172,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept_ms_max(self) -> int:
-        """How long retention by age may leave a record: what a log remembers of names stays as long. 0: for ever."""
+        """How long retention by age may leave a record, and logs remember names; 0: for ever."""
         return max(self.retention_ms, self.retention_groups_ms_max) if self.retention_ms else 0
 
     @property
