@@ -201,6 +201,16 @@ def test_no_module_takes_helpers_from_a_test_module() -> None:
     assert not found, f"move the helpers to a module of their folder: {found}"
 
 
+def test_each_public_class_of_the_package_has_a_name_of_its_own() -> None:
+    """Two classes of one name are taken for each other in a trace, in a search, and by a reader."""
+    places: dict[str, list[str]] = {}
+    for name, node in nodes():
+        if name.startswith("memq/") and isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            places.setdefault(node.name, []).append(name)
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"rename one of each: {twice}"
+
+
 def test_no_test_sleeps() -> None:
     """A sleep is either too short or too long; wait for the event. The simulation sleeps in virtual time."""
     found = []

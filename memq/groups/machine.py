@@ -26,7 +26,7 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.limits import KIB
-from memq.notification.groups import Group, Hold, Member, PlannedGroup
+from memq.notification.groups import Group, HeldPartition, Member, PlannedGroup
 from memq.state_log import Answer
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
@@ -59,7 +59,7 @@ class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
     covered: Covered = ()
 
 
-class TopicPositions(msgspec.Struct, frozen=True, array_like=True):
+class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
     """Positions in read partitions of one topic."""
 
     topic: str
@@ -100,7 +100,7 @@ class CommitDecision(msgspec.Struct, frozen=True, tag="commit"):
     member: str
     generation: int
     number: int
-    positions: tuple[TopicPositions, ...]
+    positions: tuple[PackedPositions, ...]
 
 
 class DeleteDecision(msgspec.Struct, frozen=True, tag="delete"):
@@ -118,7 +118,7 @@ class ImportDecision(msgspec.Struct, frozen=True, tag="import"):
 
     group: str
     generation: int
-    positions: tuple[TopicPositions, ...]
+    positions: tuple[PackedPositions, ...]
 
 
 class ForgetDecision(msgspec.Struct, frozen=True, tag="forget"):
@@ -134,7 +134,7 @@ class RestoredDecision(msgspec.Struct, frozen=True, tag="restored"):
     decisions are lost had higher ones than its state has. With `all`, those of all groups grow, also of later ones.
     """
 
-    groups: dict[str, tuple[TopicPositions, ...]]
+    groups: dict[str, tuple[PackedPositions, ...]]
     gap: int = 1
     all: bool = False
 
@@ -152,7 +152,7 @@ class StoredGroup(msgspec.Struct):
 class _SavedGroup(msgspec.Struct, frozen=True):
     generation: int
     members: dict[str, StoredMember]
-    positions: tuple[TopicPositions, ...]
+    positions: tuple[PackedPositions, ...]
 
 
 class _SavedGroups(msgspec.Struct, frozen=True):
@@ -209,7 +209,7 @@ def unpack(packed: Iterable[TopicPartitions]) -> list[ReadPartition]:
     ]
 
 
-def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[TopicPositions, ...]:
+def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[PackedPositions, ...]:
     """Return positions by topic."""
     found: dict[tuple[str, str], list[StoredPosition]] = {}
     for partition, committed in sorted(positions.items(), key=lambda item: item[0]):
@@ -217,7 +217,7 @@ def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[TopicP
         numbers = (at.pointer_offset, at.record_index, totals.records, totals.bytes, committed.mark)
         stored = StoredPosition(partition.partition, *numbers, committed.covered)
         found.setdefault((partition.topic, partition.topic_id), []).append(stored)
-    return tuple(TopicPositions(*topic, tuple(each)) for topic, each in found.items())
+    return tuple(PackedPositions(*topic, tuple(each)) for topic, each in found.items())
 
 
 def portions(positions: Mapping[ReadPartition, Committed]) -> Iterator[dict[ReadPartition, Committed]]:
@@ -234,7 +234,7 @@ def portions(positions: Mapping[ReadPartition, Committed]) -> Iterator[dict[Read
     yield portion
 
 
-def unpack_positions(packed: Iterable[TopicPositions]) -> dict[ReadPartition, Committed]:
+def unpack_positions(packed: Iterable[PackedPositions]) -> dict[ReadPartition, Committed]:
     """Return positions by read partition."""
     return {
         ReadPartition(each.topic, each.topic_id, at.partition): Committed(
@@ -276,7 +276,9 @@ def _packed(wanted: tuple[ReadPartition, ...]) -> tuple[TopicPartitions, ...]:
 
 
 def _restored(stored: StoredMember) -> Member:
-    holds = [Hold(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)]
+    holds = [
+        HeldPartition(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)
+    ]
     return Member(stored.session_timeout_ms, 0, stored.joined, _unpacked(stored.wanted), holds, stored.commits)
 
 

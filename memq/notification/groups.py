@@ -126,7 +126,7 @@ def _level(order: Sequence[ReadPartition], owners: dict[ReadPartition, str], loa
     return moved
 
 
-class Hold(msgspec.Struct):
+class HeldPartition(msgspec.Struct):
     """One partition that a member holds, and the generation in which the hold began.
 
     `revoking` is the generation of its revocation, or 0.
@@ -144,7 +144,7 @@ class Member(msgspec.Struct):
     heard_ms: int
     joined: int  # the generation in which it joined last
     wanted: tuple[ReadPartition, ...]
-    holds: list[Hold]
+    holds: list[HeldPartition]
     commits: int = 0  # the number of its newest commit
 
 
@@ -176,7 +176,7 @@ class Group(msgspec.Struct):
             raise TooLargeError(f"a group has at most {GROUP_MEMBERS_MAX} members")
         before = self.members.get(name)
         joined = self.generation + 1
-        holds = [Hold(hold.partition, joined, hold.revoking) for hold in before.holds] if before else []
+        holds = [HeldPartition(hold.partition, joined, hold.revoking) for hold in before.holds] if before else []
         wanted_once = wanted if isinstance(wanted, tuple) else tuple(dict.fromkeys(wanted))
         commits = before.commits if before else 0
         self.members[name] = Member(session_timeout_ms, now_ms, joined, wanted_once, holds, commits)
@@ -300,7 +300,7 @@ class Group(msgspec.Struct):
                     hold.revoking = self.generation
         for partition, name in owners.items():
             if partition not in holders:
-                self.members[name].holds.append(Hold(partition, self.generation))
+                self.members[name].holds.append(HeldPartition(partition, self.generation))
 
 
 class PlannedGroup(Group):

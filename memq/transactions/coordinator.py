@@ -43,7 +43,7 @@ UNUSED_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class TransactionState:
     """An open transaction, with the blocks of each topic."""
 
     id: TransactionalId
@@ -105,10 +105,10 @@ class TransactionCoordinator:
 
     # ---- operators -------------------------------------------------------------------------------
 
-    async def transactions(self) -> list[OpenTransaction]:
+    async def transactions(self) -> list[TransactionState]:
         """Return the open transactions."""
         await _known(self._log.fresh())
-        now_s, found = self._clock.monotonic(), list[OpenTransaction]()
+        now_s, found = self._clock.monotonic(), list[TransactionState]()
         for id_, known in self._machine.ids.items():
             if known.open:
                 lane = lane_of(known.instance, known.open)
@@ -116,7 +116,7 @@ class TransactionCoordinator:
                 blocks: dict[str, int] = {}
                 for target, holds in self._holds.by_target(lane).items():
                     blocks[target.topic] = blocks.get(target.topic, 0) + len(holds)
-                found.append(OpenTransaction(id_, known.instance, known.open, open_ms, known.timeout_ms, blocks))
+                found.append(TransactionState(id_, known.instance, known.open, open_ms, known.timeout_ms, blocks))
         return found
 
     async def settle(self, id_: TransactionalId, *, commit: bool) -> None:

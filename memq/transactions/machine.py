@@ -26,7 +26,7 @@ from memq.errors import (
     error_from_wire,
     kind_of,
 )
-from memq.groups.machine import GroupMachine, StoredGroup, TopicPositions, pack_positions, unpack_positions
+from memq.groups.machine import GroupMachine, PackedPositions, StoredGroup, pack_positions, unpack_positions
 from memq.holds.machine import HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
 from memq.notification.groups import Group
@@ -52,8 +52,8 @@ class PositionMoves(msgspec.Struct, frozen=True):
 
     member: str
     generation: int
-    before: tuple[TopicPositions, ...]
-    after: tuple[TopicPositions, ...]
+    before: tuple[PackedPositions, ...]
+    after: tuple[PackedPositions, ...]
 
 
 class BeginDecision(msgspec.Struct, frozen=True, tag="begin"):

@@ -12,7 +12,7 @@ import memq
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.listener.dead_letter_queue import waiting_letters
-from memq.client.listener.side_records import LetterNote, Origin, RetryNote, letter_headers, read_retry
+from memq.client.listener.side_records import LetterNote, OriginalRecord, RetryNote, letter_headers, read_retry
 from memq.client.listener.side_topics import SideTopics
 from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, NotFoundError, StoreError
@@ -32,7 +32,9 @@ def letter(cluster: Cluster, *values: str, cut: bool = False) -> None:
     """Store letters in one batch."""
     with memq.Producer(cluster.address, audit=False) as producer:
         for value in values:
-            note = LetterNote(Origin("orders", Position(1, 2, int(value)), 77), "dead", 3, 88, f"no {value}", cut)
+            note = LetterNote(
+                OriginalRecord("orders", Position(1, 2, int(value)), 77), "dead", 3, 88, f"no {value}", cut
+            )
             headers = letter_headers(note, () if cut else (("a", b"1"),))
             producer.send(
                 "billing.dead-letters", None if cut else value, key="k", headers=headers, tag=None if cut else "web"
@@ -66,7 +68,7 @@ def test_letters_are_sent_back_oldest_first_each_once(cluster: Cluster) -> None:
     retries = cluster.records("billing.retry")
     assert [record.value for record in retries] == [b"0", b"1", b"2", b"3", b"4"]
     note, headers = read_retry(retries[0].headers)
-    assert (note.origin, note.attempt, note.error) == (Origin("orders", Position(1, 2, 0), 77), 1, "no 0")
+    assert (note.origin, note.attempt, note.error) == (OriginalRecord("orders", Position(1, 2, 0), 77), 1, "no 0")
     assert (headers, retries[0].key, retries[0].tag, retries[0].partition) == ((("a", b"1"),), b"k", "web", 0)
     assert note.letter == str(cluster.records("billing.dead-letters")[0].position)
 

@@ -173,8 +173,8 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         GROUPS,
         "what a member held before it joined again counts on",
-        "Hold(hold.partition, joined, hold.revoking)",
-        "Hold(hold.partition, hold.since, hold.revoking)",
+        "HeldPartition(hold.partition, joined, hold.revoking)",
+        "HeldPartition(hold.partition, hold.since, hold.revoking)",
     ),
     (
         GROUPS,

@@ -30,10 +30,10 @@ from memq.groups.machine import (
     GroupMachine,
     ImportDecision,
     MembersDecision,
+    PackedPositions,
     RestoredDecision,
     StalePlanError,
     StoredMember,
-    TopicPositions,
     copy_of,
     difference,
     encode_decision,
@@ -58,7 +58,7 @@ LOGS = [ReadPartition("clicks", "0a" * 16, number) for number in range(4)]
 OTHER = ReadPartition("views", "0b" * 16, 0)
 
 
-def positions(*offsets: tuple[ReadPartition, int]) -> tuple[TopicPositions, ...]:
+def positions(*offsets: tuple[ReadPartition, int]) -> tuple[PackedPositions, ...]:
     return pack_positions(
         {each: Committed(Position(each.partition, at, 3), Totals(at, 7), mark=9) for each, at in offsets}
     )

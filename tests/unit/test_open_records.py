@@ -13,7 +13,7 @@ from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch
 from memq.client.listener import open_records
 from memq.client.listener.open_records import OpenRecords, Work
-from memq.client.listener.side_records import Origin, RetryNote, retry_headers
+from memq.client.listener.side_records import OriginalRecord, RetryNote, retry_headers
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
 
 RETRIES = "g.retry"
@@ -81,7 +81,7 @@ def values(works: list[Work]) -> list[bytes | None]:
 
 
 def note(due_ms: int, *, topic: str = "orders", attempt: int = 2) -> RetryNote:
-    return RetryNote(Origin(topic, Position(0, 9, 9), 5), attempt, due_ms, "", "ValueError: no")
+    return RetryNote(OriginalRecord(topic, Position(0, 9, 9), 5), attempt, due_ms, "", "ValueError: no")
 
 
 def test_a_floor_is_the_first_record_that_is_not_complete() -> None:
@@ -142,7 +142,7 @@ def test_a_retry_waits_for_its_due_time_and_others_do_not() -> None:
     assert not all_taken(records, 299)
     (early,) = all_taken(records, 300)
     assert (early.record.value, early.attempt, early.error) == (b"0.1", 2, "ValueError: no")
-    assert early.origin == Origin("orders", Position(0, 9, 9), 5)
+    assert early.origin == OriginalRecord("orders", Position(0, 9, 9), 5)
     records.complete(early)
     assert retries.floor() is None, "the first retry still waits"
     (late,) = all_taken(records, 500)

@@ -18,7 +18,7 @@ from memq.client.listener.settings import (
 from memq.client.listener.side_records import (
     LANES,
     LetterNote,
-    Origin,
+    OriginalRecord,
     RetryNote,
     lane_of,
     letter_headers,
@@ -31,7 +31,7 @@ from memq.client.listener.side_records import (
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError
 from memq.topic import Position
 
-ORIGIN = Origin("orders", Position(3, 17, 4), -5)
+ORIGIN = OriginalRecord("orders", Position(3, 17, 4), -5)
 
 
 def settings(when_failing: WhenFailing = "dead-letter", delays: tuple[float, ...] = (1, 5)) -> ListenerSettings:

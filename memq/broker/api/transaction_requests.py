@@ -28,7 +28,7 @@ from memq.protocol.transaction_messages import (
     WireTransactionBlock,
 )
 from memq.topic import check_group, check_name, is_internal
-from memq.transactions.coordinator import OpenTransaction, TransactionCoordinator
+from memq.transactions.coordinator import TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
 MOVES_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
@@ -152,7 +152,7 @@ def _id(name: str, group: str) -> TransactionalId:
     return TransactionalId(name, group)
 
 
-def _wire(found: OpenTransaction) -> WireOpenTransaction:
+def _wire(found: TransactionState) -> WireOpenTransaction:
     return WireOpenTransaction(
         name=found.id.name,
         group=found.id.group,

@@ -23,7 +23,7 @@ from memq.client.listener.side_records import (
     LETTERS_SUFFIX,
     LetterNote,
     LetterState,
-    Origin,
+    OriginalRecord,
     RetryNote,
     letters_topic,
     read_letter,
@@ -208,7 +208,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         sent = []
         for record in batch:
             letter = letter_of(record)
-            origin = Origin(letter.topic, letter.origin, letter.timestamp_ms)
+            origin = OriginalRecord(letter.topic, letter.origin, letter.timestamp_ms)
             if letter.cut:
                 note = LetterNote(origin, letter.state, letter.attempts, letter.dead_ms, letter.cause, cut=True)
                 await self._side.send_letter(note, None, letter.key, (), letter.tag)

@@ -20,7 +20,7 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Record, TopicPartition
 from memq.client.consumer.fetch.ready_batches import ReadyBatch
 from memq.client.consumer.progress import LedgerEntry
-from memq.client.listener.side_records import Origin, read_retry
+from memq.client.listener.side_records import OriginalRecord, read_retry
 from memq.errors import InvalidRequestError
 from memq.format.blocks.columns import RecordHeaders
 from memq.limits import MIB
@@ -107,7 +107,7 @@ class Work:
 
     batch: OpenBatch
     record: Record
-    origin: Origin
+    origin: OriginalRecord
     headers: RecordHeaders
     attempt: int = 1
     due_ms: int = 0
@@ -258,7 +258,7 @@ class OpenRecords:
         return None
 
     def _work_of(self, batch: OpenBatch, record: Record) -> Work:
-        origin = Origin(batch.partition.place.topic, record.position, record.timestamp_ms)
+        origin = OriginalRecord(batch.partition.place.topic, record.position, record.timestamp_ms)
         work = Work(batch, record, origin, record.headers)
         if origin.topic == self._retry_topic:
             try:

@@ -73,7 +73,7 @@ def lane_of(delay_s: float, lanes: int = LANES) -> int:
     return min(bisect_left(LANE_S, delay_s), lanes - 1)
 
 
-class Origin(NamedTuple):
+class OriginalRecord(NamedTuple):
     """Topic, position and timestamp (Unix ms) of the original record."""
 
     topic: str
@@ -87,7 +87,7 @@ class RetryNote(NamedTuple):
     `error` is the reason of the retry. `letter` is the position of the dead letter that was sent back, "" without one.
     """
 
-    origin: Origin
+    origin: OriginalRecord
     attempt: int
     due_ms: int
     letter: str
@@ -100,7 +100,7 @@ class LetterNote(NamedTuple):
     `cut`: the letter has no value and no original headers, because it would have been too large.
     """
 
-    origin: Origin
+    origin: OriginalRecord
     state: LetterState
     attempts: int
     dead_ms: int
@@ -150,13 +150,13 @@ def _split(names: Sequence[str], headers: RecordHeaders) -> tuple[list[str], Rec
     return [(value or b"").decode("utf-8", "replace") for _, value in first], rest
 
 
-def _origin_texts(origin: Origin) -> tuple[str, str, str]:
+def _origin_texts(origin: OriginalRecord) -> tuple[str, str, str]:
     return origin.topic, str(origin.position), str(origin.timestamp_ms)
 
 
-def _origin_of(texts: Sequence[str]) -> Origin:
+def _origin_of(texts: Sequence[str]) -> OriginalRecord:
     topic, position, timestamp_ms = texts
-    return Origin(topic, Position.parse(position), _number(_TIME, timestamp_ms))
+    return OriginalRecord(topic, Position.parse(position), _number(_TIME, timestamp_ms))
 
 
 def _number(name: str, text: str) -> int:

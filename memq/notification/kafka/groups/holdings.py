@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memq.errors import GenerationFencedError
 from memq.notification import Membership, check_position
-from memq.notification.groups import Hold, newest_commit
+from memq.notification.groups import HeldPartition, newest_commit
 from memq.topic import Committed, ReadPartition
 
 
@@ -23,7 +23,7 @@ class Holdings:
         self.generation = first_generation
         self._member = member
         self._joined = first_generation
-        self._holds: dict[ReadPartition, Hold] = {}
+        self._holds: dict[ReadPartition, HeldPartition] = {}
         self._commits = 0  # the number of its newest commit
 
     def rejoin(self) -> None:
@@ -37,7 +37,7 @@ class Holdings:
         """Add partitions that Kafka has assigned."""
         self.generation += 1
         for partition in partitions:
-            self._holds[partition] = Hold(partition, self.generation)
+            self._holds[partition] = HeldPartition(partition, self.generation)
 
     def revoke(self, partitions: Iterable[ReadPartition]) -> None:
         """Mark partitions that Kafka revokes; they are held until the member releases them."""
