@@ -17,7 +17,7 @@ class SteadyClock:
     """A `Clock` whose wall time is not far ahead of what the monotonic clock has counted.
 
     A wall clock that was set forward counts after it was so for `confirm_ms`; one that was set back counts at once. A
-    machine that was suspended looks the same, because its monotonic clock stood still.
+    machine that was suspended looks the same, because its monotonic clock did not count.
     """
 
     def __init__(self, clock: Clock, events: EventLog, confirm_ms: int) -> None:

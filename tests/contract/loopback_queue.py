@@ -48,7 +48,7 @@ class _Topics:
 
 
 class _Hosts:
-    """What the handlers ask of `memq.broker.service_hosts.ServiceHosts`: one coordinator has all groups."""
+    """The part of `memq.broker.service_hosts.ServiceHosts` that handlers use: one coordinator has all groups."""
 
     groups = None
 

@@ -53,7 +53,7 @@ class Sent:
     move: tuple[int, int] | None = None
     member: tuple[str, int] = ("", -1)
     decided: bool = False  # its producer has sent its end
-    told: set[bool] = field(default_factory=set)
+    answered: set[bool] = field(default_factory=set)
 
 
 @dataclass
@@ -195,8 +195,8 @@ class TransactionModel:
                 raise BrokenPromiseError(f"transaction {number} was refused, and changed something")
             return
         self.met["answer: committed" if answer.committed else "answer: rolled back"] += 1
-        transaction.told.add(answer.committed)
-        if len(transaction.told) == 2:
+        transaction.answered.add(answer.committed)
+        if len(transaction.answered) == 2:
             raise BrokenPromiseError(f"transaction {number} was answered as committed and as rolled back")
         if self.released.keys() - seen.keys() and made.fenced:
             raise BrokenPromiseError("a fenced instance has committed")
@@ -319,9 +319,9 @@ class TransactionModel:
                     raise BrokenPromiseError(f"transaction {number} is visible in part: {shown}")
                 if len(set(shown.values())) > len({target for target, _ in shown.values()}):
                     raise BrokenPromiseError(f"transaction {number} lies in two units of a target")
-                if shown and False in transaction.told:
+                if shown and False in transaction.answered:
                     raise BrokenPromiseError(f"transaction {number} was answered as rolled back, and is visible")
-                if not shown and transaction.blocks and True in transaction.told:
+                if not shown and transaction.blocks and True in transaction.answered:
                     raise BrokenPromiseError(f"transaction {number} was answered as committed, and is not visible")
         present = {lane_of(each.instance, each.open) for each in self.machines.transactions.ids.values()}
         if extra := self.machines.holds.lanes.keys() - present:

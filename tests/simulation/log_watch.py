@@ -1,4 +1,4 @@
-"""What a run watches in addition to its cluster: the log of the product, and pointers that are decoded once."""
+"""Watches the log of the product and its pointers, which are decoded once, and ends a run for a finding."""
 
 from __future__ import annotations
 

@@ -46,15 +46,15 @@ class TransactionLife:
             except ProducerFencedError:
                 if made.committing:
                     return  # its end is unknown: another life may know it
-                self._rules.told(made, committed=False)
+                self._rules.answered(made, committed=False)
                 return
             except OutcomeUnknownError:
                 pass
             except (_RollBackError, MemqError):
-                self._rules.told(made, committed=False)
+                self._rules.answered(made, committed=False)
                 await asyncio.sleep(0.2)
             else:
-                self._rules.told(made, committed=True)
+                self._rules.answered(made, committed=True)
                 committed += 1
             await asyncio.sleep(self._node.random.uniform(0, self._plan.pace_s_max))
         with contextlib.suppress(MemqError):

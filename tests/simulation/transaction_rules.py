@@ -45,7 +45,7 @@ class TransactionRules:
         transaction.partitions[value] = partition
         self._by_value[value] = transaction
 
-    def told(self, transaction: SentTransaction, *, committed: bool) -> None:
+    def answered(self, transaction: SentTransaction, *, committed: bool) -> None:
         """A producer was notified of the end of a transaction."""
         transaction.committed = committed
         if not committed and transaction.landed:

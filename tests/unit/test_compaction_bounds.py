@@ -44,7 +44,7 @@ SETTINGS = TopicSettings()
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not read is read again at once."""
+    """A failed read is repeated at once."""
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
 

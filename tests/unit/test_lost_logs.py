@@ -25,7 +25,7 @@ from tests.unit.bare_cluster import CLUSTER, SHARING, Cluster, compaction_manife
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not read is read again at once."""
+    """A failed read is repeated at once."""
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
 

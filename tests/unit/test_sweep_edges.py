@@ -43,7 +43,7 @@ PREFIX = f"{CLUSTER}/topics/clicks/{topic_of('clicks').id[:8]}/"
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not read is read again at once."""
+    """A failed read is repeated at once."""
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
 

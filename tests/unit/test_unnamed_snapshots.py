@@ -28,7 +28,7 @@ DAY_MS = 24 * HOUR_MS
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not read is read again at once."""
+    """A failed read is repeated at once."""
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
 
@@ -56,7 +56,7 @@ class Yard(Cluster):
     async def publish(self, entry: StateEntry) -> int:
         if not isinstance(entry.content, OpenedState):
             self.numbers[entry.epoch] += 1
-        highest = max(self.numbers)  # Kafka takes late entries; the queue in memory looks at this number alone
+        highest = max(self.numbers)  # Kafka takes late entries; the queue in memory compares this number alone
         return await self.queue.publish(
             Publication(self.log, 0, highest, self.clock.wall_ms(), encode_state_entry(entry))
         )
