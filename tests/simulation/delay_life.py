@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, OutcomeUnknownError
+from memq.format.held_object import HoldId
 from memq.simulation.world.node import EPOCH_MS, SimNode
 from tests.simulation.checker import Checker
 from tests.simulation.delay_rules import DelayRules
@@ -74,10 +75,11 @@ class DelayLife:
         except MemqError:
             return  # its outcome is unknown
         self._held += 1
-        self._rules.held(value)
+        self._rules.held(value, HoldId(ack.producer_id, ack.first_sequence))
         if not cancels:
             return
         await asyncio.sleep(self._node.random.uniform(0, CANCEL_S_MAX))
+        self._rules.cancelling(value)
         for _ in range(self._node.random.randint(1, 2)):
             with contextlib.suppress(OutcomeUnknownError, MemqError):
                 self._rules.told(value, await self._producer.cancel(ack))

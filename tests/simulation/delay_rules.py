@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HoldId
 from memq.holds.machine import HoldState
+from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS, FOREVER
 from tests.simulation.reader import Delivered
 
@@ -20,10 +21,12 @@ CALM_LATE_S = 8.0  # an opening and some back-offs after a record is due
 
 @dataclass(slots=True)
 class Delayed:
-    """A delayed record: when it is due (Unix ms of the true time), what its producer learned, and when it landed."""
+    """A delayed record: when it is due (Unix ms of the true time), what its producer did and learned, its landing."""
 
     due_ms: int
+    hold: HoldId | None = None  # as the producer learned
     held_s: float = FOREVER
+    cancelling: bool = False  # the cancel was asked for
     outcome: CancelOutcome | None = None
     landed_s: float = FOREVER
 
@@ -33,7 +36,7 @@ class DelayRules:
 
     def __init__(
         self,
-        state_of: Callable[[HoldId], HoldState | None],
+        states: StateLogs,
         fail: Callable[[str], None],
         now: Callable[[], float],
         error_ms: int,
@@ -41,7 +44,7 @@ class DelayRules:
         calm: bool,
     ) -> None:
         self.records: dict[bytes, Delayed] = {}
-        self._state_of = state_of
+        self._states = states
         self._fail = fail
         self._now = now
         self._error_ms = error_ms
@@ -51,9 +54,14 @@ class DelayRules:
         """A producer is about to delay a record."""
         self.records[value] = Delayed(due_ms)
 
-    def held(self, value: bytes) -> None:
+    def held(self, value: bytes, hold: HoldId) -> None:
         """A producer was notified that the record is held."""
-        self.records[value].held_s = self._now()
+        record = self.records[value]
+        record.hold, record.held_s = hold, self._now()
+
+    def cancelling(self, value: bytes) -> None:
+        """A producer is about to cancel a record: from now on it may be dropped, also if the answer gets lost."""
+        self.records[value].cancelling = True
 
     def told(self, value: bytes, outcome: CancelOutcome) -> None:
         """A producer was notified of the end of a record that it cancelled."""
@@ -63,6 +71,8 @@ class DelayRules:
         record.outcome = outcome
         if outcome is CancelOutcome.CANCELLED and record.landed_s < FOREVER:
             self._fail(f"delayed record {value[:40]!r} is cancelled, and was delivered")
+        if outcome is CancelOutcome.CANCELLED and record.hold not in self._states.dropped:
+            self._fail(f"delayed record {value[:40]!r} is cancelled, and no log dropped it")
         if outcome is CancelOutcome.UNKNOWN and record.held_s < FOREVER:
             self._fail(f"delayed record {value[:40]!r} was held, and is unknown")
 
@@ -77,7 +87,7 @@ class DelayRules:
             self._fail(f"delayed record {found.value[:40]!r} is delivered {early_ms} ms before it is due")
         if record.outcome is CancelOutcome.CANCELLED:
             self._fail(f"delayed record {found.value[:40]!r} is delivered, and was cancelled")
-        state = self._state_of(HoldId(found.source[1], found.sequence))
+        state = self._states.state_of(HoldId(found.source[1], found.sequence))
         if state is not HoldState.RELEASED:
             self._fail(f"delayed record {found.value[:40]!r} is delivered, and its state is {state}")
         due_s = max((record.due_ms + self._error_ms - EPOCH_MS) / 1_000, record.held_s if self._calm else 0.0)
@@ -85,11 +95,14 @@ class DelayRules:
             self._fail(f"delayed record {found.value[:40]!r} is {self._now() - due_s:.1f} s late in a calm world")
 
     def missing(self) -> list[bytes]:
-        """Return the records that are held and not cancelled, and not in the log."""
+        """Return the records of which producers learned that they are held or delivered, and that are not in the log.
+
+        A record that was dropped after its producer asked for it is not missing, also if the answer got lost.
+        """
         return [
             value
             for value, record in self.records.items()
             if record.landed_s == FOREVER
-            and record.outcome is not CancelOutcome.CANCELLED
+            and not (record.cancelling and record.hold in self._states.dropped)
             and (record.held_s < FOREVER or record.outcome is CancelOutcome.DELIVERED)
         ]

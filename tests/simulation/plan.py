@@ -66,7 +66,7 @@ ASPECTS = (
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
-OPEN_FINDINGS = ("delay", "seal")  # drawn again when the seeds in docs/roadmap.md are repaired; runs may name them
+OPEN_FINDINGS = ("seal",)  # drawn again when the seeds in docs/roadmap.md are repaired; runs may name them
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000

@@ -115,7 +115,7 @@ class Scenario:
         self.bounded = BoundedReads(self.cluster)
         states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
         error_ms = plan.shape.clock_error_ms
-        self.delays = DelayRules(states.state_of, world.fail, lambda: world.now, error_ms, calm=calm)
+        self.delays = DelayRules(states, world.fail, lambda: world.now, error_ms, calm=calm)
         self.transactions = TransactionRules(states.state_of, world.fail)
         for checker in (self.checker, self.cluster.transient):
             checker.on_delivered, checker.is_held = self._landed, states.names

@@ -19,7 +19,9 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
-from memq.holds.machine import HoldMachine, HoldState
+from memq.holds.machine import MACHINE as HOLDS
+from memq.holds.machine import DropDecision, HoldMachine, HoldsDecision, HoldState
+from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
@@ -35,6 +37,7 @@ class StateLogs:
         self._folds: dict[ReadPartition, StateFold] = {}
         self._machines: dict[ReadPartition, GroupMachine] = {}
         self.holds: dict[ReadPartition, HoldMachine] = {}
+        self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
         """An entry is in the log at `offset`."""
@@ -49,6 +52,8 @@ class StateLogs:
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
                 if decision.machine == MACHINE and answer is None:
                     self._decided(partition, decode_decision(decision.body))
+                elif decision.machine == HOLDS and isinstance(answer, tuple):
+                    self._note_dropped(decode_hold_decision(decision.body), answer)
         elif met.judgement is Judgement.GAP:
             self._fail(f"state log {partition.partition} has a gap before offset {offset}")
 
@@ -65,6 +70,11 @@ class StateLogs:
             observer.stored_by(decision.group, decision.member, decision.generation, decision.number, written)
             for partition, position in written:
                 observer.committed(decision.group, partition, position)
+
+    def _note_dropped(self, decision: HoldsDecision, answers: tuple[object, ...]) -> None:
+        if isinstance(decision, DropDecision):
+            found = zip(decision.holds, answers, strict=True)
+            self.dropped.update(hold for hold, state in found if state is HoldState.DROPPED)
 
     def deleted(self, key: str) -> None:
         """An object was deleted: it may be no part of a last snapshot (S7), and have no held block (H5)."""
