@@ -34,6 +34,8 @@ from memq.format.key import (
     sweep_list_key,
 )
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.packed_file import SweepList, encode_sweep_list
+from memq.format.state_snapshot import SavedState, encode_snapshot
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
@@ -195,6 +197,24 @@ def test_verify_what_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> No
     assert run(["verify", str(made.path.parent), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == {"objects": 1, "blocks": 2, "records": 5, "damaged": 0, "findings": []}
+
+
+def test_verify_reads_each_file_that_brokers_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broker that had run for a while failed the check of its folder: verify did not know state logs' snapshots."""
+    saved = SavedState(offset=8, epoch=1, number=3, machines={"groups": b"state"})
+    files = {
+        "state-part": encode_snapshot(saved, "memq/state/_memq_state/00000000/00000/0000000001-0000000000000008")[1][0],
+        "sweep-list": encode_sweep_list(
+            SweepList(cluster="memq", prefix="memq/topics/", since_ms=1, kept=False, objects=())
+        ),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    assert run(["verify", str(tmp_path), "--json"]) == 0, capsys.readouterr().out
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert run(["verify", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["damaged"] == len(files)
 
 
 @pytest.mark.parametrize("part", ["first block", "second block", "index", "trailer", "cut"])

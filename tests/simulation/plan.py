@@ -66,7 +66,6 @@ ASPECTS = (
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
-OPEN_FINDINGS = ("seal",)  # drawn again when the seeds in docs/roadmap.md are repaired; runs may name them
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
@@ -113,7 +112,7 @@ def draw_plan(
 ) -> Plan:
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
     draw = random.Random(f"{seed}/aspects")
-    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE and name not in OPEN_FINDINGS)
+    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)

@@ -20,9 +20,18 @@ from memq.format.compaction_manifest import decode_compaction_manifest, decode_m
 from memq.format.held_object import held_object_index
 from memq.format.key import HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
 from memq.format.object import BlockEntry, ObjectIndex, open_object
-from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC, decode_sweep_list
+from memq.format.packed_file import (
+    KIND_AT,
+    KIND_MANIFEST,
+    KIND_PART,
+    KIND_STATE_PART,
+    KIND_SWEEP_LIST,
+    MAGIC,
+    decode_sweep_list,
+)
 from memq.format.pointer import Location, Pointer, read_pointer
 from memq.format.staged_manifest import decode_manifest
+from memq.format.state_snapshot import decode_part as decode_state_part
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
@@ -32,6 +41,7 @@ _PACKED: dict[int, Callable[[bytes], object]] = {
     KIND_MANIFEST: decode_compaction_manifest,
     KIND_PART: decode_manifest_part,
     KIND_SWEEP_LIST: decode_sweep_list,
+    KIND_STATE_PART: decode_state_part,
 }
 Read = Callable[[Location], Awaitable[Buffer]]
 
