@@ -36,8 +36,10 @@ class CheckedCluster(SimCluster):
         return any(topic.id == topic_id for topic in self.cloud.cluster.registry.topics())
 
     def watch(self, topic: Topic) -> None:
-        """Let the monitor of ownership, and the rules of reports, know a topic that comes and goes."""
+        """Let the monitor of ownership, and the rules of reports and retention, know a topic that comes and goes."""
         self.checker.reports.transient[topic.id] = None
+        if self.transient.retention is not None:
+            self.transient.retention.others[topic.id] = topic.settings
         super().watch(topic)
 
     def listen(self, rules: RetryRules) -> None:

@@ -351,8 +351,6 @@ class Checker:
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""
-        if self.retention is not None:
-            self.retention.commit(group, partition, position.pointer_offset)
         self.groups.committed(group, partition, position)
         self.reports.committed(group, partition, position)
         if self.on_committed is not None:

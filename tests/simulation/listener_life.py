@@ -29,6 +29,8 @@ KEYS = 4
 MEMBERS = ("listener-0", "listener-1")
 KILL_RATE = 0.1  # of a member, each second
 LEAVE_RATE = 0.3  # of the lives of a listener that end by themselves
+WAITS_RATE = 0.6  # of the topics: retention waits for the group; else listeners skip what is gone
+WAITS_MS = 30 * 86_400_000  # as much as any other time of the settings
 POLL_S = 0.25
 
 
@@ -44,8 +46,9 @@ class ListenerLife(TopicChurn):
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:
         self._topics += 1
-        topic = await self._made(admin, name)
-        group = f"{LISTENERS}-{topic.id[:12]}"
+        group = f"{LISTENERS}-{self._draw.randbytes(6).hex()}"
+        waits: dict[str, str | int] = {"retention_groups": group, "retention_groups_ms_max": WAITS_MS}
+        topic = await self._made(admin, name, waits if self._draw.random() < WAITS_RATE else {})
         for suffix, partitions in ((RETRIES, LANES), (LETTERS, 1)):
             await self._make_side(admin, group + suffix, partitions)
         ordered = self._draw.random() < 0.5
@@ -157,6 +160,7 @@ async def _run_member(node: SimNode, runtime: Runtime, brokers: list[str], rules
             session_timeout_ms=draw.choice([1_000, 3_000]),
             commit_interval_ms=draw.choice([50, 500]),
             prefetch_bytes_max=draw.choice([8 << 10, 1 << 20]),
+            on_expired="skip",
             audit=False,
             runtime=runtime,
         )

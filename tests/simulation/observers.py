@@ -86,10 +86,13 @@ class Observers(Observer):
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""
+        checker = self._of(partition)
+        if checker.retention is not None:
+            checker.retention.commit(group, partition, position.pointer_offset)
         if group.startswith(LISTENERS):
             self.on_listeners(group, partition, position)
             return
-        self._of(partition).committed(group, partition, position)
+        checker.committed(group, partition, position)
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """See `cloud.Observer`."""

@@ -96,10 +96,11 @@ class RetryRules:
 
     def _check_order(self, message: memq.Message, what: str) -> None:
         key = (message.key or b"").decode()
-        for each in self._log_of(message).stream:
+        log = self._log_of(message)
+        for index, each in enumerate(log.stream):
             if each.value == message.value:
                 return
-            if key_of(each.value) == key and not self._of(each.value).complete:
+            if key_of(each.value) == key and self._is_open(log, index):
                 self._fail(f"{what} comes before record {each.value[:40]!r} of key {key} is complete")
                 return
 
@@ -123,7 +124,9 @@ class RetryRules:
     # ---- queue ----------------------------------------------------------------------------------
 
     def published(self, partition: ReadPartition, entry: LogEntry, records: Iterable[SideRecord]) -> None:
-        """Records of a side topic of the group are in the queue."""
+        """Records of a side topic are in the queue; late ones of an earlier group are not checked."""
+        if partition.topic not in (self.group + RETRIES, self.group + LETTERS):
+            return
         for index, value, headers in records:
             texts = {name: (content or b"").decode() for name, content in headers}
             record = self._of(value)
@@ -155,12 +158,11 @@ class RetryRules:
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """The group stored a position: all records before it are complete, or their retries are stored."""
         if partition.topic_id == self.topic.id:
-            log = self._logs.get(partition)
-            for each in log.stream if log is not None else ():
+            log = self._logs.get(partition) or ReadLog()
+            for index, each in enumerate(log.stream):
                 if (each.offset, each.record_index) >= (position.pointer_offset, position.record_index):
                     break
-                record = self._of(each.value)
-                if not record.complete and not record.retries:
+                if self._is_open(log, index) and not self._of(each.value).retries:
                     self._fail(f"{position} of {group} is stored, and record {each.value[:40]!r} before it is open")
         for at, value, attempt in self._sides.get(partition, ()):
             record = self._of(value)
@@ -171,9 +173,14 @@ class RetryRules:
 
     @property
     def open_records(self) -> int:
-        """How many records of the topic are not complete."""
-        streams = [log.stream for partition, log in self._logs.items() if partition.topic_id == self.topic.id]
-        return sum(not self._of(each.value).complete for stream in streams for each in stream)
+        """How many records of the topic are open."""
+        logs = [log for partition, log in self._logs.items() if partition.topic_id == self.topic.id]
+        return sum(self._is_open(log, index) for log in logs for index in range(len(log.stream)))
+
+    def _is_open(self, log: ReadLog, index: int) -> bool:
+        """Whether a record is not complete. Listeners skip those that retention took; a stored retry stays."""
+        record = self._of(log.stream[index].value)
+        return not record.complete and (bool(record.retries) or not log.was_expired(index))
 
 
 class HandlerError(Exception):

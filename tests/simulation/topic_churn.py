@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import AlreadyExistsError, MemqError, NotFoundError
+from memq.errors import AlreadyExistsError, InvalidSettingError, MemqError, NotFoundError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import SimNode
@@ -29,6 +30,7 @@ WRITES_ON_RATE = 0.5  # how often records are sent while the topic is deleted
 SIZES = (0, 10, 300)
 BOTH = "readers-of-both"  # of the topic that stays and of one that comes and goes
 BOTH_RATE = 0.6
+NO_CHANGES: Mapping[str, str | int] = MappingProxyType({})
 
 
 class TopicChurn:
@@ -89,15 +91,17 @@ class TopicChurn:
 
     # ---- topics ----------------------------------------------------------------------------------
 
-    async def _made(self, admin: AsyncAdmin, name: str) -> Topic:
+    async def _made(self, admin: AsyncAdmin, name: str, changes: Mapping[str, str | int] = NO_CHANGES) -> Topic:
         """Make the topic, and again when that may not have landed; one of an earlier life goes first."""
-        settings = msgspec.structs.asdict(self._cluster.shape.settings)
+        settings = {**msgspec.structs.asdict(self._cluster.shape.settings), **changes}
         while True:
             try:
                 partitions = self._draw.randint(1, PARTITIONS_MAX)
                 topic = await admin.create_topic(name, partitions=partitions, settings=settings)
             except AlreadyExistsError:
                 await self._delete(admin, name)
+            except InvalidSettingError:
+                raise
             except MemqError:
                 await self._rest()
             else:
