@@ -7,6 +7,7 @@ import gc
 import importlib
 import pkgutil
 import re
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("memq", "memq_localstack", "tests", "benchmarks", "examples")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
+FOLDER_FILES_MAX = 15  # not counting __init__.py
 PUBLIC_METHODS_MAX = 20
 
 # What is over a bound, with its size as it is. A size here may only shrink, an entry only go.
@@ -70,6 +72,12 @@ def check_ratchet(found: dict[str, int], allowed: dict[str, int], what: str) -> 
     assert not grown, f"{what}: split these by sense: {grown}"
     shrunk = {name: size for name, size in allowed.items() if found.get(name, 0) < size}
     assert not shrunk, f"{what}: these are smaller now, lower or remove their entries: {shrunk}"
+
+
+def test_each_folder_of_the_package_has_at_most_15_files() -> None:
+    folders = Counter(path.parent for path in files() if name_of(path).startswith("memq/"))
+    full = [f"{folder} {count}" for folder, count in folders.items() if count - 1 > FOLDER_FILES_MAX]
+    assert not full, f"a folder with more files than one glance takes, not counting __init__.py: {full}"
 
 
 def test_files_are_short() -> None:

@@ -125,7 +125,7 @@ def _name_held(broker: Broker) -> None:
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
     """Run retention at its interval and the sweep several times per safety age.
 
-    Only the governor sweeps. Any broker could (`memq.broker.upkeep.sweep`), but each listing costs requests. A new
+    Only the governor sweeps. Any broker could (`memq.broker.sweep.sweep`), but each listing costs requests. A new
     governor sweeps at once if it has not swept for that time: the former one may have ended just before its pass.
     """
     clock = broker.services.runtime.clock

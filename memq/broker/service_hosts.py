@@ -17,13 +17,13 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from memq.broker.group_move import GroupMove
 from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
+from memq.broker.upkeep.group_move import GroupMove
 from memq.errors import (
     EpochFencedError,
     LogLostError,

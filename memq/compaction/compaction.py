@@ -3,7 +3,7 @@
 Theory. Each step leaves a whole log, so a killed compaction leaves nothing to repair. The sweep deletes objects and
 parts that no manifest names. Pointers that are both in a manifest and in the queue are equal, and leave the queue with
 the next run or with retention. A compaction names its objects and parts within half the sweep's safety age, or never.
-After that age, a sweep may be about to delete them (`memq.broker.upkeep.sweep`). The parts name the original objects
+After that age, a sweep may be about to delete them (`memq.broker.sweep.sweep`). The parts name the original objects
 for the safety age, because readers may still read them.
 
 Blocks are checked and then copied, but never opened. A damaged or missing batch is not copied: its pointer goes into

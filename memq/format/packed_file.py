@@ -1,7 +1,7 @@
 """Packed files in the store, a 16-byte head and packed bytes, and one kind of them: lists of a sweep.
 
 Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) and parts of snapshots of a state log
-(`memq.format.state_snapshot`) are the other kinds. All but the last are JSON. The codec bounds
+(`memq.format.state_log.snapshot`) are the other kinds. All but the last are JSON. The codec bounds
 the unpacked size. Magic and checksum protect every byte: a file is either whole or damaged.
 """
 

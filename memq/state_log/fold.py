@@ -13,8 +13,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.errors import UnsupportedFormatError
-from memq.format.state_entry import OpenedState, StateDecisions, StateEntry, StateSnapshot
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.entry import OpenedState, StateDecisions, StateEntry, StateSnapshot
+from memq.format.state_log.snapshot import SavedState
 from memq.state_log import Answer, StateMachine
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memq.format.state_entry import StateDecisions, StateSnapshot, decode_state_entry
+from memq.format.state_log.entry import StateDecisions, StateSnapshot, decode_state_entry
 from memq.limits import MIB
 from memq.notification import PointerReader, Span
 from memq.notification.log_reader import entries_between, valid_span

@@ -13,8 +13,8 @@ A damaged entry is a hole, too.
 from __future__ import annotations
 
 from memq.errors import EpochFencedError, LogLostError
-from memq.format.state_entry import OpenedState, StateEntry, StateSnapshot
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.entry import OpenedState, StateEntry, StateSnapshot
+from memq.format.state_log.snapshot import SavedState
 from memq.notification import Entry
 from memq.state_log import Machines
 from memq.state_log.fold import Judgement, StateFold

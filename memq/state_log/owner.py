@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.errors import EpochFencedError, LogCutError, LogLostError, MemqError, QueueError
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     HEAD,
     OpenedState,
     StateDecision,
@@ -34,7 +34,7 @@ from memq.format.state_entry import (
     decision_bytes,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.snapshot import SavedState
 from memq.limits import MIB, POINTER_BYTES_MAX
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold

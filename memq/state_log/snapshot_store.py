@@ -8,8 +8,8 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import parse_state_key, state_part_key
-from memq.format.state_entry import StateSnapshot
-from memq.format.state_snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot, snapshot_of
+from memq.format.state_log.entry import StateSnapshot
+from memq.format.state_log.snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot, snapshot_of
 from memq.runtime.logs import EventLog
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way

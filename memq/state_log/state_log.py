@@ -28,14 +28,14 @@ from memq.errors import (
     TimedOutError,
 )
 from memq.format.key import state_snapshot_key
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateEntry,
     decode_state_entry,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.snapshot import SavedState
 from memq.limits import MIB
 from memq.notification import FROM_THE_LOG, Entry, NotificationQueue, Publication
 from memq.notification.log_reader import page_before, valid_span

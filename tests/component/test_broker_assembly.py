@@ -25,7 +25,7 @@ from memq.broker.assembly import (
 from memq.broker.broker import Broker
 from memq.broker.restore.restore import restore_cluster
 from memq.broker.spool.files import SpoolFiles
-from memq.broker.upkeep.sweep_cluster import cluster_lists, cluster_sweep
+from memq.broker.sweep.sweep_cluster import cluster_lists, cluster_sweep
 from memq.errors import (
     DeniedError,
     InvalidRequestError,

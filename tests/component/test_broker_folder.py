@@ -21,7 +21,7 @@ from memq.broker.broker import Broker
 from memq.broker.data_folder import DataFolder
 from memq.broker.process import Companion
 from memq.broker.restore.restore import restore_folder
-from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
+from memq.broker.sweep.sweep_cluster import folder_lists, folder_sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError

@@ -35,7 +35,7 @@ from memq.format.key import (
 )
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.packed_file import SweepList, encode_sweep_list
-from memq.format.state_snapshot import SavedState, encode_snapshot
+from memq.format.state_log.snapshot import SavedState, encode_snapshot
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster

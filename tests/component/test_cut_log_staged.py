@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memq.broker.upkeep.sweep import Sweep
+from memq.broker.sweep.sweep import Sweep
 from memq.format.key import manifest_key
 from memq.notification.memory import MemoryQueue
 from memq.topic import read_partitions

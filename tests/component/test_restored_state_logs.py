@@ -19,7 +19,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import GenerationFencedError, QueueError, RetryableError
 from memq.format.key import state_prefix
-from memq.format.state_entry import StateDecisions, StateSnapshot, decode_state_entry
+from memq.format.state_log.entry import StateDecisions, StateSnapshot, decode_state_entry
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue

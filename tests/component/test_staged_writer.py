@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from memq.broker.upkeep.sweep import Sweep, Unnamed
+from memq.broker.sweep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer

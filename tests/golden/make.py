@@ -35,7 +35,7 @@ from memq.format.pointer import (
 )
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan, encode_report
 from memq.format.spool import encode_entry, encode_head
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,
@@ -43,7 +43,7 @@ from memq.format.state_entry import (
     StateSnapshot,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState, encode_snapshot
+from memq.format.state_log.snapshot import SavedState, encode_snapshot
 from memq.topic import Totals
 
 FOLDER = Path(__file__).parent

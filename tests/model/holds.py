@@ -37,7 +37,7 @@ class BrokenHoldError(Exception):
 class Facts:
     """The reference: what counts so far."""
 
-    told: dict[HoldId, HoldState] = field(default_factory=dict)  # the last answer about a hold
+    answered: dict[HoldId, HoldState] = field(default_factory=dict)  # the last answer about a hold
     carried: Counter[HoldId] = field(default_factory=Counter)  # in how many units it was
     dropped: set[HoldId] = field(default_factory=set)
     named: dict[HoldId, str] = field(default_factory=dict)  # objects that must stay
@@ -96,23 +96,23 @@ class Schedule:
         if state is HoldState.HELD:
             facts.named[hold] = key
         assert isinstance(state, HoldState), f"{hold} has state {state!r} after a hold"
-        facts.told[hold] = state
+        facts.answered[hold] = state
 
     def cancel(self) -> None:
         """A producer cancels a hold that it knows."""
         hold, facts = self.some(), self.facts
-        if hold not in facts.told or self.now_ms - facts.ended_ms.get(hold, self.now_ms) > WINDOW_MS:
+        if hold not in facts.answered or self.now_ms - facts.ended_ms.get(hold, self.now_ms) > WINDOW_MS:
             return
         (state,) = self.decide(DropDecision(self.now_ms, (hold,)))
         self.met[f"cancelled: {state!r}"] += 1
         if state is HoldState.DROPPED:
             if facts.carried[hold]:
-                raise BrokenHoldError(f"{hold} is released, and told dropped")
+                raise BrokenHoldError(f"{hold} is released, and answered as dropped")
             facts.dropped.add(hold)
             facts.named.pop(hold, None)
             facts.ended_ms.setdefault(hold, self.now_ms)
         elif state is not HoldState.RELEASED or hold in facts.dropped:
-            raise BrokenHoldError(f"{hold} is told {state!r}")
+            raise BrokenHoldError(f"{hold} is answered with {state!r}")
 
     def release(self) -> None:
         """An owner releases some holds, under the next number that it knows: an old one, if it is behind."""

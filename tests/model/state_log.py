@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 
 from memq.errors import EpochFencedError, LogLostError
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,
@@ -24,7 +24,7 @@ from memq.format.state_entry import (
     decode_state_entry,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.snapshot import SavedState
 from memq.notification import Entry
 from memq.state_log import opening
 from memq.state_log.opening import LogScan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SWEEP = "memq/broker/upkeep/sweep.py"
+SWEEP = "memq/broker/sweep/sweep.py"
 RETENTION = "memq/broker/upkeep/retention.py"
 COMPACTION_RETENTION = "memq/broker/upkeep/retention.py"
 COMPACTION = "memq/compaction/compaction.py"

@@ -16,7 +16,7 @@ COMPACTION_BUGS = (
     ),
     Planted(
         "sweep takes large objects that manifests name",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._compaction_keys",
         swap("(*manifest.parts, *left)", "(*manifest.parts[1:], *left)"),
         level="calm",

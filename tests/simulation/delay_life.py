@@ -82,7 +82,7 @@ class DelayLife:
         self._rules.cancelling(value)
         for _ in range(self._node.random.randint(1, 2)):
             with contextlib.suppress(OutcomeUnknownError, MemqError):
-                self._rules.told(value, await self._producer.cancel(ack))
+                self._rules.cancelled(value, await self._producer.cancel(ack))
 
     def _now_s(self) -> float:
         """Return the true time."""

@@ -63,7 +63,7 @@ class DelayRules:
         """A producer is about to cancel a record: from now on it may be dropped, also if the answer gets lost."""
         self.records[value].cancelling = True
 
-    def told(self, value: bytes, outcome: CancelOutcome) -> None:
+    def cancelled(self, value: bytes, outcome: CancelOutcome) -> None:
         """A producer was notified of the end of a record that it cancelled."""
         record = self.records[value]
         if record.outcome is not None and record.outcome is not outcome:

@@ -61,7 +61,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep takes what pointers name",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._strike_log",
         omit("keys.pop"),
         level="calm",
@@ -69,7 +69,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep leaves what it finds",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep.run",
         omit("self._store.delete"),
         aspects=("house",),
@@ -77,7 +77,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep deletes in the first pass",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._judged",
         swap("key in since and since_ms <= self._now_ms - self._confirm_ms", "True"),
         level="calm",
@@ -91,7 +91,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "second pass of the sweep takes the first one's answer",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._judged",
         swap(
             "if not why: return []",
@@ -102,14 +102,14 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep takes what a lost log may have named",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._why",
         swap("await self._strike_unaccounted(mine, keys, logs)", "set()"),
         level="calm",
     ),
     Planted(
         "sweep takes the last batches that a cut log lost",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._judged",
         swap("why[key] == UNPROVEN", "False"),
         level="calm",
@@ -250,7 +250,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep asks nobody about shared objects",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._why",
         swap(
             "shared or topic_prefix(self._cluster, each.name, each.id) == prefix",
@@ -262,7 +262,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep passes over shared objects",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._prefix_of",
         swap("(shared_prefix(self._cluster), self._staged, CHECK_PREFIX)", "(self._staged, CHECK_PREFIX)"),
         seed=1010,

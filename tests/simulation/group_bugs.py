@@ -29,7 +29,7 @@ GROUP_BUGS = (
     ),
     Planted(
         "S7: the sweep takes the last snapshot of a state log",
-        "memq.broker.upkeep.unnamed_snapshots",
+        "memq.broker.sweep.unnamed_snapshots",
         "UnnamedSnapshots.superseded",
         each(
             swap("named is None or key.rpartition('/')[0] in reading.named", "named is None"),

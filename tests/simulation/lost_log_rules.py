@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from awscrt.checksums import crc32c
 
+from memq.broker.sweep.sweep import Sweep
 from memq.broker.upkeep.log_reading import keys_of
-from memq.broker.upkeep.sweep import Sweep
 from memq.format.key import is_staged_object
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor import Assignment
@@ -34,11 +34,11 @@ class OneTopic:
         self._topic = topic
 
     async def topics(self) -> Sequence[Topic]:
-        """See `memq.broker.upkeep.sweep.TopicDirectory`."""
+        """See `memq.broker.sweep.sweep.TopicDirectory`."""
         return [self._topic]
 
     async def assignments(self) -> Sequence[Assignment]:
-        """See `memq.broker.upkeep.sweep.TopicDirectory`."""
+        """See `memq.broker.sweep.sweep.TopicDirectory`."""
         return [
             Assignment(topic_id=self._topic.id, partition=each.partition, epoch=1) for each in self._topic.partitions
         ]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from memq.errors import EpochFencedError, MemqError, MovedError, OutcomeUnknownError, QueueError, StoreError
-from memq.format.state_entry import decode_state_entry
+from memq.format.state_log.entry import decode_state_entry
 from memq.notification import FROM_THE_LOG, Entries, Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog

@@ -8,7 +8,7 @@ import pytest
 
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.state_entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
 from memq.holds.machine import MACHINE, DropDecision, HoldDecision, HoldsDecision, encode_decision
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS
@@ -71,4 +71,4 @@ def test_the_rules_miss_a_record_that_was_dropped_without_a_cancel(decided: Deci
 def test_the_rules_find_a_cancel_that_no_log_has(decided: Decided) -> None:
     decided.rules.cancelling(RECORD)
     with pytest.raises(FindingError, match="no log dropped it"):
-        decided.rules.told(RECORD, CancelOutcome.CANCELLED)
+        decided.rules.cancelled(RECORD, CancelOutcome.CANCELLED)

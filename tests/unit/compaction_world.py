@@ -10,7 +10,7 @@ import pytest
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.broker.upkeep.sweep import Sweep
+from memq.broker.sweep.sweep import Sweep
 from memq.compaction.plan import CompactionRule
 from memq.compaction.reader import CompactedLogReader
 from memq.errors import (

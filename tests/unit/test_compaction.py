@@ -149,13 +149,13 @@ BUGS = (
     ),
     Planted(
         "sweep takes what manifests name",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._compaction_keys",
         swap("part.objects", "()"),
     ),
     Planted(
         "sweep takes parts",
-        "memq.broker.upkeep.sweep",
+        "memq.broker.sweep.sweep",
         "Sweep._compaction_keys",
         swap("(part.key, *part.objects)", "part.objects"),
     ),

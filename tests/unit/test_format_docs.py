@@ -14,10 +14,11 @@ from hypothesis import given
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format import object as objects
-from memq.format import packed_file, pointer, report, spool, state_entry, state_snapshot
+from memq.format import packed_file, pointer, report, spool
 from memq.format.blocks import header as block
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import HEADER, BlockHeader
+from memq.format.state_log import entry, snapshot
 from memq.protocol import frames
 from tests.golden.make import FOLDER
 from tests.unit.blocks import Record, any_records, build, seal
@@ -52,10 +53,10 @@ LAYOUTS: dict[str, tuple[struct.Struct, tuple[str, ...]]] = {
     ),
     "Head of a packed file": (packed_file.HEAD, ("magic", "checksum", "version", "kind", "codec", "raw_length")),
     "Head of a state entry": (
-        state_entry.HEAD,
+        entry.HEAD,
         ("magic", "checksum", "version", "kind", "flags", "epoch", "number"),
     ),
-    "Head of a snapshot": (state_snapshot.HEAD, ("magic", "version", "machines", "epoch", "offset", "number")),
+    "Head of a snapshot": (snapshot.HEAD, ("magic", "version", "machines", "epoch", "offset", "number")),
     "Frame prefix": (frames.PREFIX, ("length", "api", "flags", "stream", "argument")),
 }
 
@@ -92,7 +93,7 @@ def test_bounds_codecs_flags_and_apis_are_those_of_the_code() -> None:
     assert all(getattr(block, name) == bit for name, bit in flags.items())
     assert sum(flags.values()) == block.FLAGS_KNOWN
     kinds = {row["kind"]: int(row["number"]) for row in read_table(PAGE, "Head of a state entry", "number")}
-    assert kinds == state_entry.KINDS
+    assert kinds == entry.KINDS
     apis = {row["api"]: int(row["number"]) for row in read_table(PAGE, "Frame prefix", "number")}
     assert apis == {api.name: int(api) for api in frames.Api}
 
@@ -115,8 +116,8 @@ def test_magics_are_those_of_the_code() -> None:
         "Segment head": spool.MAGIC,
         "Segment entry": spool.ENTRY_MAGIC,
         "Head of a packed file": packed_file.MAGIC,
-        "Head of a state entry": state_entry.MAGIC,
-        "Head of a snapshot": state_snapshot.MAGIC,
+        "Head of a state entry": entry.MAGIC,
+        "Head of a snapshot": snapshot.MAGIC,
     }
 
 

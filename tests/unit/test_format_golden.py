@@ -10,8 +10,8 @@ from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
 from memq.format.spool import decode_segment
-from memq.format.state_entry import decode_state_entry
-from memq.format.state_snapshot import decode_part, decode_snapshot, encode_snapshot
+from memq.format.state_log.entry import decode_state_entry
+from memq.format.state_log.snapshot import decode_part, decode_snapshot, encode_snapshot
 from tests.golden.make import (
     FOLDER,
     full_builder,

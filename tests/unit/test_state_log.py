@@ -25,7 +25,7 @@ from memq.errors import (
     TooLargeError,
     UnsupportedFormatError,
 )
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from memq.errors import EpochFencedError, LogLostError, UnsupportedFormatError
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,
@@ -15,7 +15,7 @@ from memq.format.state_entry import (
     StateSnapshot,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.snapshot import SavedState
 from memq.notification import Entry
 from memq.state_log.fold import Judgement, StateFold
 from memq.state_log.opening import LogScan, check_opened

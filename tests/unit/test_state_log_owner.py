@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.errors import EpochFencedError, LogCutError, LogLostError, NotReadyError, QueueError, TooLargeError
-from memq.format.state_entry import (
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,

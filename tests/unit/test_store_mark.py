@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 from memq.broker import assembly
 from memq.broker.assembly import check_mark, open_coordinator, open_store
 from memq.broker.store_mark import MISSING_READS, StoreMark
-from memq.broker.upkeep.sweep import Sweep
+from memq.broker.sweep.sweep import Sweep
 from memq.cli import main
 from memq.cli.store.object_files import find_objects
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, NotFoundError

@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.upkeep.sweep import Sweep
-from memq.broker.upkeep.unnamed_held import UNHELD
+from memq.broker.sweep.sweep import Sweep
+from memq.broker.sweep.unnamed_held import UNHELD
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.key import held_object_key, state_snapshot_key
-from memq.format.state_entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
 from memq.holds.machine import (
     MACHINE,

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.upkeep.sweep import Sweep, Unnamed
-from memq.broker.upkeep.unnamed_snapshots import SUPERSEDED, partition_prefix
+from memq.broker.sweep.sweep import Sweep, Unnamed
+from memq.broker.sweep.unnamed_snapshots import SUPERSEDED, partition_prefix
 from memq.format.key import StateKey, parse_state_key, state_prefix, state_snapshot_key
-from memq.format.state_entry import OpenedState, StateDecisions, StateEntry, StateSnapshot, encode_state_entry
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.entry import OpenedState, StateDecisions, StateEntry, StateSnapshot, encode_state_entry
+from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
 from memq.notification import Publication
 from memq.state_log.snapshot_store import SnapshotStore

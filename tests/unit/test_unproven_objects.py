@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from memq.broker.upkeep.sweep import UNNAMED, UNPROVEN, Sweep, Unnamed
+from memq.broker.sweep.sweep import UNNAMED, UNPROVEN, Sweep, Unnamed
 from memq.errors import QueueError
 from memq.format.blocks.header import parse_header
 from memq.format.key import object_key

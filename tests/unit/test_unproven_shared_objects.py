@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.broker.upkeep.sweep import UNNAMED, UNPROVEN, Sweep
+from memq.broker.sweep.sweep import UNNAMED, UNPROVEN, Sweep
 from memq.format.blocks.header import parse_header
 from memq.format.key import shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index

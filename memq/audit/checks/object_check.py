@@ -31,7 +31,7 @@ from memq.format.packed_file import (
 )
 from memq.format.pointer import Location, Pointer, read_pointer
 from memq.format.staged_manifest import decode_manifest
-from memq.format.state_snapshot import decode_part as decode_state_part
+from memq.format.state_log.snapshot import decode_part as decode_state_part
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way

@@ -78,7 +78,7 @@ def _cause(error: Exception) -> str:
 def key_s(settings: BrokerSettings) -> float:
     """Return how long a key is used after its first put, in s: half the age of the sweep.
 
-    A pointer that is handed to the queue later must name another object: see `memq.broker.upkeep.sweep`.
+    A pointer that is handed to the queue later must name another object: see `memq.broker.sweep.sweep`.
     """
     return settings.sweep_age_ms / 2000
 

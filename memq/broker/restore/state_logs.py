@@ -17,8 +17,8 @@ from memq.broker.restore.position_search import PositionSearch
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer
-from memq.format.state_entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.format.state_snapshot import SavedState
+from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_log.snapshot import SavedState
 from memq.groups.coordinator import MACHINE
 from memq.groups.machine import GroupMachine, RestoredDecision, encode_decision, pack_positions, portions
 from memq.holds.machine import MACHINE as HOLDS

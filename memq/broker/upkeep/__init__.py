@@ -1,1 +1,1 @@
-"""Retention and sweep: delete old pointers and unnamed objects, with proof that they may be deleted."""
+"""The broker's periodic work: retention, truncation, seals, idle and deleted topics, and its proofs."""

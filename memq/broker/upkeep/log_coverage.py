@@ -14,7 +14,7 @@ Its number must not be missing between the numbers that the log shows. Otherwise
 - A log whose read partition has holes between its offsets may have lost any pointer that it does not show
   (`note_holes`).
 - A log that ends an epoch at batch 4 may have lost batch 5, or its owner died before it published batch 5. The
-  numbers do not show which (`memq.broker.upkeep.unproven_objects`).
+  numbers do not show which (`memq.broker.sweep.unproven_objects`).
 - A log that begins with the first batch was made by a restore. The restore read all objects in the order of epoch and
   batch sequence, and left out copies, up to the last batch that it named.
 """

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from memq.broker.upkeep.orphan_objects import batches_of
+from memq.broker.sweep.orphan_objects import batches_of
 from memq.compaction.reader import ManifestFiles
 from memq.errors import (
     CorruptDataError,

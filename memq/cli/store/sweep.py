@@ -20,8 +20,8 @@ from memq.runtime.clock import SystemClock
 from memq.settings import PartSettings, Settings, Value, rules_of
 
 if TYPE_CHECKING:
-    from memq.broker.upkeep.sweep import Sweep, Unnamed
-    from memq.broker.upkeep.sweep_lists import PendingObject, SweepLists
+    from memq.broker.sweep.sweep import Sweep, Unnamed
+    from memq.broker.sweep.sweep_lists import PendingObject, SweepLists
     from memq.format.packed_file import ListedObject
 
 
@@ -169,7 +169,7 @@ async def _change(
 
 
 def _opened(settings: Settings, report: _PassReport) -> AbstractAsyncContextManager[Sweep]:
-    from memq.broker.upkeep.sweep_cluster import cluster_sweep, folder_sweep
+    from memq.broker.sweep.sweep_cluster import cluster_sweep, folder_sweep
 
     confirm_ms = settings.broker().sweep_confirm_ms
     if _names_parts(settings):
@@ -178,7 +178,7 @@ def _opened(settings: Settings, report: _PassReport) -> AbstractAsyncContextMana
 
 
 def _opened_lists(settings: Settings, report: _PassReport) -> AbstractAsyncContextManager[SweepLists]:
-    from memq.broker.upkeep.sweep_cluster import cluster_lists, folder_lists
+    from memq.broker.sweep.sweep_cluster import cluster_lists, folder_lists
 
     if _names_parts(settings):
         return cluster_lists(settings.broker().cluster, settings.parts(), report.note)

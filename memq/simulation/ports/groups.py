@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memq.format.held_object import HoldId
-from memq.format.state_entry import StateDecisions, decode_state_entry
+from memq.format.state_log.entry import StateDecisions, decode_state_entry
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import (
     CommitDecision,

@@ -2,7 +2,7 @@
 
 Bytes <-> values.
 
-`memq.notification.state_log` says which entries count. An entry is the body of one publication of the queue, so its
+`memq.state_log` says which entries count. An entry is the body of one publication of the queue, so its
 length is that of the publication, and at most POINTER_BYTES_MAX. Each entry has one of three contents:
 
 - `OpenedState`: an owner begins an epoch.
@@ -65,8 +65,8 @@ class StateSnapshot:
     """The name of a stored snapshot: the state that counted below `offset`.
 
     The next entry after this state has number `number` of epoch `epoch`, unless a higher epoch is opened. The bytes of
-    the snapshot (`memq.format.state_snapshot`) have length `size` and crc32c `checksum`. They are in `parts` objects,
-    whose keys start with `key`.
+    the snapshot (see `snapshot.py`) have length `size` and crc32c `checksum`. They are in `parts` objects, whose keys
+    start with `key`.
     """
 
     offset: int

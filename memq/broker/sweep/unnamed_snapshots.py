@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memq.broker.upkeep.orphan_objects import Claim
+from memq.broker.sweep.orphan_objects import Claim
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.key import parse_state_key
 from memq.notification import PointerReader

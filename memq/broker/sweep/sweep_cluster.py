@@ -8,8 +8,8 @@ from pathlib import Path
 
 from memq.broker.assembly import open_store, opened_parts
 from memq.broker.data_folder import DataFolder, cluster_of
-from memq.broker.upkeep.sweep import Sweep
-from memq.broker.upkeep.sweep_lists import SweepLists
+from memq.broker.sweep.sweep import Sweep
+from memq.broker.sweep.sweep_lists import SweepLists
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 async def cluster_sweep(
     cluster: str, parts: PartSettings, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
 ) -> AsyncIterator[Sweep]:
-    """Open the parts that the settings name; brokers may run (`memq.broker.upkeep.sweep`).
+    """Open the parts that the settings name; brokers may run (`memq.broker.sweep.sweep`).
 
     Raises: MemqError of the parts.
     """

@@ -8,7 +8,7 @@ until their batch is committed. So they have an age of their own, of which a com
 commits are deleted at that age, too.
 
 One pass can be wrong. It deletes only objects that an earlier pass, `confirm_ms` ago, also found and listed
-(`memq.broker.upkeep.sweep_lists`); it lists the objects that it finds first. No pass uses what another pass has read:
+(`memq.broker.sweep.sweep_lists`); it lists the objects that it finds first. No pass uses what another pass has read:
 each is one `Sweep`, which asks store, queue and coordinator again.
 
 Compaction moves pointers from the queue to a manifest, and stores the manifest first. So the sweep reads manifests
@@ -18,9 +18,9 @@ part that retention removes from a manifest.
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
-retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`). So do staged objects that a commit
+retention has trimmed the older pointers (`memq.broker.sweep.unproven_objects`). So do staged objects that a commit
 has named, with its manifest. Snapshots of state logs and objects of held blocks have their own rules
-(`memq.broker.upkeep.unnamed_snapshots`, `unnamed_held`).
+(`memq.broker.sweep.unnamed_snapshots`, `unnamed_held`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from memq.broker.upkeep.log_coverage import LogCoverage
-from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
-from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
-from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.broker.upkeep.unnamed_held import UNHELD, UnnamedHeld
-from memq.broker.upkeep.unnamed_snapshots import (
+from memq.broker.sweep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
+from memq.broker.sweep.sweep_lists import SweepLists
+from memq.broker.sweep.unnamed_held import UNHELD, UnnamedHeld
+from memq.broker.sweep.unnamed_snapshots import (
     SUPERSEDED,
     UnnamedSnapshots,
     log_of,
     partition_prefix,
     unknown_state_topic,
 )
-from memq.broker.upkeep.unproven_objects import committed_objects, unproven_objects
+from memq.broker.sweep.unproven_objects import committed_objects, unproven_objects
+from memq.broker.upkeep.log_coverage import LogCoverage
+from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import (

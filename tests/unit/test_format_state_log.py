@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
-from memq.format import state_entry, state_snapshot
 from memq.format.key import kind_without_batches, state_part_key, state_prefix, state_snapshot_key
 from memq.format.packed_file import KIND_STATE_PART, pack_file
-from memq.format.state_entry import (
+from memq.format.state_log import entry as entries
+from memq.format.state_log import snapshot
+from memq.format.state_log.entry import (
     OpenedState,
     StateDecision,
     StateDecisions,
@@ -24,7 +25,7 @@ from memq.format.state_entry import (
     decode_state_entry,
     encode_state_entry,
 )
-from memq.format.state_snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot
+from memq.format.state_log.snapshot import SavedState, decode_part, decode_snapshot, encode_snapshot
 from memq.limits import POINTER_BYTES_MAX, STATE_PART_BYTES_MAX
 
 U32 = st.integers(0, (1 << 32) - 1)
@@ -115,8 +116,8 @@ def test_an_entry_that_breaks_a_rule_is_damaged(data: bytes, cause: str) -> None
 
 
 def test_an_entry_has_at_most_the_bytes_of_a_pointer() -> None:
-    room = POINTER_BYTES_MAX - state_entry.HEAD.size
-    body = b"x" * (room - state_entry.DECISION.size - 1)
+    room = POINTER_BYTES_MAX - entries.HEAD.size
+    body = b"x" * (room - entries.DECISION.size - 1)
     assert decision_bytes("m", body) == room
     assert len(encode_state_entry(StateEntry(1, 0, StateDecisions((StateDecision("m", body),))))) == POINTER_BYTES_MAX
     with pytest.raises(TooLargeError):
@@ -157,17 +158,17 @@ def test_a_part_of_another_kind_is_damaged() -> None:
     ("raw", "error"),
     [
         (b"", CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN2", 1, 0, 2, 17, 4), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 2, 0, 2, 17, 4), UnsupportedFormatError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 0, 3, 17, 4), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 18, 4), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 17, 5), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 1, 1) + b"m", CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 0, 0), CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 1, 0) + b"\xff", CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 2, 2, 17, 4) + (struct.pack("<HQ", 1, 0) + b"m") * 2, CorruptDataError),
-        (state_snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 17, 4) + b"x", CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN2", 1, 0, 2, 17, 4), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 2, 0, 2, 17, 4), UnsupportedFormatError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 0, 3, 17, 4), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 18, 4), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 17, 5), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 1, 1) + b"m", CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 0, 0), CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 1, 2, 17, 4) + struct.pack("<HQ", 1, 0) + b"\xff", CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 2, 2, 17, 4) + (struct.pack("<HQ", 1, 0) + b"m") * 2, CorruptDataError),
+        (snapshot.HEAD.pack(b"mqN1", 1, 0, 2, 17, 4) + b"x", CorruptDataError),
     ],
 )
 def test_a_snapshot_that_breaks_a_rule_is_refused(raw: bytes, error: type[Exception]) -> None:

@@ -4,7 +4,7 @@ Bytes <-> values.
 
 The snapshot's bytes are a head and the state of each machine. They are cut into parts of STATE_PART_BYTES_MAX. Each
 part is a packed file (`memq.format.packed_file`), so it is either whole or damaged. The entry that names the snapshot
-(`memq.format.state_entry.StateSnapshot`) has length and checksum of all bytes.
+(`memq.format.state_log.entry.StateSnapshot`) has length and checksum of all bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer
 from memq.format.packed_file import KIND_STATE_PART, pack_file, unpack_file
-from memq.format.state_entry import StateSnapshot
+from memq.format.state_log.entry import StateSnapshot
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, STATE_NAME_BYTES_MAX, STATE_PART_BYTES_MAX, STATE_PARTS_MAX
 
 MAGIC = b"mqN1"

@@ -1,0 +1,1 @@
+"""Deletes objects that nothing names: two passes, and the proofs of each."""

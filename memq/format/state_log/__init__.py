@@ -1,0 +1,1 @@
+"""The bytes of a state log: its entries, and the snapshots in the store."""
