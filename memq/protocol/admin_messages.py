@@ -227,6 +227,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
     `holds` has the state of each asked held block, `waiting` those that wait by partition.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
+    `committed` is whether the transaction that a request ends is committed.
     """
 
     topic: Topic | None = None
@@ -247,3 +248,4 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     waiting: list[WireWaiting] = []
     transactional: Int64 = 0
     transactions: list[WireOpenTransaction] = []
+    committed: bool = False

@@ -97,11 +97,10 @@ class TransactionCoordinator:
         if not settled.committed:
             raise settled.error
 
-    async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> None:
-        """Roll a transaction back. Raises: InvalidRequestError if it is committed; as `commit`."""
+    async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> bool:
+        """Roll a transaction back; return whether it is, or was committed before. Raises: as `commit`."""
         settled = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
-        if settled.committed:
-            raise InvalidRequestError(f"transaction {number} of producer '{id_.name}' is committed")
+        return not settled.committed
 
     # ---- operators -------------------------------------------------------------------------------
 
@@ -132,8 +131,8 @@ class TransactionCoordinator:
             )
         if commit:
             await self.commit(id_, known.instance, known.open, ANY_BLOCKS, None)
-        else:
-            await self.abort(id_, known.instance, known.open, "was rolled back by an operator")
+        elif not await self.abort(id_, known.instance, known.open, "was rolled back by an operator"):
+            raise InvalidRequestError(f"transaction {known.settled.number} of producer '{id_.name}' is committed")
 
     # ---- time-outs -------------------------------------------------------------------------------
 

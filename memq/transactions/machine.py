@@ -297,8 +297,10 @@ class TransactionMachine:
         after = unpack_positions(moves.after)
         try:
             stored.membership.check_commit(moves.member, moves.generation, after, 0)
-        except (GenerationFencedError, InvalidRequestError) as error:
+        except GenerationFencedError as error:
             return error
+        except InvalidRequestError as error:
+            return TransactionAbortedError(f"positions of group '{group}' can't move: {error}")
         for partition, committed in after.items():
             found, expected = _at(stored.positions.get(partition)), _at(before.get(partition))
             if found != expected or (expected is not None and committed.position < expected):

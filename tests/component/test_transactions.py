@@ -247,6 +247,30 @@ def test_positions_move_with_the_records_or_not_at_all() -> None:
     run(work())
 
 
+def test_positions_in_a_topic_that_is_gone_roll_a_transaction_back() -> None:
+    """The refusal named no end: the transaction was open until its time-out, and the next one was refused."""
+
+    async def work() -> None:
+        async with cluster_of(1) as (_, brokers), AsyncAdmin(brokers[0].address) as admin:
+            async with AsyncProducer(brokers[0].address) as plain:
+                await (await plain.send("in", "x"))
+            consumer = AsyncConsumer(brokers[0].address, ["in"], group="g", auto_commit=False, start="beginning")
+            async with consumer, producer_of(brokers, transaction_group="g") as producer:
+                batch = await consumer.poll(20)
+                transaction = producer.transaction()
+                await transaction.__aenter__()
+                await transaction.send("out", "never")
+                await transaction.commit_positions(consumer, batch)
+                await admin.delete_topic("in")
+                with pytest.raises(TransactionAbortedError, match="topic 'in'"):
+                    await transaction.__aexit__(None, None, None)
+                async with producer.transaction() as transaction:
+                    await transaction.send("out", "b")
+            await until_stored(brokers, ["b"], "out")
+
+    run(work())
+
+
 def test_a_wrong_use_of_transactions_is_a_typed_error() -> None:
     async def work() -> None:
         async with cluster_of(1) as (_, brokers), producer_of(brokers, codec="none") as producer:

@@ -17,6 +17,7 @@ from memq.client.producer.fields import RecordFields, check_size
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
+    GenerationFencedError,
     InvalidRequestError,
     MemqError,
     OutcomeUnknownError,
@@ -24,6 +25,7 @@ from memq.errors import (
     RetryableError,
     TimedOutError,
     TooLargeError,
+    TransactionAbortedError,
 )
 from memq.format.blocks.builder import BlockBuilder
 from memq.limits import (
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
 REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
 ABORT_S_MAX = 5.0
+ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 
 
@@ -294,10 +297,12 @@ class TransactionalCore:
             raise OutcomeUnknownError(
                 f"no broker said whether transaction {transaction.number} is committed: {error}"
             ) from error
-        except MemqError:
+        except ROLLED_BACK:
             self._unsettled = 0
             self._end(transaction, "was rolled back")
             raise
+        except MemqError as error:  # it may be about this try alone, and an earlier one may have landed
+            await self._settle(transaction, error)
         except BaseException:
             self._end(transaction, "has an unknown end")
             raise
@@ -340,15 +345,29 @@ class TransactionalCore:
         )
         self._instance = (await self._surely(ask, settings.delivery_timeout_s)).transactional
 
-    async def _roll_back(self, number: int, timeout_s: float) -> None:
-        """Settle a transaction, at best by rolling it back: it may be committed."""
+    async def _settle(self, transaction: OpenTransaction, refusal: MemqError) -> None:
+        """Return if a refused commit is committed after all.
+
+        Raises: the refusal after a roll-back; OutcomeUnknownError.
+        """
         try:
-            await self._surely(EndTransaction(transaction=self._wire(number), commit=False), timeout_s)
-        except RetryableError:
-            raise
-        except InvalidRequestError:
-            pass  # it was committed
+            committed = await self._roll_back(transaction.number, ABORT_S_MAX)
+        except BaseException as error:
+            self._end(transaction, "has an unknown end")
+            if not isinstance(error, MemqError):
+                raise
+            text = f"a broker refused to commit transaction {transaction.number}, and none rolls it back"
+            raise OutcomeUnknownError(f"{text}: {refusal}; {error}") from refusal
+        if not committed:
+            self._end(transaction, "was rolled back")
+            raise refusal
+
+    async def _roll_back(self, number: int, timeout_s: float) -> bool:
+        """Settle a transaction, at best by rolling it back; return whether it was committed before."""
+        ask = EndTransaction(transaction=self._wire(number), commit=False)
+        answer = await self._surely(ask, timeout_s)
         self._unsettled = 0
+        return answer.committed
 
     async def _surely(self, ask: BeginTransactions | HoldTransaction | EndTransaction, timeout_s: float) -> AdminAnswer:
         """Ask until a broker answers, for at most `timeout_s`. Raises: TimedOutError, and what does not pass."""
