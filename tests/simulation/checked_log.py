@@ -46,6 +46,7 @@ class Log:
     findings: list[str] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     end: int = 0
+    partition: ReadPartition = PARTITION
 
     def __post_init__(self) -> None:
         self.world = World(1)
@@ -102,12 +103,17 @@ class Log:
 
     def pointer(self, **fields: object) -> Pointer:
         """Make a pointer."""
-        return Pointer(cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, **fields)  # type: ignore[arg-type]
+        topic, topic_id = self.partition.topic, self.partition.topic_id
+        return Pointer(cluster="c", topic=topic, topic_id=topic_id, partition=0, **fields)  # type: ignore[arg-type]
 
     def publish(self, pointer: Pointer, epoch: int, time_ms: int = 0, read_to: int = 0) -> None:
         """Let a pointer land."""
         self.checker.published(
-            Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node, read_to, self.now()
+            Publication(self.partition, 0, epoch, time_ms, encode_pointer(pointer)),
+            self.end,
+            self.node,
+            read_to,
+            self.now(),
         )
         self.end += 1
 

@@ -125,8 +125,11 @@ class Checker:
         self.on_committed: Callable[[str, ReadPartition, Position], None] | None = None
         self.on_delivered: Callable[[Delivered], None] = lambda found: None  # learns of each record of a log
         self.is_held: Callable[[str], bool] = lambda key: False  # whether a state log names an object
-        self.on_side_topic: Callable[[ReadPartition, LogEntry, list[SideRecord]], None] | None = None
-        self.copies = CopyRules((self.logs, self.reports.logs), objects)
+        self.on_side_topic: Callable[[ReadPartition, LogEntry, list[SideRecord]], None] = (
+            lambda partition, entry, records: None
+        )
+        self.side_logs: dict[ReadPartition, ReadLog] = {}  # of listeners, whose records have rules of their own
+        self.copies = CopyRules((self.logs, self.reports.logs, self.side_logs), objects)
         self._objects = objects
         self._window_ms = window_ms
         self._fail = fail
@@ -273,8 +276,9 @@ class Checker:
             if publication.partition.topic == AUDIT_TOPIC:
                 self._name(entry)
                 self.reports.reported(publication.partition, entry)
-            elif self.on_side_topic is not None and is_side_topic(publication.partition.topic):
+            elif is_side_topic(publication.partition.topic):
                 self._name(entry)
+                self.side_logs.setdefault(publication.partition, ReadLog()).entries.append(entry)
                 self.on_side_topic(publication.partition, entry, read_side_records(pointer, self._fetch))
             else:
                 self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
