@@ -57,7 +57,7 @@ async def counting_broker() -> AsyncIterator[tuple[Broker, CountedStore]]:
     store, coordinator = CountedStore(runtime.clock), MemoryCoordinator(MemoryCluster())
     settings = BrokerSettings(port=0, http_port=-1, audit=False)
     broker = Broker(settings, runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
-    broker.services.hot.bytes_max = 0
+    broker.services.recent_batches.bytes_max = 0
     await broker.start()
     try:
         yield broker, store

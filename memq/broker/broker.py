@@ -94,8 +94,8 @@ class Broker:
         alone: bool = False,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
-        hot = RecentBatchCache(settings.memory_bytes_max // HOT_SHARE, pool.release)
-        pool.reclaim = hot.reclaim
+        recent_batches = RecentBatchCache(settings.memory_bytes_max // HOT_SHARE, pool.release)
+        pool.reclaim = recent_batches.reclaim
         pool.freed = self._memory_freed
         counters = Counters()
         spool = Spool(spool_disk, settings, runtime, counters, pool.release, self._task_failed)
@@ -108,7 +108,7 @@ class Broker:
             queue=queue,
             coordinator=coordinator,
             pool=pool,
-            hot=hot,
+            recent_batches=recent_batches,
             limits=Quotas(runtime.clock, client_limits),
             spool=spool,
             counters=counters,
@@ -310,7 +310,7 @@ class Broker:
         await self._sharing.stop()
         await self.services.planner.close()
         await self.services.spool.stop()
-        self.services.hot.clear()
+        self.services.recent_batches.clear()
         try:
             await self.services.coordinator.unregister(self._entry)
         except MemqError as error:

@@ -183,7 +183,7 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
     return {
         "memory_budget_bytes": lambda: services.pool.budget_bytes,
         "memory_leased_bytes": lambda: services.pool.leased_bytes,
-        "memory_hot_bytes": lambda: services.hot.pinned_bytes,
+        "memory_hot_bytes": lambda: services.recent_batches.pinned_bytes,
         "spool_held_bytes": lambda: services.spool.segments.bytes,
         "spool_segments": lambda: len(services.spool.segments),
         "reading_paused": lambda: broker.intake.starved,

@@ -93,7 +93,7 @@ class Services:
     queue: NotificationQueue
     coordinator: Coordinator
     pool: SlabPool
-    hot: RecentBatchCache
+    recent_batches: RecentBatchCache
     limits: Quotas
     spool: Spool
     counters: Counters

@@ -227,7 +227,7 @@ class SimCluster:
                 slab_bytes=self.shape.slab_bytes,
             )
             wrong = self.cloud.wrong_answers["memory"]
-            lie_from_memory(broker.services.hot, wrong, settings.broker_id, lambda: self.world.now)
+            lie_from_memory(broker.services.recent_batches, wrong, settings.broker_id, lambda: self.world.now)
             self.counters.append(broker.services.counters)
             broker.hosts.make_coordinator = self._observed_groups
             try:

@@ -221,14 +221,14 @@ class Cluster:
             if piece.first <= position.record_index < piece.first + piece.records:
                 body[location.offset + piece.at + (BLOCK_HEADER_BYTES + len(piece.data)) // 2] ^= 1
                 self.store.objects[location.key] = bytes(body)
-                self._broker.services.hot.clear()
+                self._broker.services.recent_batches.clear()
                 return
         raise NotFoundError(f"batch {pointer.batch_sequence} has {pointer.records} records, none at {position}")
 
     async def _remove_object(self, position: Position, topic: str | None) -> None:
         _, location = await self._pointer_at(position, topic)
         await self.store.delete(location.key)
-        self._broker.services.hot.clear()
+        self._broker.services.recent_batches.clear()
 
     async def _pointer_at(self, position: Position, topic: str | None) -> tuple[Pointer, Location]:
         if not isinstance(position, Position):

@@ -127,7 +127,7 @@ def test_a_stream_that_rests_pins_no_memory(loop: Loop) -> None:
                 block = block_of(topic, 0, [bytes(BUDGET // 2)], producer=stream)
                 client.write(write_frame(block, stream=stream))
                 assert (await client.frame()).argument == 1
-            broker.services.hot.clear()
+            broker.services.recent_batches.clear()
             slots = [stream.run_slot for connection in broker.intake.readers for stream in streams_of(connection)]
             assert len(slots) == 8
             assert all(slot is not None and not slot.extents and not slot.slabs for slot in slots)

@@ -377,7 +377,7 @@ def test_the_first_failure_of_a_partition_is_the_one_that_all_get() -> None:
                     await ask
                 errors.append(caught.value)
             assert [str(error) for error in errors[:2]] == ["first", "first"]
-            await processor.restate()
+            await processor.republish_opened()
             assert [each.kind for each in await pointers(broker, topic)] == ["opened"]
 
     run(work())

@@ -85,7 +85,7 @@ def test_many_small_topics_make_few_objects_and_lose_nothing() -> None:
             assert await read_all(broker) == expected("1 ", "2 ")
             counters = broker.services.counters
             assert counters.read_hot_requests + counters.poll_batches >= len(TOPICS), "served from memory"
-            broker.services.hot.clear()
+            broker.services.recent_batches.clear()
             assert await read_all(broker) == expected("1 ", "2 ")
             for topic in topics.values():
                 verdict = await audit(topic, broker.services.queue, store_reader(broker), SystemClock().wall_ms())
@@ -183,7 +183,7 @@ def test_a_damaged_block_of_a_shared_object_hides_nothing_behind_it() -> None:
             body = bytearray(services.store.objects[place.key])
             body[place.offset + 12] ^= 0xFF  # in the length of the first block
             services.store.objects[place.key] = bytes(body)
-            services.hot.clear()
+            services.recent_batches.clear()
             found = await read_all(broker, TOPICS[:2])
             assert {each: len(values) for each, values in found.items()} == dict.fromkeys(named, 3) | {name: 2}
             verdict = await audit(topic, services.queue, store_reader(broker), SystemClock().wall_ms())

@@ -64,7 +64,7 @@ def test_a_consumer_closes_its_connections_though_a_letter_is_not_stored(monkeyp
             for key, body in list(store.objects.items()):
                 at = BLOCK_HEADER_BYTES + 1
                 store.objects[key] = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
-            broker.services.hot.clear()
+            broker.services.recent_batches.clear()
             await until(lambda: not broker.intake.readers)
             monkeypatch.setattr(store, "put", away)
             consumer = AsyncConsumer(broker.address, "clicks", on_damaged="dead-letter", audit=False)

@@ -69,7 +69,7 @@ def with_counting_store(broker: Broker) -> CountingStore:
     """Give a broker an empty store that counts, and no memory of batches: all are read from the store."""
     store = CountingStore(broker.services.runtime.clock)
     broker.services.stores["main"] = store
-    broker.services.hot.bytes_max = 0
+    broker.services.recent_batches.bytes_max = 0
     return store
 
 

@@ -37,7 +37,7 @@ def test_a_block_in_a_ring_is_known_by_a_copy_that_landed_after_it_was_taken(
         late = log.entries.pop()  # it lands below
         processor = processor_of(at.broker, topic)
         await at.cluster.queue.publish(control(topic, "opened", 7))
-        await processor.restate()
+        await processor.republish_opened()
         await skip(1)
         assert processor.owned().epoch > 7
         client.heard()
@@ -50,7 +50,7 @@ def test_a_block_in_a_ring_is_known_by_a_copy_that_landed_after_it_was_taken(
         late_ms = at.broker.services.runtime.clock.wall_ms()
         log.entries.append(replace(late, offset=log.end, time_ms=late_ms))
         for _ in range(10):
-            await processor.restate()
+            await processor.republish_opened()
             await skip(windows * topic.settings.dedup_window_ms / 10_000)
         left, seek = [0] * false_seeks, at.cluster.queue.seek_time
 
@@ -64,7 +64,7 @@ def test_a_block_in_a_ring_is_known_by_a_copy_that_landed_after_it_was_taken(
             now_ms = at.broker.services.runtime.clock.wall_ms()
             await at.cluster.queue.publish(replace(control(topic, "opened", 90), time_ms=now_ms))
         puts.fails["put"] = []
-        await processor.restate()
+        await processor.republish_opened()
         await skip(topic.settings.stale_publish_ms / 1_000 + 10)
         assert len(at.broker.partitions.forwarder) == 0
         pointers = [decode_pointer(entry.body) for entry in await at.cluster.queue.read(read, 0, MIB)]

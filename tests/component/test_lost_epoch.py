@@ -52,7 +52,7 @@ def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that
             own, sink = processor.owned(), Sink()
             stream = processor.appender.open_stream(1, sink, 9, 1, 0)
             if publishing:
-                await processor.restate()
+                await processor.republish_opened()
                 await queue.begun.wait()
             caplog.clear()
             processor.fence(ObjectExistsError("another process has this key"))
@@ -86,7 +86,7 @@ def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition
                 processor.owned().unread = True
             else:
                 failing(broker.services.queue, "publish", error)
-            await processor.restate()
+            await processor.republish_opened()
             await until(lambda: processor.own is not own or processor.failure is not None)
             return events_of(caplog)
 
@@ -120,7 +120,7 @@ def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await store.begun.wait()
             assert processor.ring.add_staged(staged, broker.services.runtime.clock.monotonic(), 1)
-            await processor.restate()
+            await processor.republish_opened()
             await queue.begun.wait()
             states = asyncio.create_task(processor.begin_producer(9))  # the pointer on its way does not say it
             await turns()

@@ -143,7 +143,7 @@ def test_wrong_bytes_that_come_with_a_pointer_are_found_and_read_again(
     lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
-        true_read: HotRead = broker.services.hot.read
+        true_read: HotRead = broker.services.recent_batches.read
         lied = list[bytes]()
 
         def read(key: str, offset: int, length: int) -> bytes | None:
@@ -154,7 +154,7 @@ def test_wrong_bytes_that_come_with_a_pointer_are_found_and_read_again(
             lied.append(true)
             return LIES[lie](true, lied[-2] if len(lied) > 1 else true[::-1])
 
-        monkeypatch.setattr(broker.services.hot, "read", read)
+        monkeypatch.setattr(broker.services.recent_batches, "read", read)
         async with reader(broker) as consumer:
             await tail(consumer, producer, values(10))
             stats = consumer.stats()
@@ -169,13 +169,13 @@ def test_wrong_bytes_that_come_with_a_pointer_prove_nothing_while_the_store_fail
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
-        true_read: HotRead = broker.services.hot.read
+        true_read: HotRead = broker.services.recent_batches.read
         get_range, failures = broker.services.store.get_range, [StoreError("busy"), StoreError("busy")]
 
         def read(key: str, offset: int, length: int) -> bytes | None:
             """Give wrong bytes to the POLL, and nothing later."""
             true = true_read(key, offset, length)
-            broker.services.hot.clear()
+            broker.services.recent_batches.clear()
             return None if true is None else flipped(true)
 
         async def failing(key: str, offset: int, length: int) -> bytes:
@@ -183,7 +183,7 @@ def test_wrong_bytes_that_come_with_a_pointer_prove_nothing_while_the_store_fail
                 raise failures.pop()
             return await get_range(key, offset, length)
 
-        monkeypatch.setattr(broker.services.hot, "read", read)
+        monkeypatch.setattr(broker.services.recent_batches, "read", read)
         monkeypatch.setattr(broker.services.store, "get_range", failing)
         async with reader(broker, on_damaged="skip") as consumer:
             await tail(consumer, producer, [b"v"])
@@ -233,7 +233,7 @@ def test_bytes_that_are_wrong_in_memory_are_damage_only_if_the_store_has_them_to
     """The broker's memory brings the same wrong bytes each time, so two of its answers prove nothing."""
 
     async def test(broker: Broker, producer: AsyncProducer) -> None:
-        true_read: HotRead = broker.services.hot.read
+        true_read: HotRead = broker.services.recent_batches.read
         get_range = broker.services.store.get_range
 
         def read(key: str, offset: int, length: int) -> bytes | None:
@@ -243,7 +243,7 @@ def test_bytes_that_are_wrong_in_memory_are_damage_only_if_the_store_has_them_to
         async def damaged(key: str, offset: int, length: int) -> bytes:
             return flipped(bytes(await get_range(key, offset, length)))
 
-        monkeypatch.setattr(broker.services.hot, "read", read)
+        monkeypatch.setattr(broker.services.recent_batches, "read", read)
         if also_stored:
             monkeypatch.setattr(broker.services.store, "get_range", damaged)
         async with reader(broker, on_damaged="skip") as consumer:
@@ -294,7 +294,7 @@ def test_blocks_take_no_room_from_an_earlier_batch_that_comes_without_them(monke
     """The later batch can't be delivered before the first one, which would wait for its bytes for ever."""
 
     async def test(broker: Broker, producer: AsyncProducer) -> None:
-        true_read: HotRead = broker.services.hot.read
+        true_read: HotRead = broker.services.recent_batches.read
         polled = list[int]()
 
         def read(key: str, offset: int, length: int) -> bytes | None:
@@ -303,7 +303,7 @@ def test_blocks_take_no_room_from_an_earlier_batch_that_comes_without_them(monke
 
         await send(producer, b"v" * 3_000)
         await send(producer, b"w" * 2_000)
-        monkeypatch.setattr(broker.services.hot, "read", read)
+        monkeypatch.setattr(broker.services.recent_batches, "read", read)
         async with reader(broker, prefetch_bytes_max=4_096) as consumer:
             for size in (3_000, 2_000):
                 batch = await consumer.poll(WAIT_S)
@@ -387,7 +387,7 @@ def test_a_broker_of_an_earlier_release_understands_the_request() -> None:
 def test_an_answer_without_blocks_is_that_of_an_earlier_release() -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         await send(producer, b"v")
-        broker.services.hot.clear()
+        broker.services.recent_batches.clear()
         link: Link = await connect_link(Runtime(), None, parse_address(broker.address))
         queue = RemoteQueue(link.request, link.request_with_blocks)
         (polled,) = await queue.poll({await partition_of(broker): 0}, 1_000, blocks_bytes_max=1 << 20)

@@ -297,7 +297,7 @@ def test_a_forwarded_block_is_answered_on_the_connection_and_its_bytes_do_not_co
             (frame,) = client.heard()
             assert (frame.api, frame.stream, frame.argument) == (api, 0, 41)
         pool = at.broker.services.pool
-        at.broker.services.hot.clear()
+        at.broker.services.recent_batches.clear()
         assert pool.leased_bytes == at.broker.intake.slab.size
 
     served(work)

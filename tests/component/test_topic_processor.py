@@ -108,11 +108,11 @@ def test_first_failure_of_a_partition_reaches_all_waiters() -> None:
     run(work())
 
 
-def test_opening_states_the_producers_of_an_earlier_restate() -> None:
+def test_opening_states_the_producers_of_an_earlier_republication() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
             opening = unopened(broker, topic)
-            await opening.restate()
+            await opening.republish_opened()
             opening.start_draining()
             assert len(opening.ring) == 0
             opening.start()
@@ -132,7 +132,7 @@ def test_a_partition_that_dies_of_what_nobody_foresaw_says_so_and_sends_its_clie
             processor = processor_of(broker, topic)
             failing(broker.services.queue, "publish", error)
             caplog.clear()
-            await processor.restate()
+            await processor.republish_opened()
             await until(lambda: processor.failure is not None)
             assert events_of(caplog) == ["processor-failed"]
             return processor.failure
@@ -235,7 +235,7 @@ def test_nothing_follows_the_last_word_of_an_epoch() -> None:
             coordinator.assignment = slow  # type: ignore[method-assign]
             drain = asyncio.create_task(processor.drain())
             await queue.begun.wait()
-            await processor.restate()
+            await processor.republish_opened()
             await turns()
             queue.gate.set()
             await drain
@@ -326,7 +326,7 @@ def test_a_batch_that_is_stored_while_another_pointer_is_on_its_way_is_published
         async with owning() as (broker, client, topic):
             processor, counters, kept = processor_of(broker, topic), broker.services.counters, len(kept_of_batches())
             queue = GatedQueue.close_gate(broker.services.queue)
-            await processor.restate()
+            await processor.republish_opened()
             await queue.begun.wait()
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await until(lambda: counters.stored_objects == 1)
@@ -351,7 +351,7 @@ def test_restated_producers_are_published_before_a_stored_batch() -> None:
     async def work() -> None:
         async with owning() as (broker, client, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
-            await processor.restate()
+            await processor.republish_opened()
             await queue.begun.wait()
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await until(lambda: broker.services.counters.stored_objects == 1)

@@ -78,7 +78,11 @@ class LoopbackQueue(RemoteQueue):
         self._made: dict[ReadPartition, None] = {}
         pointers = CompactedLogReader(lender, ManifestFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(
-            queue=lender, pointers=pointers, recent_pointers=RecentPointerCache(), hot=None, counters=Counters()
+            queue=lender,
+            pointers=pointers,
+            recent_pointers=RecentPointerCache(),
+            recent_batches=None,
+            counters=Counters(),
         )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))

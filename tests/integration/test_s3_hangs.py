@@ -81,7 +81,7 @@ async def stored_batches(
             async with memq.aio.Producer(broker.address) as producer:
                 for value in VALUES:
                     await (await producer.send("clicks", value))
-            broker.services.hot.clear()
+            broker.services.recent_batches.clear()
             yield broker, proxy, {**keys, **times, "data_path": data_path}
         finally:
             proxy.choose = lambda method, ranged: None

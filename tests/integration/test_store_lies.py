@@ -68,7 +68,7 @@ async def stored_batches(place: S3Place, proxy: FaultProxy) -> AsyncIterator[tup
         async with memq.aio.Producer(broker.address) as producer:
             for number in range(BATCHES):
                 await (await producer.send("clicks", b"%d" % number))
-        broker.services.hot.clear()  # READ must ask the store
+        broker.services.recent_batches.clear()  # READ must ask the store
         yield broker.address, keys
     finally:
         await broker.close()

@@ -50,8 +50,8 @@ OWNERSHIP_BUGS = (
         "memq.broker.partition.topic_processor",
         "TopicProcessor.pump",
         swap(
-            "may_publish = self._publishing is None and not self._restate",
-            "self._publishing, may_publish = None, not self._restate",
+            "may_publish = self._publishing is None and not self._opened_is_due",
+            "self._publishing, may_publish = None, not self._opened_is_due",
         ),
         level="calm",
     ),

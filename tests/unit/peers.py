@@ -212,7 +212,7 @@ class House:
             queue=MemoryQueue(runtime.clock),
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=self.pool,
-            hot=self.hot,
+            recent_batches=self.hot,
             limits=Quotas(SystemClock(), NO_CLIENT_LIMITS),
             spool=no_spool(runtime, self.pool),
             counters=Counters(),

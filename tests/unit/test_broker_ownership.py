@@ -301,14 +301,14 @@ def test_opened_is_said_again_when_half_the_window_is_over_and_there_are_names()
     own.state()
     own.published(0, pointer("opened", 2), own.queue_time_ms())
     own.prove(own.opened_s + 60)
-    assert (own.must_restate(), own.named_since_ms()) == (False, 0)
+    assert (own.must_republish_opened(), own.named_since_ms()) == (False, 0)
     own.learn([NamedProducer(producer=8, epoch=1, last_sequence=1)], 1_000)
-    assert (own.must_restate(), own.named_since_ms()) == (True, 1_000_000)
+    assert (own.must_republish_opened(), own.named_since_ms()) == (True, 1_000_000)
     own.published(1, pointer("opened", 2), own.queue_time_ms() - 30_000)
-    assert not own.must_restate()
+    assert not own.must_republish_opened()
     own.published(2, pointer("data", 2, 0, 0, 1), own.queue_time_ms())
     own.prove(own.proof_s + 0.001)
-    assert own.must_restate()
+    assert own.must_republish_opened()
 
 
 def test_a_tail_that_is_read_from_further_back_begins_with_nothing() -> None:

@@ -334,7 +334,7 @@ def test_pointers_of_an_answer_stay_within_its_bytes() -> None:
 def test_blocks_of_an_answer_stay_within_the_memory_that_is_free_for_them(spare_bytes: int, count: int) -> None:
     async def work() -> None:
         handlers = Handlers()
-        handlers.services.hot = SimpleNamespace(read=lambda key, offset, length: bytes(length))
+        handlers.services.recent_batches = SimpleNamespace(read=lambda key, offset, length: bytes(length))
         for offset in range(3):
             location = Location(store="main", key="k", offset=0, length=10)
             handlers.recent.add(partition_of(ref(1)), RecentPointer(Entry(offset, offset, BODY), location))

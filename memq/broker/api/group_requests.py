@@ -206,7 +206,7 @@ class GroupRequests:
                     continue
                 if location.length > bytes_max:
                     break
-                blocks = self._services.hot.read(location.key, location.offset, location.length)
+                blocks = self._services.recent_batches.read(location.key, location.offset, location.length)
                 if blocks is None:
                     break  # the consumer takes batches in order: it would drop later ones
                 entry.blocks_bytes = len(blocks)

@@ -95,10 +95,10 @@ class TopicRequests:
             raise NotFoundError(f"store {ask.store[:60]!a} is not one of this cluster")
         counters = self._services.counters
         counters.read_requests += 1
-        hot = None if ask.stored else self._services.hot.read(ask.key, ask.offset, ask.length)
-        if hot is not None:
+        found = None if ask.stored else self._services.recent_batches.read(ask.key, ask.offset, ask.length)
+        if found is not None:
             counters.read_hot_requests += 1
-        data = await _read(store, ask) if hot is None else hot
+        data = await _read(store, ask) if found is None else found
         counters.read_bytes += len(data)
         return data
 

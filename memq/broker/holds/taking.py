@@ -152,7 +152,7 @@ async def _pass_over(processor: TopicProcessor, unit: IncomingUnit) -> None:
             raise MovedError(f"{processor.name} lost its epoch")
     empty = NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number)
     own.learn([empty], processor.services.runtime.clock.wall_ms())
-    await processor.restate(waits=True)
+    await processor.republish_opened(waits=True)
 
 
 async def _read(

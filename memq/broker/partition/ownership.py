@@ -301,7 +301,7 @@ class Ownership:
         """Return the queue time from which on an opening must read to know all names; 0 without names."""
         return self.named_ms if len(self.named) else 0
 
-    def must_restate(self) -> bool:
+    def must_republish_opened(self) -> bool:
         """Whether `opened` must be published again, so that an opening reads at most W for the names."""
         return len(self.named) > 0 and self.queue_time_ms() - self.named_ms > self.dedup_window_ms // 2
 

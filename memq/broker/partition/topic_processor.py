@@ -105,8 +105,8 @@ class TopicProcessor:
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
-        self._restate = False
-        self._stating: list[asyncio.Future[None]] = []  # waiters until the queue has the remembered names
+        self._opened_is_due = False
+        self._opened_waiters: list[asyncio.Future[None]] = []  # waiters until the queue has the remembered names
         self._tasks = TaskOwner(self._failed, services.events)
         self.known = KnownBlocks(self, self._tasks)
         self.appender = Appender(self)
@@ -169,7 +169,7 @@ class TopicProcessor:
         self.changed.set()
         self.appender.redirect_streams()
         self._fail_ends(error)
-        _settle(self._stating, error)
+        _settle(self._opened_waiters, error)
 
     async def stop(self) -> None:
         """Stop at once; unpublished blocks stay unacked, or go to the next owner."""
@@ -261,7 +261,7 @@ class TopicProcessor:
         if self.own is not own or self.failure is not None:
             raise MovedError(f"{self.name} lost its epoch while a producer began")
         own.learn([NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)], clock.wall_ms())
-        await self._state()
+        await self._await_opened()
         check_instance(producer, begun)
         return NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)
 
@@ -276,7 +276,7 @@ class TopicProcessor:
         if epoch > producer.epoch or any(stream.producer_epoch < epoch == producer.epoch for stream in runs):
             await self.begin_producer(producer_id, epoch)
         elif sequence > producer.next:
-            await self._state()
+            await self._await_opened()
         check_instance(producer, epoch, sequence)
 
     async def proven_end(self) -> int:
@@ -294,7 +294,7 @@ class TopicProcessor:
         # Where the queue refuses by age, a pointer of an earlier owner may land until this owner is alone.
         behind_all = not self.services.queue.refuses_by_age or own.is_alone(own.published_s)
         if own.published_s <= asked_s and not (behind_all and await self._confirm(own)):
-            await self._state()
+            await self._await_opened()
         return own.known_end()
 
     async def _confirm(self, own: Ownership) -> bool:
@@ -329,25 +329,25 @@ class TopicProcessor:
         self.pump()
         await future
 
-    async def restate(self, *, waits: bool = False) -> None:
+    async def republish_opened(self, *, waits: bool = False) -> None:
         """Publish `opened` again, so that retention may delete the pointers before it.
 
         With `waits`, return after reading the queue up to it. Raises: MovedError, then.
         """
         if waits:
-            await self._state()
+            await self._await_opened()
             return
         if self.own is not None and self.failure is None:
-            self._restate = True
+            self._opened_is_due = True
             self.pump()
 
-    async def _state(self) -> None:
+    async def _await_opened(self) -> None:
         """Publish `opened` again, with all names; return after reading the queue up to it. Raises: MovedError."""
         if self.own is None or self.failure is not None:
             raise MovedError(f"{self.name} is not open any more")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._stating.append(future)
-        await self.restate()
+        self._opened_waiters.append(future)
+        await self.republish_opened()
         await future
 
     def pump_soon(self) -> None:
@@ -374,12 +374,12 @@ class TopicProcessor:
         """Execute the next steps of the ring."""
         if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
             return
-        self._restate = self._restate or self.own.must_restate()
-        may_publish = self._publishing is None and not self._restate
+        self._opened_is_due = self._opened_is_due or self.own.must_republish_opened()
+        may_publish = self._publishing is None and not self._opened_is_due
         plan = self.ring.plan(self._now(), may_publish=may_publish, growing=self._pump_scheduled)
         for slot in plan.uploads:
             self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
-        if self._publishing is None and (plan.publish is not None or self._ends or self._restate):
+        if self._publishing is None and (plan.publish is not None or self._ends or self._opened_is_due):
             work = f"publish {self.topic.name}/{self.partition} {self.own.epoch}"
             self._publishing = self._tasks.start(self._publish(plan.publish), work)
         if self._timer is not None:
@@ -426,7 +426,7 @@ class TopicProcessor:
         try:
             if head is not None:
                 await self._publish_batch(head)
-            elif self._restate:
+            elif self._opened_is_due:
                 await self._publish_opened()
             else:
                 await self._publish_ends()
@@ -476,7 +476,7 @@ class TopicProcessor:
         slot.release_tickets()
         del self._sealed[slot.number]
         batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.drop_blocks(), slot.bytes)
-        self.services.hot.add(batch)
+        self.services.recent_batches.add(batch)
 
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store.
@@ -525,7 +525,7 @@ class TopicProcessor:
     async def _publish_opened(self) -> None:
         """Publish `opened` again; waiters also need the queue read up to it."""
         own, origin, now_ms = self.owned(), self._origin(), self.services.runtime.clock.wall_ms()
-        waiting = list(self._stating)
+        waiting = list(self._opened_waiters)
 
         def build() -> Pointer:
             adopted = own.next_adopted()
@@ -536,8 +536,8 @@ class TopicProcessor:
         await publisher.publish(build, None)
         if waiting and own.unread:
             await publisher.read_to_end()
-        del self._stating[: len(waiting)]
-        self._restate = bool(self._stating)
+        del self._opened_waiters[: len(waiting)]
+        self._opened_is_due = bool(self._opened_waiters)
         _settle(waiting)
 
     # ---- the end of an epoch -----------------------------------------------------------------------
@@ -557,8 +557,8 @@ class TopicProcessor:
         """End the epoch, if any; keep blocks acked with ack=1, and release the others."""
         own, self.own = self.own, None
         self.services.recent_pointers.forget(self.read_partition)
-        _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
-        self._stating = []
+        _settle(self._opened_waiters, MovedError(f"{self.name} lost its epoch"))
+        self._opened_waiters = []
         if own is None:
             return
         self._sealed.clear()
