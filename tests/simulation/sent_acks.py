@@ -94,7 +94,7 @@ class SentAcks:
 
     def note(self, stream: Stream, next_sequence: int, epoch: int) -> None:
         """An owner sends an ack of all blocks of a stream below a sequence."""
-        topic, partition = stream.home.topic, stream.home.partition
+        topic, partition = stream.target.topic, stream.target.partition
         if topic.name == AUDIT_TOPIC:
             return
         self._monitor.acks(topic.id, partition, epoch)

@@ -254,7 +254,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("row", table().rows, ids=lambda row: row.name)
 def test_each_row_names_its_resources(row: Operation[Any]) -> None:
     ask, resources = EXAMPLES[row.message]
-    stream = SimpleNamespace(home=SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3))
+    stream = SimpleNamespace(target=SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3))
     call = call_of(ask, SimpleNamespace(streams={5: stream}), 5)
     assert [(each.kind.value, each.name) for each in row.resources(call)] == resources
 

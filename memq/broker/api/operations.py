@@ -244,7 +244,7 @@ def _partition(
 def _partition_of_stream(call: Call[Close]) -> list[Resource]:
     """Return none when the stream is not open: the handler refuses that."""
     stream = call.connection.streams.get(call.stream)
-    return [] if stream is None else [_one_partition(stream.home.topic.name, stream.home.partition)]
+    return [] if stream is None else [_one_partition(stream.target.topic.name, stream.target.partition)]
 
 
 def _polled_partitions(call: Call[PollEntries]) -> list[Resource]:

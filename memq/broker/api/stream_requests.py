@@ -41,7 +41,7 @@ class StreamRequests:
             raise InvalidRequestError(f"acks {ask.acks} or sequence {ask.sequence} is out of range")
         old = connection.streams.pop(number, None)
         if old is not None:
-            old.home.close_stream(old)
+            old.target.close_stream(old)
         _check_room(connection.streams)  # first: a named producer's instance fences older ones
         if ask.producer_epoch and ask.acks != AckLevel.ALL:
             raise InvalidRequestError("a named producer has acks=all")
@@ -71,14 +71,14 @@ class StreamRequests:
         stream = call.connection.streams.pop(call.stream, None)
         if stream is None:
             raise NotFoundError(f"stream {call.stream} is not open")
-        stream.home.close_stream(stream)
+        stream.target.close_stream(stream)
         end = ProducerEnd(
             producer=stream.producer_id,
             next_sequence=checked_sequence(ask.next_sequence),
             burned=_burned(ask.burned),
             acks=stream.acks,
         )
-        await stream.home.end_producer(end)
+        await stream.target.end_producer(end)
         return Done()
 
     async def forward(self, call: Call[Forward]) -> Answer:

@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             self._region = None
         self._intake.forget(self)
         for stream in self.streams.values():
-            stream.home.close_stream(stream)
+            stream.target.close_stream(stream)
         self.streams.clear()
         self._handler.disconnected(self)
 
@@ -277,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
                     _check_beginning(stream, view[at + FRAME_PREFIX_BYTES : stop], length)
             at = stop
         for stream in touched:
-            stream.home.appended(stream)
+            stream.target.appended(stream)
         return at, need
 
     def _stream(self, number: int) -> Stream:
@@ -289,8 +289,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
         """Append the sound blocks from `at` on to their partition; return where they end, 0 without any."""
-        home = stream.home
-        blocks_max, bytes_max = home.room(stream, now_s)
+        target = stream.target
+        blocks_max, bytes_max = target.room(stream, now_s)
         if not blocks_max:
             return 0
         run = sound_run(
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             slab,
             at,
             end,
-            oldest_ms=(now_s - self.ready_s) * 1000 - home.delivery_timeout_ms,
+            oldest_ms=(now_s - self.ready_s) * 1000 - target.delivery_timeout_ms,
             blocks_max=blocks_max,
             bytes_max=bytes_max,
         )
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _append(self, stream: Stream, run: BlockRun, now_s: float) -> None:
         """Append checked blocks to their partition, or close their stream with the reason."""
-        outcome = stream.home.append(stream, run, now_s)
+        outcome = stream.target.append(stream, run, now_s)
         if outcome is ACCEPTED:
             counters = self._services.counters
             counters.received_blocks += len(run.extents)
@@ -329,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
             first = header.first_sequence
             if first != stream.expected:
                 raise OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
-            timeout_ms = stream.home.delivery_timeout_ms
+            timeout_ms = stream.target.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
         except MemqError as error:
@@ -345,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
             self.send_redirect(stream, outcome.address)
             return
         error, services, soft = outcome.error, self._services, isinstance(outcome, Throttled)
-        text, retry_after_ms = f"{self.peer} {stream.home.name}: {error}", THROTTLE_MS
+        text, retry_after_ms = f"{self.peer} {stream.target.name}: {error}", THROTTLE_MS
         if isinstance(error, OverLimitError):
             retry_after_ms = error.retry_after_ms
             services.events.info("over-limit", f"{self.peer}, {'soft' if soft else 'hard'}: {error}")
@@ -470,10 +470,11 @@ def _check_beginning(stream: Stream, beginning: memoryview, length: int) -> None
         return
     if header.length != length:
         raise ProtocolError(f"WRITE of {length} bytes, but its block has {header.length}")
-    if (header.scope, header.producer_id) != (stream.home.scope, stream.producer_id):
+    if (header.scope, header.producer_id) != (stream.target.scope, stream.producer_id):
         raise ProtocolError(
-            f"WRITE on stream {stream.number} of scope {stream.home.scope:08x} and producer {stream.producer_id:016x}, "
-            f"but its block is of scope {header.scope:08x} and producer {header.producer_id:016x}"
+            f"WRITE on stream {stream.number} of scope {stream.target.scope:08x} and producer "
+            f"{stream.producer_id:016x}, but its block is of scope {header.scope:08x} and producer "
+            f"{header.producer_id:016x}"
         )
 
 

@@ -207,7 +207,7 @@ def sound_run(
     `oldest_ms` is the least first-sent time to accept. The run has at most `blocks_max` blocks, and ends with the block
     that reaches `bytes_max`, which includes frame prefixes.
     """
-    first, home = stream.expected, stream.home
+    first, target = stream.expected, stream.target
     if first < stream.producer.next or first >= _FIRST_END:
         return BlockRun([], first, first, 0)  # perhaps copies, or too close to SEQUENCE_END
     kind = Api.WRITE | stream.number << 16
@@ -219,7 +219,7 @@ def sound_run(
         kind,
         stream.producer_id,
         stream.producer_epoch,
-        home.scope,
+        target.scope,
         first,
         math.ceil(oldest_ms),
         blocks_max,

@@ -184,14 +184,13 @@ class ProducerState:
 class Stream:
     """One stream of blocks: dense sequences of one producer for one partition through one front door.
 
-    `limiters` are the limits of its client; None: its blocks were counted before, so no limit applies to them.
-    With `positions`, its acks have the positions of its records.
+    `target` is the partition. `limiters` are the limits of its client; None: its blocks were counted before, so no
+    limit applies to them. With `positions`, its acks have the positions of its records.
     """
 
     __slots__ = (
         "acks",
         "expected",
-        "home",
         "limiters",
         "number",
         "open",
@@ -200,13 +199,14 @@ class Stream:
         "producer_epoch",
         "producer_id",
         "sink",
+        "target",
     )
 
     def __init__(
         self,
         number: int,
         sink: AckSink,
-        home: Partition,
+        target: Partition,
         producer: ProducerState,
         acks: int,
         sequence: int,
@@ -217,7 +217,7 @@ class Stream:
     ) -> None:
         self.number = number
         self.sink = sink
-        self.home = home
+        self.target = target
         self.producer = producer
         self.producer_id = producer.id
         self.producer_epoch = producer_epoch
