@@ -6,7 +6,7 @@ The truth is the checker's: which sequences lie in the log, as the bytes in the 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from memq.audit.checks.object_reads import ReadObject, read_by_ranges
@@ -25,22 +25,22 @@ from tests.simulation.reader import LogEntry, Source, delivered_twice
 WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.UNREAD)
 
 
-class WornQueue:
-    """A queue whose pointer at one offset can't be read any more. See `memq.notification.PointerReader`."""
+class BoundedQueue:
+    """A queue whose logs end where `logs` end; later pointers are left out. See `memq.notification.PointerReader`."""
 
-    def __init__(self, queue: PointerReader, partition: ReadPartition, offset: int) -> None:
+    def __init__(self, queue: PointerReader, logs: Mapping[ReadPartition, ReadLog]) -> None:
         self._queue = queue
-        self._worn = (partition, offset)
+        self._ends = {partition: len(log.entries) for partition, log in logs.items()}
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
-        entries = await self._queue.read(partition, offset, bytes_max)
-        worn = (replace(entry, body=b"") if (partition, entry.offset) == self._worn else entry for entry in entries)
-        return Entries(worn, entries.next)
+        return await self._queue.read(partition, offset, bytes_max)
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
-        return await self._queue.span(partition)
+        span = await self._queue.span(partition)
+        end = min(span.end, self._ends.get(partition, 0))
+        return Span(min(span.begin, end), end)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
@@ -49,6 +49,22 @@ class WornQueue:
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
         await self._queue.wait(ends, timeout_s)
+
+
+class WornQueue(BoundedQueue):
+    """A queue whose pointer at one offset can't be read any more."""
+
+    def __init__(
+        self, queue: PointerReader, logs: Mapping[ReadPartition, ReadLog], partition: ReadPartition, offset: int
+    ) -> None:
+        super().__init__(queue, logs)
+        self._worn = (partition, offset)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        """See `PointerReader.read`."""
+        entries = await super().read(partition, offset, bytes_max)
+        worn = (replace(entry, body=b"") if (partition, entry.offset) == self._worn else entry for entry in entries)
+        return Entries(worn, entries.next)
 
 
 class AuditRules:
@@ -71,7 +87,7 @@ class AuditRules:
     async def check(self, now_s: float, draw: random.Random) -> None:
         """Audit the log as it is, then as it would be without one thing that was drawn."""
         now_ms = int(EPOCH_MS + now_s * 1000)
-        self._check_sound(await self._settled_audit(now_ms))
+        self._check_sound(*await self._settled_audit(now_ms))
         named = [
             (partition, entry)
             for partition, log in self._logs.items()
@@ -81,30 +97,34 @@ class AuditRules:
         if named:
             await self._check_damaged(*draw.choice(named), now_ms, draw)
 
-    async def _settled_audit(self, now_ms: int) -> Verdict:
-        """Audit until retention took no pointers meanwhile: else what was read is more than what is there."""
+    async def _settled_audit(self, now_ms: int) -> tuple[Verdict, Mapping[ReadPartition, ReadLog]]:
+        """Audit the logs up to their present ends: delayed records land later. Return these logs, too.
+
+        It repeats until retention took no pointers meanwhile: else what was read is more than what is there.
+        """
         while True:
-            begins = [log.begin for log in self._logs.values()]
-            verdict = await audit(self._topic, self._queue, object_reader(self._objects), now_ms)
-            if begins == [log.begin for log in self._logs.values()]:
-                return verdict
+            logs = {partition: log.snapshot() for partition, log in self._logs.items()}
+            queue = BoundedQueue(self._queue, logs)
+            verdict = await audit(self._topic, queue, object_reader(self._objects), now_ms)
+            if all(log.begin == self._logs[partition].begin for partition, log in logs.items()):
+                return verdict, logs
 
     # ---- a sound log -------------------------------------------------------------------------------
 
-    def _check_sound(self, verdict: Verdict) -> None:
+    def _check_sound(self, verdict: Verdict, logs: Mapping[ReadPartition, ReadLog]) -> None:
         for kind in WRONG:
             found = verdict.finding(kind)
-            holes = self._batch_holes() if kind is Kind.BATCH_HOLE else 0
+            holes = _batch_holes(logs.values()) if kind is Kind.BATCH_HOLE else 0
             if found.count != holes:
                 where = f": {found.findings[0]}" if found.findings else ""
                 self._fail(f"the audit names {found.count} of '{kind.value}', not {holes}{where}")
-        twice = [delivered_twice(log.entries[log.begin :]) for log in self._logs.values()]
+        twice = [delivered_twice(log.entries[log.begin :]) for log in logs.values()]
         records = sum(ranges.total for sources in twice for ranges in sources.values())
         found = verdict.finding(Kind.DOUBLED)
         if found.count != records:
             where = f", the first at {found.findings[0]}" if found.findings else ""
             self._fail(f"the audit of a sound log names {found.count} of 'doubled'{where}, {records} are there twice")
-        lying, landed = self.sequences(left=True), self.sequences(left=False)
+        lying, landed = (_sequences(logs.values(), left=left) for left in (True, False))
         for balance in verdict.balances:
             there = lying.pop((balance.partition, balance.producer), {})
             if balance.delivered != len(there):
@@ -122,33 +142,9 @@ class AuditRules:
         if lying:
             self._fail(f"the audit does not know the producers {list(lying)[:3]}")
 
-    def _batch_holes(self) -> int:
-        """Return how many batches are missing before others of their epoch, in logs that were cut."""
-        numbers: dict[tuple[int, int], set[int]] = {}
-        begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
-        for log in self._logs.values():
-            firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
-            for entry in log.entries if log.cut_at is not None else ():
-                epoch = (entry.pointer.partition, entry.pointer.epoch)
-                if entry.offset >= log.begin > 0:
-                    firsts_left.setdefault(*epoch)
-                if entry.offset < log.begin or firsts_left.get(epoch[0]) == epoch[1]:
-                    begun[epoch] = None
-                if entry.offset < log.begin:
-                    continue
-                if entry.pointer.kind == "data":
-                    numbers.setdefault(epoch, set()).add(entry.pointer.batch_sequence)
-        firsts = {epoch: min(found) if epoch in begun else 0 for epoch, found in numbers.items()}
-        return sum(max(found) + 1 - firsts[epoch] - len(found) for epoch, found in numbers.items())
-
-    def sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
-        """Return the sequences that ever landed, or those that retention has left, by producer."""
-        found: dict[Source, dict[int, None]] = {}
-        for log in self._logs.values():
-            for entry in log.entries[log.begin if left else 0 :]:
-                for block in entry.blocks:
-                    found.setdefault(block.source, {}).update(dict.fromkeys(range(block.first, block.following)))
-        return found
+    def sequences(self) -> dict[Source, dict[int, None]]:
+        """Return the sequences that ever landed, by producer."""
+        return _sequences(self._logs.values(), left=False)
 
     # ---- a damaged log -----------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class AuditRules:
             body[location.offset + draw.randrange(location.length)] ^= 1 << draw.randrange(8)
             objects[location.key] = bytes(body)
         else:
-            queue = WornQueue(queue, partition, entry.offset)
+            queue = WornQueue(queue, self._logs, partition, entry.offset)
         verdict = await audit(self._topic, queue, object_reader(objects), now_ms)
         if entry.offset < self._logs[partition].begin:
             return  # retention took it meanwhile
@@ -199,3 +195,33 @@ def object_reader(objects: Mapping[str, bytes]) -> ReadObject:
         return await read_by_ranges(read_range, location)
 
     return read
+
+
+def _batch_holes(logs: Iterable[ReadLog]) -> int:
+    """Return how many batches are missing before others of their epoch, in logs that were cut."""
+    numbers: dict[tuple[int, int], set[int]] = {}
+    begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
+    for log in logs:
+        firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
+        for entry in log.entries if log.cut_at is not None else ():
+            epoch = (entry.pointer.partition, entry.pointer.epoch)
+            if entry.offset >= log.begin > 0:
+                firsts_left.setdefault(*epoch)
+            if entry.offset < log.begin or firsts_left.get(epoch[0]) == epoch[1]:
+                begun[epoch] = None
+            if entry.offset < log.begin:
+                continue
+            if entry.pointer.kind == "data":
+                numbers.setdefault(epoch, set()).add(entry.pointer.batch_sequence)
+    firsts = {epoch: min(found) if epoch in begun else 0 for epoch, found in numbers.items()}
+    return sum(max(found) + 1 - firsts[epoch] - len(found) for epoch, found in numbers.items())
+
+
+def _sequences(logs: Iterable[ReadLog], *, left: bool) -> dict[Source, dict[int, None]]:
+    """Return the sequences that ever landed, or those that retention has left, by producer."""
+    found: dict[Source, dict[int, None]] = {}
+    for log in logs:
+        for entry in log.entries[log.begin if left else 0 :]:
+            for block in entry.blocks:
+                found.setdefault(block.source, {}).update(dict.fromkeys(range(block.first, block.following)))
+    return found

@@ -245,7 +245,7 @@ class Scenario:
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
         work.result()
-        self.audits.finish(rules.sequences(left=False))
+        self.audits.finish(rules.sequences())
         if self.auditor is not None:
             self.auditor.wait()
         if self.plan.shape.audit_interval_ms:

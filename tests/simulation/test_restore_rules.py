@@ -4,58 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
-from memq.broker.restore.rebuild import BatchLocation, Rebuilder, find_batch
-from memq.format.key import object_key
 from memq.runtime.clock import SystemClock
-from memq.topic import ReadPartition
 from tests.brokers import run
-from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import object_bytes, read_entry
-from tests.simulation.restore_rules import STORE, RestoreRules
-from tests.unit.sealed_batches import TOPIC, batch, block, joined
-
-BATCHES = 3
-PARTITION = ReadPartition(TOPIC.name, TOPIC.id, 0)
+from tests.simulation.restore_rules import RestoreRules
+from tests.simulation.stored_log import BATCHES, PARTITION, StoredLog
+from tests.unit.sealed_batches import TOPIC, block
 
 
-class LiveCluster:
-    """A store with one object for each batch, and the log that names them: a cluster changes both at any moment."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.log = ReadLog()
-        self.findings: list[str] = []
-        for number in range(BATCHES):
-            self.land(number)
-
-    def land(self, number: int) -> None:
-        """Store one more batch of one record, and let its pointer land."""
-        key = object_key("c-1", TOPIC.name, TOPIC.id, 0, 4, number, 1)
-        self.objects[key] = joined((batch(number), [block(number, [b"%d" % number])]))
-        found = find_batch(BatchLocation(key, 0, 4, number), self.objects[key], TOPIC)
-        pointer = Rebuilder(TOPIC, "c-1", STORE).pointer(found)
-        assert pointer is not None
-        entry = read_entry(number, 0, pointer, partial(object_bytes, self.objects))
-        self.log.entries.append(entry)
-        self.log.stream += self.log.reader.take(entry)
-
-    def store(self, number: int, *blocks: bytes) -> None:
-        """Store one more batch without a pointer."""
-        key = object_key("c-1", TOPIC.name, TOPIC.id, 0, 4, number, 1)
-        self.objects[key] = joined((batch(number), list(blocks)))
-
-    def lose(self, number: int) -> None:
-        """Take the object of a batch from the store, though the log names it."""
-        del self.objects[self.log.entries[number].pointer.locations[0].key]
-
-    def expire(self, number: int) -> None:
-        """Let retention take the pointers up to a batch, then the object of this batch."""
-        self.log.leave_queue(number + 1)
-        self.objects.pop(self.log.entries[number].pointer.locations[0].key, None)
+class LiveCluster(StoredLog):
+    """A log that is restored."""
 
     def restore(
         self,
@@ -73,9 +33,10 @@ class LiveCluster:
                 meanwhile()
                 return killed_after
 
-        rules = RestoreRules("c-1", TOPIC, self.objects, {PARTITION: self.log}, self.findings.append, repeats)
+        findings: list[str] = []
+        rules = RestoreRules("c-1", TOPIC, self.objects, {PARTITION: self.log}, findings.append, repeats)
         run(rules.check(SystemClock(), Draw()))
-        return self.findings
+        return findings
 
 
 @pytest.mark.parametrize("killed_after", range(BATCHES + 1))
