@@ -255,11 +255,12 @@ class GroupCoordinator:
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
+            planned_ms = {name: member.heard_ms for name, member in after.members.items()}
             try:
                 await self._propose(difference(group, before, after))
             except StalePlanError:
                 continue
-            self._heard_in(group).next_ms = 0
+            self._take_heard(group, after, planned_ms)
             return ends
 
     async def _propose(self, decision: Decision) -> None:
@@ -302,6 +303,16 @@ class GroupCoordinator:
             member.heard_ms = self._heard_ms(heard, name, member)
         if len(heard.at_ms) > len(state.members):
             heard.at_ms = {name: at_ms for name, at_ms in heard.at_ms.items() if name in state.members}
+
+    def _take_heard(self, group: str, after: Group, planned_ms: Mapping[str, int]) -> None:
+        """Note when the members of a decision that counts were heard, before the next decision is made.
+
+        Else that one would expire members that have just joined, whose requests have no answer yet.
+        """
+        heard = self._heard_in(group)
+        for name, member in after.members.items():
+            heard.at_ms[name] = max(self._heard_ms(heard, name, member), planned_ms[name])
+        heard.next_ms = 0
 
     def _may_be_silent(self, group: str, state: Group) -> bool:
         """Whether a member is silent for its session time-out. The members are checked only when one can be."""
