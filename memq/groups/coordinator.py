@@ -89,7 +89,6 @@ class GroupCoordinator:
         state = self._machine.membership(group)
         if member not in state.members:
             raise GenerationFencedError(f"member '{member}' has left group '{group}' again")
-        self._note(group, member)
         return state.membership(member)
 
     async def heartbeat(
@@ -255,12 +254,14 @@ class GroupCoordinator:
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
-            planned_ms = {name: member.heard_ms for name, member in after.members.items()}
+            asking = self._asking(group, after)
             try:
                 await self._propose(difference(group, before, after))
             except StalePlanError:
                 continue
-            self._take_heard(group, after, planned_ms)
+            for member in asking:  # at once: the next decision would expire members whose joins have no answer yet
+                self._note(group, member)
+            self._heard_in(group).next_ms = 0
             return ends
 
     async def _propose(self, decision: Decision) -> None:
@@ -304,15 +305,10 @@ class GroupCoordinator:
         if len(heard.at_ms) > len(state.members):
             heard.at_ms = {name: at_ms for name, at_ms in heard.at_ms.items() if name in state.members}
 
-    def _take_heard(self, group: str, after: Group, planned_ms: Mapping[str, int]) -> None:
-        """Note when the members of a decision that counts were heard, before the next decision is made.
-
-        Else that one would expire members that have just joined, whose requests have no answer yet.
-        """
+    def _asking(self, group: str, after: Group) -> list[str]:
+        """Return the members that the changes of a decision have heard: those that join, or send a heartbeat."""
         heard = self._heard_in(group)
-        for name, member in after.members.items():
-            heard.at_ms[name] = max(self._heard_ms(heard, name, member), planned_ms[name])
-        heard.next_ms = 0
+        return [name for name, each in after.members.items() if each.heard_ms > self._heard_ms(heard, name, each)]
 
     def _may_be_silent(self, group: str, state: Group) -> bool:
         """Whether a member is silent for its session time-out. The members are checked only when one can be."""

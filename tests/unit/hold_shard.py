@@ -115,8 +115,10 @@ def on_shard(work: Callable[[Shard], Awaitable[None]], machine: HoldMachine | No
 
     async def run() -> None:
         shard = Shard(machine)
-        await work(shard)
-        await shard.tasks.stop()
+        try:
+            await work(shard)
+        finally:
+            await shard.tasks.stop()
         assert shard.failures == []
 
     run_skipping(run())

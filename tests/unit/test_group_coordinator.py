@@ -87,8 +87,10 @@ def hosted(work: Callable[[Hosted], Awaitable[None]]) -> None:
     async def run() -> None:
         made = Hosted()
         await skip(BEGIN_S)
-        await work(made)
-        await made.tasks.stop()
+        try:
+            await work(made)
+        finally:
+            await made.tasks.stop()
 
     run_skipping(run())
 
@@ -127,7 +129,7 @@ def test_a_coordinator_refuses_what_is_not_valid_before_a_decision() -> None:
         for member, session_ms in (("", SESSION_MS), ("b", 0)):
             with pytest.raises(InvalidRequestError):
                 await coordinator.join("g", member, LOGS, session_ms)
-        assert len(made.log.applied) == count
+        assert (len(made.log.applied), made.log.proofs) == (count, 1), "one for `describe`"
         assert made.members() == ["a"]
 
     hosted(work)
@@ -170,6 +172,35 @@ def test_a_member_whose_join_has_no_answer_yet_is_not_removed_as_silent() -> Non
         await asyncio.wait(joins)
         assert made.members() == ["a", "b", "c"]
         assert (await made.beat("a")).revoking, "it gives partitions to the others, and has them until then"
+
+    hosted(work)
+
+
+def test_the_time_of_a_member_begins_when_its_join_counts() -> None:
+    """A queue that is away for a minute delays the decision; the member learns of its join then."""
+
+    async def work(made: Hosted) -> None:
+        made.log.delay_s = 60
+        joins = await made.joins("a", "b")
+        made.log.delay_s = 0
+        await asyncio.wait(joins)
+        await skip(SESSION_S - 0.1)
+        await made.coordinator.expire()
+        assert made.members() == ["a", "b"]
+        await skip(0.2)
+        await made.coordinator.expire()
+        assert made.members() == []
+
+    hosted(work)
+
+
+def test_a_deletion_that_is_refused_forgets_no_times() -> None:
+    async def work(made: Hosted) -> None:
+        await made.join("a")
+        with pytest.raises(InvalidRequestError, match="active members"):
+            await made.coordinator.delete_group("g")
+        await made.join("b")
+        assert made.members() == ["a", "b"]
 
     hosted(work)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 from collections.abc import Awaitable
 from typing import cast
 
@@ -16,6 +18,7 @@ from memq.errors import (
     ThrottledError,
 )
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
+from memq.format.key import held_object_key
 from memq.holds import keeper as keeper_module
 from memq.holds.keeper import (
     BLOCK_COST,
@@ -85,8 +88,42 @@ def test_a_caller_that_gives_up_does_not_take_the_outcome_from_another() -> None
     on_shard(work)
 
 
+def test_an_error_that_no_caller_waits_for_is_no_warning() -> None:
+    async def work(shard: Shard) -> None:
+        warnings: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: warnings.append(context))
+        shard.store.delay_s = 1
+        shard.store.errors = [StoreError("away")]
+        sent = asyncio.create_task(shard.keeper.hold([shard.new(1)]))
+        await skip(0.5)
+        sent.cancel()
+        await skip(1)
+        assert shard.store.errors == []
+        del sent
+        gc.collect()
+        assert warnings == []
+
+    on_shard(work)
+
+
+def test_the_key_of_an_object_has_64_random_bits() -> None:
+    class Ones(random.Random):
+        def getrandbits(self, k: int) -> int:
+            return (1 << k) - 1
+
+    async def work(shard: Shard) -> None:
+        shard.runtime.random.__class__ = Ones
+        await shard.keeper.hold([shard.new(1)])
+        ((key, _),) = shard.store.puts
+        assert key == held_object_key("memq", (1 << 64) - 1, shard.now_ms())
+
+    on_shard(work)
+
+
 def test_a_keeper_stores_a_few_objects_at_once_and_what_arrives_meanwhile_goes_into_the_next() -> None:
     async def work(shard: Shard) -> None:
+        await shard.keeper.hold([shard.new(99)])
+        shard.store.puts.clear()
         shard.store.delay_s = 1
         sent = []
         for producer in range(STORES_AT_ONCE + 3):
@@ -230,15 +267,17 @@ def test_an_object_takes_blocks_up_to_its_size(monkeypatch: pytest.MonkeyPatch) 
     on_shard(work)
 
 
-@pytest.mark.parametrize("lane", ["", "é.1"])
-def test_a_decision_names_as_many_blocks_as_fit(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lane", "spare", "sizes"), [("", 0, [4, 1]), ("é.1", 0, [4, 1]), ("é.1", -1, [3, 2])])
+def test_a_decision_names_as_many_blocks_as_fit(
+    lane: str, spare: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = sum(PLACE_COST + len(each.topic) + len(each.topic_id) + len(lane.encode()) for each in (A, B))
-    monkeypatch.setattr(keeper_module, "DECISION_BYTES", names + 4 * BLOCK_COST)
+    monkeypatch.setattr(keeper_module, "DECISION_BYTES", names + 4 * BLOCK_COST + spare)
 
     async def work(shard: Shard) -> None:
         blocks = [shard.new(each, (A, B)[each % 2], lane=lane) for each in range(5)]
         await shard.keeper.hold(blocks)
-        assert fits(shard) == [4, 1]
+        assert fits(shard) == sizes
 
     on_shard(work)
 

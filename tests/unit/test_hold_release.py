@@ -108,7 +108,7 @@ def test_records_of_several_targets_become_one_decision_with_a_unit_for_each() -
 
 
 def test_a_unit_takes_so_many_blocks_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "UNIT_BLOCKS_MAX", 3)
+    monkeypatch.setattr(keeper_module, "UNIT_BLOCKS_MAX", 4)
     monkeypatch.setattr(keeper_module, "UNIT_BYTES_MAX", 10)
 
     async def work(shard: Shard) -> None:
@@ -117,8 +117,8 @@ def test_a_unit_takes_so_many_blocks_and_so_many_bytes(monkeypatch: pytest.Monke
         await skip(20)
         shard.run()
         await skip(1)
-        assert shard.units() == [(A, 1, [0, 1, 2]), (A, 2, [3, 4]), (A, 3, [5]), (A, 4, [6]), (A, 5, [7])]
-        assert [number for _, _, number, _ in shard.appended] == [1, 2, 3, 4, 5]
+        assert shard.units() == [(A, 1, [0, 1, 2, 3]), (A, 2, [4, 5]), (A, 3, [6]), (A, 4, [7])]
+        assert [number for _, _, number, _ in shard.appended] == [1, 2, 3, 4]
         assert len(shard.decisions(ReleaseDecision)) == 1
 
     on_shard(work)
@@ -278,6 +278,19 @@ def test_a_unit_that_its_target_does_not_take_is_tried_again_with_a_growing_paus
     on_shard(work)
 
 
+def test_an_error_that_no_target_answers_ends_the_keeper() -> None:
+    async def run() -> None:
+        shard = Shard()
+        shard.refusals = [PermissionError("a fault of the program")]
+        shard.run()
+        await shard.keeper.hold([shard.new(1, due_s=1)])
+        await skip(2)
+        assert [type(error) for error in shard.failures] == [PermissionError]
+        await shard.tasks.stop()
+
+    run_skipping(run())
+
+
 def test_units_that_another_machine_released_are_carried_out() -> None:
     async def work(shard: Shard) -> None:
         shard.run()
@@ -323,7 +336,7 @@ def test_a_target_whose_units_are_done_begins_with_the_next_number() -> None:
             await shard.keeper.hold([shard.new(producer, due_s=1)])
             await skip(2)
         assert [(number, producers) for _, _, number, producers in shard.appended] == [(1, [1]), (2, [2]), (3, [3])]
-        assert shard.keeper._sent == {}, "else it grows with each target"
+        assert (shard.keeper._sent, shard.keeper._due) == ({}, {}), "else they grow with each target"
 
     on_shard(work)
 

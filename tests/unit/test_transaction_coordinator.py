@@ -24,6 +24,7 @@ from memq.transactions.coordinator import LOOK_S, UNUSED_MS, TransactionCoordina
 from memq.transactions.machine import (
     ANY_BLOCKS,
     MACHINE,
+    AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
     TransactionalId,
@@ -91,8 +92,10 @@ def coordinated(work: Callable[[Coordinated], Awaitable[None]]) -> None:
 
     async def run() -> None:
         made = Coordinated()
-        await work(made)
-        await made.shard.tasks.stop()
+        try:
+            await work(made)
+        finally:
+            await made.shard.tasks.stop()
 
     run_skipping(run())
 
@@ -220,6 +223,7 @@ def test_an_operator_settles_an_open_transaction() -> None:
 
 def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() -> None:
     async def work(made: Coordinated) -> None:
+        await made.begin(TransactionalId("idle", ""))
         instance = await made.begin()
         made.shard.tasks.start(made.coordinator.run(), "coordinator")
         await skip(1)
@@ -236,6 +240,7 @@ def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() ->
         assert made.open() == ["pay"], "the time of each transaction begins with it"
         await skip(1)
         assert made.open() == []
+        assert [each.id for each in made.decisions(AbortDecision)] == [ID] * 2
 
     coordinated(work)
 
