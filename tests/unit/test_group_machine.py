@@ -351,6 +351,27 @@ def test_a_portion_of_positions_takes_as_many_as_fit(monkeypatch: pytest.MonkeyP
     assert list(portions({})) == [{}]
 
 
+def test_a_decision_names_only_the_members_that_it_changes() -> None:
+    machine = GroupMachine()
+    names = []
+    for number, partition in enumerate((*LOGS, OTHER)):
+        before = machine.membership("g")
+        after = copy_of(before)
+        after.join(f"m{number}", shared_wanted([partition]), SESSION_MS, SESSION_MS - 1)
+        decision = difference("g", before, after)
+        names.append(sorted(decision.changed))
+        machine.apply(encode_decision(decision))
+    assert names == [[f"m{number}"] for number in range(5)]
+
+
+def test_a_position_that_is_imported_again_changes_nothing() -> None:
+    machine = GroupMachine()
+    for mark in (7, 8):
+        imported = {LOGS[0]: Committed(Position(LOGS[0].partition, 5), mark=mark)}
+        machine.apply(encode_decision(ImportDecision("g", 3, pack_positions(imported))))
+    assert machine.groups["g"].positions[LOGS[0]].mark == 7
+
+
 def test_a_new_member_has_made_no_commit() -> None:
     machine = GroupMachine()
     machine.apply(encode_decision(join(machine, "a")))
