@@ -59,6 +59,7 @@ class Target:
     async def named(self) -> list[tuple[int, int, int]]:
         """Return records, shard and number of each pointer that names a unit."""
         found = await pointers(self.broker, self.topic)
+        assert {name.epoch for each in found for name in each.named} <= {0}, "a shard has no instances"
         return [(each.records, name.producer, name.last_sequence) for each in found for name in each.named]
 
     async def batches(self) -> list[Pointer]:
@@ -130,6 +131,33 @@ def test_a_unit_in_the_ring_is_awaited_and_the_next_one_follows_it(monkeypatch: 
         named = await target.named()
         assert sum(records for records, _, _ in named if records) == 3
         assert sorted({(shard, number) for _, shard, number in named if shard == SHARD}) == [(SHARD, 1), (SHARD, 2)]
+
+    on_target(work, monkeypatch)
+
+
+def test_a_unit_that_the_queue_has_is_answered_while_later_ones_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(target: Target) -> None:
+        blocks = target.put(1)
+        await target.take(1, blocks)
+        queue = GatedQueue.close_gate(target.broker.services.queue)
+        second = target.start(2, target.put(1))
+        await turns(50)
+        async with asyncio.timeout(10):
+            await target.take(1, blocks)
+        assert not second.done()
+        queue.gate.set()
+        await second
+
+    on_target(work, monkeypatch)
+
+
+def test_a_unit_that_is_larger_than_a_slab_has_one_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(target: Target) -> None:
+        target.broker.services.pool.slab_bytes = 16
+        await target.take(1, target.put(2, 3))
+        assert await target.named() == [(5, SHARD, 1)]
 
     on_target(work, monkeypatch)
 
@@ -223,18 +251,19 @@ def test_a_target_without_memory_or_room_gives_back_what_it_took(monkeypatch: py
 def test_a_unit_goes_without_its_lost_blocks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     async def work(target: Target) -> None:
         sound, damaged, gone = target.put(1, 2), target.put(4, 8, 16), target.put(32)
-        foreign = target.put(64, partition=1)
+        foreign, short = target.put(64, partition=1), target.put(128)
+        target.store.objects[short[0].key] = target.store.objects[short[0].key][:-1]
         data = bytearray(target.store.objects[damaged[0].key])
         data[damaged[1].offset + 50] ^= 1
         target.store.objects[damaged[0].key] = bytes(data)
         del target.store.objects[gone[0].key]
-        await target.take(1, [*sound, *damaged, *gone, *foreign])
+        await target.take(1, [*sound, *damaged, *gone, *foreign, *short])
         assert await target.named() == [(1 + 2 + 4 + 16, SHARD, 1)]
-        assert target.lost() == 3
+        assert target.lost() == 4
 
     on_target(work, monkeypatch)
     texts = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "held-block-lost"]
-    assert len(texts) == 3
+    assert len(texts) == 4
     assert all("unit 1: block at " in text for text in texts)
 
 
@@ -259,6 +288,7 @@ def test_an_empty_unit_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPat
         queue = GatedQueue.close_gate(target.broker.services.queue)
         first = target.start(1, target.put(1))
         await turns(50)
+        target.processor.changed.set()  # by an earlier batch
         second = target.start(2, [])
         await turns(50)
         own = target.processor.own
@@ -303,7 +333,7 @@ def test_a_store_that_fails_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_adjacent_blocks_are_read_by_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(target: Target) -> None:
-        first, second = target.put(1, 2, 4, 8), target.put(16)
+        first, second = target.put(1, 2, 4, 8, 32), target.put(16)
         reads: list[tuple[str, int, int]] = []
         get_range = target.store.get_range
 
@@ -312,13 +342,13 @@ def test_adjacent_blocks_are_read_by_one_request(monkeypatch: pytest.MonkeyPatch
             return await get_range(key, offset, length)
 
         target.store.get_range = note  # type: ignore[method-assign]
-        await target.take(1, [first[0], first[1], first[3], *second])
+        await target.take(1, [*second, first[0], first[1], first[2], first[4]])
         ends = [each.offset + each.length for each in first]
         assert sorted(reads) == [
-            (first[0].key, 0, ends[1]),
-            (first[0].key, ends[2], ends[3] - ends[2]),
+            (first[0].key, 0, ends[2]),
+            (first[0].key, ends[3], ends[4] - ends[3]),
             (second[0].key, 0, second[0].length),
         ]
-        assert await target.named() == [(1 + 2 + 8 + 16, SHARD, 1)]
+        assert await target.named() == [(1 + 2 + 4 + 32 + 16, SHARD, 1)]
 
     on_target(work, monkeypatch)
