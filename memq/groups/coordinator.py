@@ -89,7 +89,6 @@ class GroupCoordinator:
         state = self._machine.membership(group)
         if member not in state.members:
             raise GenerationFencedError(f"member '{member}' has left group '{group}' again")
-        self._note(group, member)
         return state.membership(member)
 
     async def heartbeat(
@@ -255,10 +254,13 @@ class GroupCoordinator:
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
+            asking = self._asking(group, after)
             try:
                 await self._propose(difference(group, before, after))
             except StalePlanError:
                 continue
+            for member in asking:  # at once: the next decision would expire members whose joins have no answer yet
+                self._note(group, member)
             self._heard_in(group).next_ms = 0
             return ends
 
@@ -302,6 +304,11 @@ class GroupCoordinator:
             member.heard_ms = self._heard_ms(heard, name, member)
         if len(heard.at_ms) > len(state.members):
             heard.at_ms = {name: at_ms for name, at_ms in heard.at_ms.items() if name in state.members}
+
+    def _asking(self, group: str, after: Group) -> list[str]:
+        """Return the members that the changes of a decision have heard: those that join, or send a heartbeat."""
+        heard = self._heard_in(group)
+        return [name for name, each in after.members.items() if each.heard_ms > self._heard_ms(heard, name, each)]
 
     def _may_be_silent(self, group: str, state: Group) -> bool:
         """Whether a member is silent for its session time-out. The members are checked only when one can be."""

@@ -242,9 +242,9 @@ class HoldKeeper:
             try:
                 await self._propose(ReleaseDecision(tuple(units)))
             except ThrottledError:
-                for unit in units:
-                    self._expect_again(unit)
                 await asyncio.sleep(THROTTLED_S)
+            for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
+                self._expect_again(unit)
             for target in dict.fromkeys(unit.target for unit in units):
                 self._send_to(target)
 
@@ -260,6 +260,7 @@ class HoldKeeper:
             self._changed.set()
 
     def _expect_again(self, unit: Unit) -> None:
+        """Expect the holds of a unit that are not released."""
         for hold in unit.holds:
             known = self._machine.open.get(hold)
             if known is not None:

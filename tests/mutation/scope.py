@@ -6,8 +6,12 @@ from tests.mutation.mutant import ROOT
 
 # part -> the files that begin with one of these, counted with the first part that fits
 PARTS: dict[str, tuple[str, ...]] = {
+    "state log": ("memq/state_log/",),
+    "holds": ("memq/holds/", "memq/broker/holds/"),
+    "transactions": ("memq/transactions/", "memq/client/transactions/"),
     "spool": ("memq/broker/spool/",),
     "groups": (
+        "memq/groups/",
         "memq/notification/groups.py",
         "memq/notification/sqlite/group_commit.py",
         "memq/notification/sqlite/groups.py",

@@ -1,11 +1,11 @@
-"""Planted bugs of delayed records: a rule of holds is left out (H1 to H3)."""
+"""Planted bugs of delayed records: a rule of holds is left out (H1 to H5)."""
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, before, body, instead, swap
+from tests.simulation.bug import Planted, before, body, first, instead, swap
 
 DELAYS = ("delay",)
-KEEPER, MACHINE = "memq.holds.keeper", "memq.holds.machine"
+KEEPER, MACHINE, TAKING = "memq.holds.keeper", "memq.holds.machine", "memq.broker.holds.taking"
 
 DELAY_BUGS = (
     Planted(
@@ -80,5 +80,45 @@ DELAY_BUGS = (
         body("asyncio.ensure_future(asyncio.gather(self._parts.append(released), return_exceptions=True))"),
         level="breezy",
         aspects=DELAYS,
+    ),
+    Planted(
+        "H3: a new owner does not carry out the units of the former one",
+        KEEPER,
+        "HoldKeeper.run",
+        swap("self._machine.units", "()"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: a unit in the ring is answered as one in the queue",
+        TAKING,
+        "_is_there",
+        first("if unit.number <= processor.ring.last_unit(unit.shard):\n    return True"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: a target takes a unit that its queue has",
+        TAKING,
+        "_is_there",
+        body("return False"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H4: pointers of units do not name them",
+        "memq.broker.partition.batch",
+        "named_of",
+        swap("slot.units", "()"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H5: the sweep takes the objects of held records",
+        "memq.broker.sweep.sweep",
+        "Sweep._why_held",
+        swap("key not in named", "True"),
+        level="calm",
+        aspects=("house", *DELAYS),
     ),
 )

@@ -21,6 +21,7 @@ from memq.errors import (
     OutcomeUnknownError,
     UnsupportedFormatError,
 )
+from memq.groups import machine as machine_module
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import (
     CommitDecision,
@@ -39,6 +40,7 @@ from memq.groups.machine import (
     encode_decision,
     pack,
     pack_positions,
+    portions,
     shared_wanted,
     unpack,
     unpack_positions,
@@ -332,6 +334,49 @@ def test_positions_that_name_many_batches_are_committed_in_several_decisions() -
         await queue.close()
 
     asyncio.run(work())
+
+
+def test_a_portion_of_positions_takes_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {each: Committed(Position(each.partition, 1)) for each in LOGS}
+    size = 42  # bytes of a position, at most; 27 more for a writer, and 9 for each number
+    for room, sizes in ((2 * size, [2, 2]), (2 * size - 1, [1, 1, 1, 1]), (3 * size, [3, 1]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr(machine_module, "PORTION_BYTES_MAX", room)
+        found = list(portions(plain))
+        assert [len(each) for each in found] == sizes
+        assert {partition: at for each in found for partition, at in each.items()} == plain
+    covered = {each: Committed(Position(each.partition, 1), covered=((7, 1, (2, 3)),)) for each in LOGS}
+    for room, sizes in ((2 * (size + 45), [2, 2]), (2 * (size + 45) - 1, [1, 1, 1, 1])):
+        monkeypatch.setattr(machine_module, "PORTION_BYTES_MAX", room)
+        assert [len(each) for each in portions(covered)] == sizes
+    assert list(portions({})) == [{}]
+
+
+def test_a_decision_names_only_the_members_that_it_changes() -> None:
+    machine = GroupMachine()
+    names = []
+    for number, partition in enumerate((*LOGS, OTHER)):
+        before = machine.membership("g")
+        after = copy_of(before)
+        after.join(f"m{number}", shared_wanted([partition]), SESSION_MS, SESSION_MS - 1)
+        decision = difference("g", before, after)
+        names.append(sorted(decision.changed))
+        machine.apply(encode_decision(decision))
+    assert names == [[f"m{number}"] for number in range(5)]
+
+
+def test_a_position_that_is_imported_again_changes_nothing() -> None:
+    machine = GroupMachine()
+    for mark in (7, 8):
+        imported = {LOGS[0]: Committed(Position(LOGS[0].partition, 5), mark=mark)}
+        machine.apply(encode_decision(ImportDecision("g", 3, pack_positions(imported))))
+    assert machine.groups["g"].positions[LOGS[0]].mark == 7
+
+
+def test_a_new_member_has_made_no_commit() -> None:
+    machine = GroupMachine()
+    machine.apply(encode_decision(join(machine, "a")))
+    assert machine.membership("g").members["a"].commits == 0
+    assert isinstance(machine.apply(encode_decision(DeleteDecision("missing"))), NotFoundError)
 
 
 @pytest.mark.parametrize(

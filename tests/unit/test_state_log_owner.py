@@ -6,11 +6,13 @@ import pytest
 
 from memq.errors import EpochFencedError, LogCutError, LogLostError, NotReadyError, QueueError, TooLargeError
 from memq.format.state_log.entry import (
+    HEAD,
     OpenedState,
     StateDecision,
     StateDecisions,
     StateEntry,
     StateSnapshot,
+    decision_bytes,
     decode_state_entry,
 )
 from memq.limits import POINTER_BYTES_MAX
@@ -179,6 +181,38 @@ def test_an_entry_has_as_many_decisions_as_fit() -> None:
         new_owner().propose(StateDecision("slots", b"x" * POINTER_BYTES_MAX))
 
 
+def test_an_entry_is_filled_to_the_last_byte() -> None:
+    room = POINTER_BYTES_MAX - HEAD.size - 2 * decision_bytes("slots", b"")
+    for spare, count in ((0, 2), (1, 1)):
+        owner = new_owner()
+        for size in (room // 2, room - room // 2 + spare):
+            owner.propose(StateDecision("slots", b"x" * size))
+        owner.propose(claim(1))
+        step = owner.next_step(0.0)
+        assert isinstance(step, PublishStep)
+        assert len(step.body) <= POINTER_BYTES_MAX
+        content = decode_state_entry(step.body).content
+        assert isinstance(content, StateDecisions)
+        assert len(content.decisions) == count
+
+
+def test_an_owner_counts_the_bytes_that_wait_for_an_entry() -> None:
+    owner = new_owner()
+    assert (owner.waiting_bytes, owner.busy) == (0, False)
+    owner.propose(None)
+    assert (owner.waiting_bytes, owner.busy) == (0, True)
+    for _ in range(2):
+        owner.propose(claim(7))
+    assert owner.waiting_bytes == 2 * decision_bytes(*claim(7))
+    published(owner)
+    assert (owner.waiting_bytes, owner.busy) == (0, True)
+    owner.propose(claim(8))
+    owner.published(1, 1.0)
+    assert (owner.waiting_bytes, owner.busy) == (decision_bytes(*claim(8)), True)
+    owner.end(NotReadyError("closed"))
+    assert (owner.waiting_bytes, owner.busy) == (0, False)
+
+
 def test_a_proof_is_an_entry_that_is_made_after_the_request() -> None:
     owner = new_owner()
     owner.propose(claim(7))
@@ -241,11 +275,15 @@ def test_a_snapshot_is_not_named_after_its_time() -> None:
     owner.name(StateSnapshot(1, 0, 3, 1, 0, 1, "old"), 10.0)
     assert owner.next_step(10.5) is None
     assert not owner.naming
+    owner.name(StateSnapshot(1, 0, 3, 1, 0, 1, "old"), 10.0)
+    owner.propose(claim(7))
+    assert published(owner, 10.5) == StateEntry(3, 0, StateDecisions((claim(7),)))
+    owner.published(1, 11.0)
     owner.name(StateSnapshot(1, 0, 3, 1, 0, 1, "late"), 20.0)
     published(owner, 20.0)
     owner.failed()
     owner.next_step(30.0)
-    owner.read(1)
+    owner.read(2)
     assert owner.next_step(30.0) is None
     assert isinstance(owner.end_cause, QueueError)
 

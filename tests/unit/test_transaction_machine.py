@@ -202,6 +202,64 @@ def test_an_id_that_is_not_used_is_forgotten_unless_it_is_open() -> None:
     assert [each.name for each in log.machines.transactions.ids] == ["third", "pay", "fourth"]
 
 
+def test_an_instance_gets_a_number_above_all_before_it() -> None:
+    log = Log()
+    log.now_ms = 0
+    assert [log.begin(token=token) for token in (1, 2)] == [1, 2]
+    log.now_ms = 50
+    assert [log.begin(token=token) for token in (3, 4)] == [50, 51]
+    log.now_ms = 20  # the clock went back
+    assert log.begin(token=5) == 52
+
+
+def test_an_id_is_used_at_the_latest_time_of_its_decisions() -> None:
+    log, instance = begun()
+    log.now_ms += DAY_MS + 5
+    log.abort(instance, 1)
+    log.now_ms -= DAY_MS  # the clock of another owner
+    log.abort(instance, 2)
+    log.now_ms += 2 * DAY_MS
+    log.begin(id_=TransactionalId("second", ""))
+    assert [each.name for each in log.machines.transactions.ids] == ["pay", "second"], "it was used a day ago"
+    log.now_ms += 1
+    log.begin(id_=TransactionalId("third", ""))
+    assert [each.name for each in log.machines.transactions.ids] == ["second", "third"]
+
+
+def test_a_transaction_that_has_ended_takes_no_block() -> None:
+    log, instance = begun()
+    for number in (1, 2):
+        log.hold(instance, number)
+        log.commit(instance, number, 1)
+    for number in (1, 2):
+        assert str(log.machines.transactions.refusal_of(ID, instance, number)) == (
+            f"transaction {number} of producer 'pay' has ended"
+        )
+    log.abort(instance, 4)
+    assert str(log.machines.transactions.refusal_of(ID, instance, 3)) == "transaction 3 of producer 'pay' has ended"
+
+
+def test_a_transaction_takes_as_many_bytes_for_a_target_as_a_batch() -> None:
+    log, instance = begun()
+    for _ in range(2):
+        log.hold(instance, 1, size=TRANSACTION_TARGET_BYTES_MAX // 2)
+    assert log.commit(instance, 1, 2) == SettledTransaction(1, True)
+
+
+def test_positions_may_stay_and_those_of_a_group_with_members_can_not_move_from_outside() -> None:
+    log, instance = begun()
+    assert log.commit(instance, 1, 0, moves_of("", -1, {}, at(5))) == SettledTransaction(1, True)
+    assert log.commit(instance, 2, 0, moves_of("", -1, at(5), at(5))) == SettledTransaction(2, True)
+    membership = log.machines.groups.groups["g"].membership
+    membership.join("m", [INPUT], 60_000, 0)
+    error = error_of(log.commit(instance, 3, 0, moves_of("", -1, at(5), at(6))))
+    assert isinstance(error, InvalidRequestError)
+    assert log.position() == 5
+    moves = moves_of("m", membership.generation, at(5), at(6))
+    assert log.commit(instance, 4, 0, moves) == SettledTransaction(4, True)
+    assert log.position() == 6
+
+
 def test_a_snapshot_continues_as_the_machines_would() -> None:
     log, instance = begun()
     log.hold(instance, 1)

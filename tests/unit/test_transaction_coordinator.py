@@ -1,0 +1,286 @@
+"""The coordinator of transactions: requests become decisions, refusals become errors, old ones end. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from memq.errors import (
+    InvalidRequestError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    ThrottledError,
+    TransactionAbortedError,
+)
+from memq.format.held_object import Target
+from memq.state_log.state_log import StateLog
+from memq.transactions.coordinator import LOOK_S, UNUSED_MS, TransactionCoordinator, TransactionState
+from memq.transactions.machine import (
+    ANY_BLOCKS,
+    MACHINE,
+    AbortDecision,
+    BeginDecision,
+    CommitTransactionDecision,
+    TransactionalId,
+    TransactionDecision,
+    decode_decision,
+)
+from memq.transactions.machines import ServiceMachines
+from tests.skipping_loop import now_s, run_skipping, skip
+from tests.unit.hold_shard import A, B, Shard
+from tests.unit.instant_log import InstantLog
+
+ID, OTHER = TransactionalId("pay", ""), TransactionalId("bill", "")
+TIMEOUT_MS = 10_000
+
+
+class MachineLog(InstantLog):
+    """Notes the machine of each decision."""
+
+    def __init__(self, machines: ServiceMachines) -> None:
+        super().__init__(machines.by_name())
+        self.names: list[str] = []
+
+    async def propose(self, machine: str, body: bytes) -> object:
+        self.names.append(machine)
+        return await super().propose(machine, body)
+
+
+class Coordinated:
+    """A coordinator with the keeper of its service partition."""
+
+    def __init__(self) -> None:
+        self.machines = ServiceMachines()
+        self.shard = Shard(self.machines.holds)
+        self.log = MachineLog(self.machines)
+        self.shard.keeper._log = cast(StateLog, self.log)
+        self.coordinator = TransactionCoordinator(
+            cast(StateLog, self.log),
+            self.machines.transactions,
+            self.machines.holds,
+            self.shard.keeper,
+            self.shard.runtime.clock,
+        )
+        self.sent = 0
+
+    async def begin(self, id_: TransactionalId = ID, token: int = 1) -> int:
+        return await self.coordinator.begin(id_, token, TIMEOUT_MS)
+
+    async def hold(self, instance: int, number: int, *targets: Target, id_: TransactionalId = ID) -> None:
+        blocks = []
+        for target in targets or (A,):
+            self.sent += 1
+            blocks.append(self.shard.new(self.sent, target, lane=f"{instance}.{number}"))
+        await self.coordinator.hold(id_, instance, number, blocks)
+
+    def decisions(self, kind: type[TransactionDecision]) -> list[TransactionDecision]:
+        named = [body for name, (_, body) in zip(self.log.names, self.log.applied, strict=True) if name == MACHINE]
+        return [each for each in map(decode_decision, named) if isinstance(each, kind)]
+
+    def open(self) -> list[str]:
+        return [each.name for each, known in self.machines.transactions.ids.items() if known.open]
+
+
+def coordinated(work: Callable[[Coordinated], Awaitable[None]]) -> None:
+    """Run a test."""
+
+    async def run() -> None:
+        made = Coordinated()
+        try:
+            await work(made)
+        finally:
+            await made.shard.tasks.stop()
+
+    run_skipping(run())
+
+
+def test_a_coordinator_begins_an_instance_at_its_time() -> None:
+    async def work(made: Coordinated) -> None:
+        await skip(3)
+        now_ms = made.shard.now_ms()
+        first = await made.begin()
+        assert made.decisions(BeginDecision) == [BeginDecision(ID, 1, TIMEOUT_MS, now_ms, now_ms - UNUSED_MS)]
+        second = await made.begin(token=2)
+        assert second > first
+        with pytest.raises(ProducerFencedError):
+            await made.begin(token=1)
+
+    coordinated(work)
+
+
+def test_a_commit_brings_the_records_to_their_targets_and_is_answered_again() -> None:
+    async def work(made: Coordinated) -> None:
+        made.shard.run()
+        instance = await made.begin()
+        await made.hold(instance, 1, A, B, A)
+        await skip(1)
+        assert made.shard.appended == []
+        for _ in range(2):
+            await made.coordinator.commit(ID, instance, 1, 3, None)
+            await skip(1)
+            assert made.shard.appended == [(1, A, 1, [1, 3]), (1, B, 1, [2])]
+        block = made.shard.new(1, lane=f"{instance}.1")
+        await made.coordinator.hold(ID, instance, 1, [block])  # comes again: it is there
+        with pytest.raises(InvalidRequestError, match="transaction 1 of producer 'pay' is committed"):
+            await made.coordinator.abort(ID, instance, 1, "was left")
+        with pytest.raises(InvalidRequestError, match="has ended"):
+            await made.hold(instance, 1)
+
+    coordinated(work)
+
+
+def test_a_transaction_without_all_its_blocks_is_rolled_back_with_the_cause() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        with pytest.raises(TransactionAbortedError, match="has 1 of its 2 blocks"):
+            await made.coordinator.commit(ID, instance, 1, 2, None)
+        with pytest.raises(TransactionAbortedError, match="has 1 of its 2 blocks"):
+            await made.coordinator.hold(ID, instance, 1, [made.shard.new(made.sent, lane=f"{instance}.1")])
+        await made.hold(instance, 2)
+        await made.coordinator.abort(ID, instance, 2, "was left")
+        assert made.machines.holds.open == {}
+        with pytest.raises(TransactionAbortedError, match="transaction 2 of producer 'pay' was left"):
+            await made.hold(instance, 2)
+
+    coordinated(work)
+
+
+def test_an_unknown_outcome_lets_the_producer_ask_again() -> None:
+    async def work(made: Coordinated) -> None:
+        for call in (
+            made.begin,
+            lambda: made.coordinator.commit(ID, 1, 1, 0, None),
+            lambda: made.coordinator.abort(ID, 1, 1, "was left"),
+            made.coordinator.transactions,
+            lambda: made.coordinator.settle(ID, commit=True),
+        ):
+            made.log.errors = [OutcomeUnknownError("it may count")]
+            with pytest.raises(NotReadyError, match="the outcome is unknown: it may count"):
+                await cast(Awaitable[object], call())
+            assert made.log.errors == []
+
+    coordinated(work)
+
+
+# ---- operators -----------------------------------------------------------------------------------
+
+
+def test_an_operator_sees_the_open_transactions_with_their_age_and_blocks() -> None:
+    async def work(made: Coordinated) -> None:
+        first, second = await made.begin(), await made.begin(OTHER)
+        await made.begin(TransactionalId("idle", ""))
+        await made.hold(first, 1, A, B, Target(A.topic, A.topic_id, 7))
+        expected = TransactionState(ID, first, 1, 0, TIMEOUT_MS, {"clicks": 2, "orders": 1})
+        assert await made.coordinator.transactions() == [expected]
+        await made.coordinator._roll_back_old()
+        await skip(4)
+        await made.hold(second, 1, B, id_=OTHER)
+        await made.coordinator._roll_back_old()
+        await skip(1.5)
+        assert [(each.id, each.open_ms) for each in await made.coordinator.transactions()] == [
+            (ID, 5_500),
+            (OTHER, 1_500),
+        ]
+        made.log.on_fresh = lambda: made.machines.transactions.ids.pop(ID, None)
+        assert [each.id for each in await made.coordinator.transactions()] == [OTHER], "a proof comes first"
+
+    coordinated(work)
+
+
+def test_an_operator_settles_an_open_transaction() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        for id_ in (ID, OTHER):
+            with pytest.raises(NotFoundError, match=f"producer '{id_.name}' has no open transaction"):
+                await made.coordinator.settle(id_, commit=True)
+        await made.hold(instance, 3, A, B)
+        await skip(2)
+        await made.coordinator.settle(ID, commit=True)
+        assert made.decisions(CommitTransactionDecision) == [
+            CommitTransactionDecision(ID, instance, 3, made.shard.now_ms(), ANY_BLOCKS)
+        ]
+        assert list(made.machines.holds.units) == [A, B]
+        await made.hold(instance, 4)
+        await made.coordinator.settle(ID, commit=False)
+        with pytest.raises(TransactionAbortedError, match="4 of producer 'pay' was rolled back by an operator"):
+            await made.hold(instance, 4)
+        made.log.on_fresh = lambda: made.machines.transactions.ids.pop(ID, None)
+        with pytest.raises(NotFoundError):
+            await made.coordinator.settle(ID, commit=True)
+
+    coordinated(work)
+
+
+# ---- time-outs -----------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() -> None:
+    async def work(made: Coordinated) -> None:
+        await made.begin(TransactionalId("idle", ""))
+        instance = await made.begin()
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(1)
+        await made.hold(instance, 1)
+        met_s = now_s() + LOOK_S  # the next look
+        await skip(met_s + TIMEOUT_MS / 1_000 + 0.01 - now_s())
+        assert made.open() == ["pay"], "for exactly its time"
+        await skip(LOOK_S)
+        assert made.open() == []
+        with pytest.raises(TransactionAbortedError, match="was open for over 10000 ms"):
+            await made.hold(instance, 1)
+        await made.hold(instance, 2)
+        await skip(TIMEOUT_MS / 1_000)
+        assert made.open() == ["pay"], "the time of each transaction begins with it"
+        await skip(1)
+        assert made.open() == []
+        assert [each.id for each in made.decisions(AbortDecision)] == [ID] * 2
+
+    coordinated(work)
+
+
+def test_a_new_owner_gives_open_transactions_their_whole_time() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        await skip(100)
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(TIMEOUT_MS / 1_000)
+        assert made.open() == ["pay"]
+        await skip(1)
+        assert made.open() == []
+
+    coordinated(work)
+
+
+def test_a_throttled_roll_back_is_tried_again_and_the_others_are_rolled_back() -> None:
+    async def work(made: Coordinated) -> None:
+        for id_ in (ID, OTHER):
+            await made.hold(await made.begin(id_), 1, id_=id_)
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(TIMEOUT_MS / 1_000 + 0.1)
+        made.log.errors = [ThrottledError("full")]
+        await skip(LOOK_S)
+        assert made.open() == ["pay"]
+        await skip(LOOK_S)
+        assert made.open() == []
+
+    coordinated(work)
+
+
+def test_a_coordinator_ends_with_its_log() -> None:
+    async def work(made: Coordinated) -> None:
+        await made.hold(await made.begin(), 1)
+        running = asyncio.create_task(made.coordinator.run())
+        await skip(TIMEOUT_MS / 1_000)
+        made.log.errors = [MovedError("another owner")]
+        with pytest.raises(MovedError):
+            await running
+
+    coordinated(work)
