@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +30,9 @@ demo: $(DEMO)                   ## the main job on real input: 336,776 records i
 
 audit-demo: $(DEMO)             ## the same with a loss, a doubling and a damaged block, each named by the live audit
 	@$(PYTHON) examples/audit_demo.py
+
+messaging-demo: $(DEMO)         ## filters, retries, dead letters, delays and transactions, with programs killed meanwhile
+	@$(PYTHON) examples/messaging_demo.py
 
 cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
 	@$(PYTHON) examples/cluster_demo.py

@@ -100,6 +100,13 @@ class Counters:
     retired_objects: int = 0
     retention_cuts: int = 0
     expired_topics: int = 0
+    delayed_records: int = 0
+    delayed_delivered_records: int = 0
+    delayed_cancelled_records: int = 0
+    committed_transactions: int = 0
+    aborted_transactions: int = 0
+    expired_transactions: int = 0
+    delayed_late_seconds: Histogram = field(default_factory=Histogram)
     store_seconds: Histogram = field(default_factory=Histogram)
     publish_seconds: Histogram = field(default_factory=Histogram)
     ack_seconds: Histogram = field(default_factory=Histogram)

@@ -179,7 +179,11 @@ def metrics_of(broker: Broker) -> CollectorRegistry:
 
 
 def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
-    services = broker.services
+    services, hosts = broker.services, broker.hosts
+
+    def open_counts() -> list[tuple[int, int, float]]:
+        return [each.open_counts() for each in hosts.open_here(hosts.transactions)]
+
     return {
         "memory_budget_bytes": lambda: services.pool.budget_bytes,
         "memory_leased_bytes": lambda: services.pool.leased_bytes,
@@ -194,4 +198,9 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
         "sweep_pending_bytes": lambda: services.swept.pending_bytes,
         "sweep_unproven_objects": lambda: services.swept.unproven_objects,
         "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
+        "delayed_waiting_records": lambda: sum(each.waiting_count for each in hosts.open_here(hosts.holds)),
+        "delayed_overdue_seconds": lambda: max((each.overdue_s() for each in hosts.open_here(hosts.holds)), default=0),
+        "open_transactions": lambda: sum(count for count, _, _ in open_counts()),
+        "open_transaction_blocks": lambda: sum(blocks for _, blocks, _ in open_counts()),
+        "oldest_transaction_seconds": lambda: max((age_s for _, _, age_s in open_counts()), default=0),
     }

@@ -172,6 +172,11 @@ class ServiceHosts:
         found = [await self.host(kind, topic, part.partition) for part in topic.partitions]
         return list(dict.fromkeys(found))
 
+    def open_here(self, kind: ServiceKind[Made]) -> list[Made]:
+        """Return the services of a kind whose logs are open here."""
+        hosts = [host for host in self._hosts.values() if host.log.is_owner]
+        return [host.services[kind.machine] for host in hosts]  # type: ignore[misc]  # `kind` made them
+
     async def link(self, address: str) -> Link:
         """Return a link to another broker. Raises: RetryableError."""
         known = self._links.get(address)
@@ -219,6 +224,7 @@ class ServiceHosts:
             key_s=key_s(services.settings),
             window_ms=self._window_ms,
             append=UnitReleaser(services, self._partitions, self.link, shard).release,
+            counters=services.counters,
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 
@@ -228,7 +234,8 @@ class ServiceHosts:
         assert isinstance(keeper, HoldKeeper), "made before"
         assert isinstance(machine, TransactionMachine), "`service_machines` made it"
         assert isinstance(holds, HoldMachine), "`service_machines` made it"
-        return TransactionCoordinator(log, machine, holds, keeper, self._services.runtime.clock)
+        services = self._services
+        return TransactionCoordinator(log, machine, holds, keeper, services.runtime.clock, services.counters)
 
     def _window_ms(self) -> int:
         """Return for how long a block may come again: the longest dedup window of all topics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -16,7 +16,8 @@ from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.broker.http import HttpPort
 from memq.client.admin import AsyncAdmin
 from memq.client.group_admin import GroupDescription
-from memq.errors import MemqError, NotFoundError, UnreachableError
+from memq.client.listener.dead_letter_queue import waiting_letters
+from memq.errors import MemqError, NotFoundError, RetryableError, UnreachableError
 from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, format_address
@@ -114,7 +115,9 @@ async def export_lag(brokers: str, names: tuple[str, ...], listen: Address, read
     async with AsyncAdmin(brokers, runtime=runtime) as admin:
 
         async def ask() -> Sequence[Metric]:
-            return lag_metrics(await _described(admin, names))
+            letters = await _letters(admin)
+            shown = {group: count for group, count in letters.items() if not names or group in names}
+            return lag_metrics(await _described(admin, names), shown)
 
         return await export("lag", ask, listen, ready, runtime)
 
@@ -130,8 +133,18 @@ async def _described(admin: AsyncAdmin, names: tuple[str, ...]) -> list[GroupDes
     return found
 
 
-def lag_metrics(groups: Sequence[GroupDescription]) -> list[Metric]:
+async def _letters(admin: AsyncAdmin) -> dict[str, int]:
+    """Return the waiting dead letters by group; none if a log does not answer."""
+    try:
+        return await waiting_letters(admin)
+    except (RetryableError, NotFoundError):  # a topic may be deleted meanwhile
+        return {}
+
+
+def lag_metrics(groups: Sequence[GroupDescription], letters: Mapping[str, int]) -> list[Metric]:
     """Return the lag of each group in each topic: sums of its partitions, and the longest wait among them.
+
+    `letters` has the waiting dead letters by group.
 
     If the lag of a partition is unknown, the group has no sums for that topic, only the number of such partitions.
     """
@@ -139,6 +152,7 @@ def lag_metrics(groups: Sequence[GroupDescription]) -> list[Metric]:
     return [
         lines_of("memq_lag_left_out_series", [((), max(0, len(lags) - LAG_SERIES_MAX))]),
         lines_of("memq_group_members", [((each.group,), len(each.members)) for each in groups]),
+        lines_of("memq_group_dead_letters", [((group,), count) for group, count in letters.items()]),
         lines_of("memq_group_lag_records", [(labels, records) for labels, (records, _, _) in lags.items()]),
         lines_of("memq_group_lag_bytes", [(labels, size) for labels, (_, size, _) in lags.items()]),
         lines_of("memq_group_lag_seconds", [(labels, seconds) for labels, (_, _, seconds) in lags.items()]),

@@ -31,7 +31,7 @@ from memq.protocol.admin_messages import (
     TruncateTopic,
 )
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import DescribeHolds
+from memq.protocol.hold_messages import DescribeHolds, ListDelayed
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
@@ -58,7 +58,7 @@ class Truncated:
 
 
 class DelayedCount(NamedTuple):
-    """How many delayed records of a partition wait, and when the next one is due (Unix ms)."""
+    """How many delayed records of a partition or topic wait, and when the next one is due (Unix ms)."""
 
     records: int
     next_ms: int
@@ -132,6 +132,12 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         found = (await self.topic(topic)).topic
         answer = await self._ask(AdminRequest(ask=DescribeHolds(topic=found.name, topic_id=found.id)))
         return {each.partition: DelayedCount(each.blocks, each.next_ms) for each in answer.waiting}
+
+    async def delayed_topics(self) -> dict[str, DelayedCount]:
+        """Return how many delayed records wait, for each topic with some."""
+        await self._pool.reach(self._connect_timeout_s)
+        answer = await self._ask(AdminRequest(ask=ListDelayed()))
+        return {each.topic: DelayedCount(each.blocks, each.next_ms) for each in answer.delayed}
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.
@@ -338,6 +344,10 @@ class TopicAdmin(KafkaHints, BlockingClient):
     def delayed(self, topic: str) -> dict[int, DelayedCount]:
         """Return how many delayed records of each write partition wait. Raises: NotFoundError."""
         return self._background.run(self._core.delayed(topic))
+
+    def delayed_topics(self) -> dict[str, DelayedCount]:
+        """Return how many delayed records wait, for each topic with some."""
+        return self._background.run(self._core.delayed_topics())
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from awscrt.checksums import crc32c
 
@@ -68,6 +69,30 @@ class NewHold:
     data: bytes
 
 
+class Durations(Protocol):
+    """Counts of durations."""
+
+    def observe(self, seconds: float, /) -> None:
+        """Count one duration."""
+        ...
+
+
+class DelayCounters(Protocol):
+    """Counters of the delayed records of a broker.
+
+    A new owner counts a unit again that its target has already.
+    """
+
+    delayed_records: int
+    delayed_delivered_records: int
+    delayed_cancelled_records: int
+
+    @property
+    def delayed_late_seconds(self) -> Durations:
+        """From the due time of a record until its target has it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperParts:
     """The parts that a keeper uses.
@@ -83,6 +108,7 @@ class KeeperParts:
     key_s: float
     window_ms: Callable[[], int]
     append: Append
+    counters: DelayCounters
 
 
 class HoldKeeper:
@@ -107,6 +133,7 @@ class HoldKeeper:
         self._senders: dict[Target, asyncio.Task[None]] = {}
         self._finished: list[tuple[Target, int]] = []
         self._some_finished = asyncio.Event()
+        self._cancelling: set[HoldId] = set()
         for hold in machine.open.values():
             self._expect(hold.target, hold.block.id, hold.block.due_ms)
 
@@ -124,18 +151,39 @@ class HoldKeeper:
     async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
         """Drop holds; return the state of each after that, None for those that are not known (H2)."""
         decision = DropDecision(self._now_ms(), tuple(holds))
-        answers = await self._propose(decision)
-        return list(answers)  # type: ignore[call-overload, no-any-return]  # the machine answers with states
+        fresh = {each for each in holds if each in self._machine.open} - self._cancelling
+        self._cancelling |= fresh
+        try:
+            answers = await self._propose(decision)
+        finally:
+            self._cancelling -= fresh
+        states = dict(zip(holds, answers, strict=True))  # type: ignore[call-overload]  # the machine answers with states
+        self._parts.counters.delayed_cancelled_records += sum(states[each] is HoldState.DROPPED for each in fresh)
+        return [states[each] for each in holds]
 
-    async def waiting(self, topic_id: str) -> dict[Target, tuple[int, int]]:
-        """Return how many holds of each partition of a topic wait, and when the next is due.
+    @property
+    def waiting_count(self) -> int:
+        """How many delayed records wait."""
+        return sum(self._machine.waiting.values())
+
+    def overdue_s(self) -> float:
+        """Return for how long the oldest delayed record has been due that its target does not have yet; or 0."""
+        units = [each for found in self._machine.units.values() for each in found.values() if each.holds]
+        left = (each for each in units if each.unit.r > self._sent.get(each.unit.target, 0))
+        released = (each.holds[0].block.due_ms for each in left)  # those of a unit are in the order of their due times
+        waiting = (self._next_due(target) for target in list(self._due))
+        due_ms = min((each for each in (*released, *waiting) if each), default=None)
+        return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
+
+    async def waiting(self, topic_id: str | None = None) -> dict[Target, tuple[int, int]]:
+        """Return how many holds of each partition of a topic, or of all, wait, and when the next is due.
 
         That is in Unix ms; 0: it has no time.
         """
         await _known(self._log.fresh())
         found: dict[Target, tuple[int, int]] = {}
         for target, count in self._machine.waiting.items():
-            if target.topic_id == topic_id:
+            if topic_id in (None, target.topic_id):
                 found[target] = count, self._next_due(target) or 0
         return found
 
@@ -177,6 +225,7 @@ class HoldKeeper:
             for (new, future), state in zip(batch, states, strict=True):
                 if state is HoldState.HELD:
                     self._expect(new.target, new.id, new.due_ms)
+                    self._parts.counters.delayed_records += bool(new.due_ms)
                 if not future.done():
                     future.set_result(state)
         finally:
@@ -324,6 +373,7 @@ class HoldKeeper:
         """Bring the units of a target into its log, in the order of their numbers (H3)."""
         while (released := self._next_unit(target)) is not None:
             await self._append(released)
+            self._count_delivered(released)
             self._sent[target] = released.unit.r
             self._finished.append((target, released.unit.r))
             self._some_finished.set()
@@ -348,6 +398,13 @@ class HoldKeeper:
                 await asyncio.sleep(delay_s)
             else:
                 return
+
+    def _count_delivered(self, released: ReleasedUnit) -> None:
+        now_ms, counters = self._now_ms(), self._parts.counters
+        for hold in released.holds:
+            if hold.block.due_ms:
+                counters.delayed_delivered_records += 1
+                counters.delayed_late_seconds.observe(max(0, now_ms - hold.block.due_ms) / 1_000)
 
     async def _finish(self) -> None:
         """Decide that units are done, many at once."""

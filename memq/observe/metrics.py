@@ -131,6 +131,13 @@ BROKER = (
     _broker_counter("retired_objects", "objects", "objects deleted by retention"),
     _broker_counter("retention_cuts", "runs", "runs of retention that a group was too late for"),
     _broker_counter("expired_topics", "topics", "idle topics that this broker has deleted as the governor"),
+    _broker_counter("delayed_records", "records", "delayed records that began to wait"),
+    _broker_counter("delayed_delivered_records", "records", "delayed records that were due and came into their logs"),
+    _broker_counter("delayed_cancelled_records", "records", "delayed records that were cancelled"),
+    _broker_counter("committed_transactions", "transactions", "transactions that were committed"),
+    _broker_counter("aborted_transactions", "transactions", "transactions that were rolled back, time-outs included"),
+    _broker_counter("expired_transactions", "transactions", "transactions that were rolled back by their time-out"),
+    _broker_histogram("delayed_late_seconds", "seconds from the due time of a delayed record to its place in the log"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
     _broker_histogram("publish_seconds", "seconds of a publish, its tries included"),
     _broker_histogram("ack_seconds", "seconds from a batch's first block to its ack"),
@@ -157,6 +164,15 @@ BROKER = (
         "objects that the sweep keeps, because no batch has their records; at the governor",
     ),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
+    _broker_gauge(
+        "delayed_waiting_records", "records", "delayed records that wait; of the service partitions that are open here"
+    ),
+    _broker_gauge(
+        "delayed_overdue_seconds", "seconds", "age of the oldest delayed record that is due and not in its log, or 0"
+    ),
+    _broker_gauge("open_transactions", "transactions", "open transactions whose coordinator is here"),
+    _broker_gauge("open_transaction_blocks", "blocks", "held blocks of open transactions"),
+    _broker_gauge("oldest_transaction_seconds", "seconds", "age of the oldest open transaction, or 0"),
     Definition(
         "memq_broker_over_limit",
         "counter",
@@ -223,6 +239,14 @@ LAG = (
         LAG_SERIES_MAX,
     ),
     Definition("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
+    Definition(
+        "memq_group_dead_letters",
+        "gauge",
+        "records",
+        "dead letters and parked records of a listener's group that wait",
+        ("group",),
+        LAG_SERIES_MAX,
+    ),
     Definition("memq_lag_rounds", "counter", "rounds", "rounds in which the lag of all groups was read"),
     Definition(
         "memq_lag_failed_rounds", "counter", "rounds", "rounds that failed: no lag is exported until one succeeds"
@@ -326,6 +350,12 @@ CLIENTS = (
     _client("consumer_commits", "counter", "commits", "commits stored"),
     _client("consumer_dead_letters", "counter", "blocks", "damaged blocks sent to the dead-letter topic"),
     _client("consumer_transit_errors", "counter", "answers", "answers of stores that another fetch has contradicted"),
+    _client("listener_done_records", "counter", "records", "records that handlers have completed"),
+    _client("listener_retried_records", "counter", "records", "records that come again, counted at each retry"),
+    _client("listener_dead_letters", "counter", "records", "records that became dead letters"),
+    _client("listener_parked_records", "counter", "records", "records that were parked"),
+    _client("listener_working_records", "gauge", "records", "records at work"),
+    _client("listener_handler_seconds", "counter", "seconds", "seconds in handlers, all of their attempts added"),
 )
 
 METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *AUDIT, *CLIENTS)}

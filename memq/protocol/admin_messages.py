@@ -12,7 +12,15 @@ from memq.protocol.group_messages import (
     MoveGroup,
     WireGroup,
 )
-from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
+from memq.protocol.hold_messages import (
+    CancelHolds,
+    DescribeHolds,
+    HoldRecords,
+    ListDelayed,
+    ReleaseUnit,
+    WireDelayedTopic,
+    WireWaiting,
+)
 from memq.protocol.transaction_messages import (
     BeginTransactions,
     EndTransaction,
@@ -203,6 +211,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | HoldRecords
         | CancelHolds
         | DescribeHolds
+        | ListDelayed
         | ReleaseUnit
         | BeginTransactions
         | HoldTransaction
@@ -225,7 +234,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
     `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
-    `holds` has the state of each asked held block, `waiting` those that wait by partition.
+    `holds` has the state of each asked held block, `waiting` those that wait by partition, `delayed`
+    by topic.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
     `committed` is whether the transaction that a request ends is committed.
     """
@@ -246,6 +256,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     sweep_age_ms: Int64 = 0
     holds: list[str] = []
     waiting: list[WireWaiting] = []
+    delayed: list[WireDelayedTopic] = []
     transactional: Int64 = 0
     transactions: list[WireOpenTransaction] = []
     committed: bool = False

@@ -55,6 +55,19 @@ class WireWaiting(msgspec.Struct, kw_only=True):
     next_ms: Int64
 
 
+class ListDelayed(msgspec.Struct, tag_field="op", tag="list-delayed", kw_only=True):
+    """Show how many blocks are held of each topic."""
+
+
+class WireDelayedTopic(msgspec.Struct, kw_only=True):
+    """How many held blocks of a topic wait, and when the next one is due (Unix ms)."""
+
+    topic: str
+    topic_id: str
+    blocks: Int64
+    next_ms: Int64
+
+
 class WireUnitBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block of a unit: its object and its bytes there."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from memq.errors import (
     InvalidRequestError,
@@ -54,6 +55,14 @@ class TransactionState:
     blocks: dict[str, int]
 
 
+class TransactionCounters(Protocol):
+    """Counters of the transactions that a broker has settled."""
+
+    committed_transactions: int
+    aborted_transactions: int
+    expired_transactions: int
+
+
 class TransactionCoordinator:
     """Answers for the transactions of one service partition, while `log` is open.
 
@@ -61,13 +70,21 @@ class TransactionCoordinator:
     """
 
     def __init__(
-        self, log: StateLog, machine: TransactionMachine, holds: HoldMachine, keeper: HoldKeeper, clock: Clock
+        self,
+        log: StateLog,
+        machine: TransactionMachine,
+        holds: HoldMachine,
+        keeper: HoldKeeper,
+        clock: Clock,
+        counters: TransactionCounters,
     ) -> None:
         self._log = log
         self._machine = machine
         self._holds = holds
         self._keeper = keeper
         self._clock = clock
+        self._counters = counters
+        self._settling: set[tuple[int, int]] = set()  # instance and number
         self._met_s: dict[str, float] = {}  # when each lane was met, by the monotonic clock
 
     # ---- producers -------------------------------------------------------------------------------
@@ -75,8 +92,11 @@ class TransactionCoordinator:
     async def begin(self, id_: TransactionalId, token: int, timeout_ms: int) -> int:
         """Begin a new instance; return its number. Raises: ProducerFencedError for a former token; as above."""
         now_ms = self._clock.wall_ms()
+        former = self._machine.ids.get(id_)
         answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_MS))
         assert isinstance(answer, int), "the machine answers with the instance"
+        if former is not None and former.open and former.instance != answer:
+            self._counters.aborted_transactions += 1  # T2
         return answer
 
     async def hold(self, id_: TransactionalId, instance: int, number: int, blocks: Sequence[NewHold]) -> None:
@@ -118,6 +138,15 @@ class TransactionCoordinator:
                 found.append(TransactionState(id_, known.instance, known.open, open_ms, known.timeout_ms, blocks))
         return found
 
+    def open_counts(self) -> tuple[int, int, float]:
+        """Return the number of open transactions here, of their blocks, and the age in s of the oldest."""
+        now_s, ages_s, blocks = self._clock.monotonic(), list[float](), 0
+        for id_, known in self._machine.ids.items():
+            if known.open:
+                ages_s.append(now_s - self._met_s.get(lane_of(known.instance, known.open), now_s))
+                blocks += self._machine.open_blocks(id_)
+        return len(ages_s), blocks, max(ages_s, default=0.0)
+
     async def settle(self, id_: TransactionalId, *, commit: bool) -> None:
         """Commit the open transaction of an id with the blocks that it has, or roll it back.
 
@@ -153,16 +182,31 @@ class TransactionCoordinator:
                 continue
             reason = f"was open for over {known.timeout_ms} ms"
             try:
-                await self._settle(AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason))
+                settled = await self._settle(AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason))
             except ThrottledError:
                 continue
+            self._counters.expired_transactions += not settled.committed
         self._met_s = met_s
 
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> SettledTransaction:
-        answer = await self._propose(decision)
+        named = decision.instance, decision.number
+        known = self._machine.ids.get(decision.id)
+        fresh = known is not None and known.instance == decision.instance and known.settled.number < decision.number
+        fresh &= named not in self._settling  # a request that is repeated meanwhile is not counted again
+        if fresh:
+            self._settling.add(named)
+        try:
+            answer = await self._propose(decision)
+        finally:
+            if fresh:
+                self._settling.discard(named)
         assert isinstance(answer, SettledTransaction), "the machine answers with the end of the transaction"
+        if fresh and answer.committed:
+            self._counters.committed_transactions += 1
+        elif fresh:
+            self._counters.aborted_transactions += 1
         self._keeper.carry_out()
         return answer
 

@@ -204,7 +204,7 @@ def test_a_log_that_fails_hides_the_lag_of_its_partition_alone(
     assert main(["lag", "g", "--json", *flags]) == 1
     parts = json.loads(capsys.readouterr().out)[0]["partitions"]
     assert [(part["lag_records"], part.get("error")) for part in parts] == [(3, None), (None, "no leader"), (3, None)]
-    known = {metric.name: metric.samples for metric in lag_metrics([admin.group("g")])}
+    known = {metric.name: metric.samples for metric in lag_metrics([admin.group("g")], {})}
     assert known["memq_group_lag_records"] == [], "a sum without a partition would be too low"
     (sample,) = known["memq_group_lag_unknown_partitions"]
     assert (sample.labels, sample.value) == ({"group": "g", "topic": "clicks"}, 1)

@@ -82,7 +82,11 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.aio.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost must be a function, not int"),
         (lambda: ANY.ClientCollector(5), TypeError, "clients must be a mapping of names to clients, not int"),
         (lambda: ANY.ClientCollector({1: 2}), TypeError, "the name of a client must be str, not int"),
-        (lambda: ANY.ClientCollector({"a": 2}), TypeError, "client 'a' must be a producer or a consumer, not int"),
+        (
+            lambda: ANY.ClientCollector({"a": 2}),
+            TypeError,
+            "client 'a' must be a producer, consumer or listener, not int",
+        ),
         (lambda: ANY.Consumer(HERE, "clicks", s3=[1]), TypeError, "s3 must be a mapping of settings, not list"),
         (lambda: ANY.aio.Consumer(HERE, "c", s3={1: 2}), TypeError, "the name of a setting in s3 must be str, not int"),
         (lambda: ANY.Consumer(HERE, "c", s3={"acces_key_id": "x"}), UnknownSettingError, "unknown setting 'acces_key_"),

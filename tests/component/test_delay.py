@@ -100,7 +100,10 @@ def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
             await second
             async with AsyncAdmin(brokers[2].address) as admin:
                 counts = await admin.delayed("clicks")
+                by_topic = await admin.delayed_topics()
             assert sum(each.records for each in counts.values()) == 2
+            assert {name: each.records for name, each in by_topic.items()} == {"clicks": 2}
+            assert by_topic["clicks"].next_ms == min(each.next_ms for each in counts.values())
             assert await producer.cancel(first) is CancelOutcome.CANCELLED
             assert await producer.cancel(await first) is CancelOutcome.CANCELLED
             assert await read(brokers, 1) == [b"kept"]
@@ -113,6 +116,7 @@ def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
             assert sorted(await stored(brokers), key=str) == [b"kept", b"plain"]
             async with AsyncAdmin(brokers[1].address) as admin:
                 assert await admin.delayed("clicks") == {}
+                assert await admin.delayed_topics() == {}
 
     run(work())
 

@@ -26,6 +26,7 @@ from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.cursor_outcomes import Counts
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.group_admin import GroupDescription, PartitionProgress
+from memq.client.listener.core import ListenerStats
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import METRICS, lines_of
 from memq.runtime.runtime import Runtime
@@ -55,10 +56,10 @@ memq lag --serve 127.0.0.1:9878
 memq auditor metrics --serve 127.0.0.1:9880
 ```
 
-A program exports the counts of its producers and consumers with its own metrics:
+A program exports the counts of its producers, consumers and listeners with its own metrics:
 
 ```python
-prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer}))
+prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer, "billing": listener}))
 ```
 
 Boards for Grafana lie in [deploy/grafana](../deploy/grafana), rules for Prometheus with their tests in
@@ -70,6 +71,7 @@ TITLES = {
     "memq_store_": "Stores",
     "memq_producer_": "Producers: `memq.ClientCollector`",
     "memq_consumer_": "Consumers: `memq.ClientCollector`",
+    "memq_listener_": "Listeners: `memq.ClientCollector`",
     "memq_audit_": "The audit: `memq auditor metrics`",
     "memq_": "Consumer groups: `memq lag --serve`",
 }
@@ -88,10 +90,10 @@ def a_topic() -> TopicSummary:
 class Counted:
     """A client that has counted this much."""
 
-    def __init__(self, stats: ProducerStats | ConsumerStats) -> None:
+    def __init__(self, stats: ProducerStats | ConsumerStats | ListenerStats) -> None:
         self._stats = stats
 
-    def stats(self) -> ProducerStats | ConsumerStats:
+    def stats(self) -> ProducerStats | ConsumerStats | ListenerStats:
         return self._stats
 
 
@@ -134,12 +136,13 @@ def exported() -> str:
     lag, audit = RoundCollector("lag"), RoundCollector("audit")
     place = TopicPartition("clicks", 0)
     progress = PartitionProgress(place, None, "m", Lag(7, 700, 1.5))
-    lag.found(lag_metrics([GroupDescription("g", 1, ("m",), (progress,))]))
+    lag.found(lag_metrics([GroupDescription("g", 1, ("m",), (progress,))], {"g": 3}))
     audit.found(audit_metrics([a_topic()], [], []))
     registry = CollectorRegistry()
     registry.register(lag)
     registry.register(audit)
-    registry.register(memq.ClientCollector({"loader": Counted(ProducerStats()), "report": Counted(NO_STATS)}))
+    counted = {"loader": Counted(ProducerStats()), "report": Counted(NO_STATS), "billing": Counted(ListenerStats())}
+    registry.register(memq.ClientCollector(counted))
     return asyncio.run(of_broker()) + generate_latest(registry).decode()
 
 

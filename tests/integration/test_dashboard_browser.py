@@ -64,6 +64,7 @@ def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: P
             tab.page.keyboard.press("3")
             tab.see("governor")
             tab.keep("cluster")
+            see_waiting_records(tab, producer, server.address)
             tab.page.keyboard.press("4")
             key = tab.page.get_by_role("textbox", name="Key")
             key.wait_for()  # else "/" is pressed on the page before
@@ -105,6 +106,30 @@ def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: P
             tab.close()
     finally:
         server.close()
+
+
+def see_waiting_records(tab: Tab, producer: memq.Producer, address: str) -> None:
+    """See a delayed record, an open transaction, and a dead letter with its cause."""
+    producer.send("reminders", "later", deliver_after=3_600).result(60)
+    producer.send("orders", "bad <b>order</b>", key="ada")
+    producer.flush(60)
+    with memq.Listener(address, "orders", "billing", lambda message: memq.DeadLetter("no <i>card</i>")) as listener:
+        listener.start()
+        tab.page.keyboard.press("6")
+        tab.page.get_by_role("heading", name="Waiting").wait_for()
+        tab.page.get_by_role("link", name="reminders").wait_for()
+        tab.page.get_by_role("row", name="billing 1").wait_for()
+    with (
+        memq.Producer(address, transactional_id="pay", connect_timeout_ms=WAIT_MS) as payer,
+        payer.transaction() as transaction,
+    ):
+        transaction.send("orders", "paid")
+        transaction.flush()
+        tab.see("orders: 1")
+        tab.page.get_by_role("link", name="billing").click()
+        tab.see("no <i>card</i>")  # as text
+        tab.see("bad <b>order</b>")
+        tab.keep("waiting")
 
 
 def url_of(process: subprocess.Popen[str], log: Path) -> str:

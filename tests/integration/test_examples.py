@@ -11,7 +11,17 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 120.0
 # Run elsewhere, as spark_….py are.
-OTHERS = {"demo.py", "flights.py", "folders.py", "read_object.py", "audit_demo.py", "faults.py", "cluster_demo.py"}
+OTHERS = {
+    "demo.py",
+    "flights.py",
+    "folders.py",
+    "read_object.py",
+    "audit_demo.py",
+    "faults.py",
+    "cluster_demo.py",
+    "messaging_demo.py",
+    "messaging_workers.py",
+}
 
 
 def run(*command: str, cwd: Path) -> str:

@@ -32,7 +32,7 @@ def test_records_that_a_group_has_not_read_are_its_lag() -> None:
 
 def test_after_a_round_that_failed_no_lag_is_exported() -> None:
     collector = RoundCollector("lag")
-    collector.found(lag_metrics([]))
+    collector.found(lag_metrics([], {}))
     assert "memq_group_lag_records" in {metric.name for metric in collector.collect()}
     collector.failed()
     assert not collector.known

@@ -60,6 +60,7 @@ from memq.protocol.hold_messages import (
     CancelHolds,
     DescribeHolds,
     HoldRecords,
+    ListDelayed,
     ReleaseUnit,
     WireHold,
     WireHoldId,
@@ -244,6 +245,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     HoldRecords: (HoldRecords(**OF_PARTITION, sent_ms=0, holds=[WireHold(block=b"b", due_ms=1)]), PARTITION),
     CancelHolds: (CancelHolds(**OF_PARTITION, holds=[WireHoldId(producer="1" * 16, first=0)]), PARTITION),
     DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),
+    ListDelayed: (ListDelayed(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

@@ -17,16 +17,19 @@ from memq.audit.dashboard.view import (
     About,
     BrokerRow,
     Clients,
+    DeadLetterRow,
     GroupRow,
     PartitionRow,
     TopicPage,
     TopicRow,
 )
+from memq.audit.dashboard.waiting import delayed_topics, open_transactions
 from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.live.view import doubted
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin import AsyncAdmin
 from memq.client.group_admin import GroupDescription, PartitionProgress
+from memq.client.listener.side_records import LETTERS_SUFFIX
 from memq.client.log_answers import LogAnswers
 from memq.errors import DeniedError, MemqError, NotFoundError
 from memq.protocol.messages import TopicMetadata
@@ -91,6 +94,8 @@ class Poller:
             ("totals", TOPICS_S, self.poll_totals),
             ("groups", TOPICS_S, self.poll_groups),
             ("cluster", CLUSTER_S, self.poll_cluster),
+            ("delayed", CLUSTER_S, self.poll_delayed),
+            ("transactions", CLUSTER_S, self.poll_transactions),
         ]
         if self._audit is not None:
             rounds += [("audit", AUDIT_S, self.poll_audit), ("clients", CLIENTS_S, self.poll_clients)]
@@ -201,6 +206,7 @@ class Poller:
         self._ends = {name: known for name, known in self._ends.items() if name in topics}
         self._failed = {name: known for name, known in self._failed.items() if name in topics}
         self._put_topics()
+        self._put_letters()
 
     async def poll_groups(self) -> str:
         """Ask for the progress of all groups. Return the unknown parts."""
@@ -214,6 +220,7 @@ class Poller:
                 self._lags.take(row.topic, row.group, minute, row.lag_records)
                 self._delays.take(row.topic, row.group, minute, round(row.lag_seconds * 1000))
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
+        self._put_letters()
         return _counted([f"lag of group '{row.group}' in '{row.topic}': {row.error}" for row in rows if row.error])
 
     async def poll_totals(self) -> str:
@@ -318,6 +325,24 @@ class Poller:
             if row.group == name
         ]
 
+    def _put_letters(self) -> None:
+        """Show the waiting dead letters: the lag of a dead-letter topic's reader, else all its records."""
+        rows: dict[str, DeadLetterRow] = {}
+        for name, topic in self._known.topics.items() if self._known.groups is not None else ():
+            if not name.endswith(LETTERS_SUFFIX):
+                continue
+            group = name.removesuffix(LETTERS_SUFFIX)
+            reader = next((row for row in (self._known.groups or {}).get(name, ()) if row.group == name), None)
+            if reader is not None:
+                rows[group] = DeadLetterRow(group=group, waiting=reader.lag_records, error=reader.error)
+                continue
+            stored = [self._rates.total(name, number) for number in range(topic.read_partitions)]
+            known = [each for each in stored if each is not None]
+            failed = [f"partition {number}: {why}" for number, why in self._failed.get(name, {}).items()]
+            waiting = sum(known) if len(known) == len(stored) and not failed else None
+            rows[group] = DeadLetterRow(group=group, waiting=waiting, error=_counted(failed))
+        self._feed.board.put_all("letters", rows)
+
     def _put_topics(self) -> None:
         minute = self._clock.wall_ms() // MINUTE_MS
         rows = {name: self._topic_row(topic, minute) for name, topic in self._known.topics.items()}
@@ -366,6 +391,14 @@ class Poller:
         }
         self._feed.board.put_all("broker", rows)
         self._feed.board.put("plan", "", await self._admin.plan())
+
+    async def poll_delayed(self) -> None:
+        """Ask how many delayed records wait, and show them by topic."""
+        self._feed.board.put("delayed", "", delayed_topics(await self._admin.delayed_topics()))
+
+    async def poll_transactions(self) -> None:
+        """Ask for the open transactions, and show them."""
+        self._feed.board.put("transactions", "", open_transactions(await self._admin.transactions()))
 
     async def _load(self, broker: str) -> dict[str, Any]:
         """Return how full a broker is; nothing of one that does not say, as an older one."""

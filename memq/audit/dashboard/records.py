@@ -151,14 +151,14 @@ class RecordReader:
 
     def row(self, topic: str, record: Record) -> RecordRow:
         """Return a record as the pages show it."""
-        headers = tuple((name, _preview(value) or "") for name, value in record.headers[:HEADERS_MAX])
+        headers = tuple((name, preview(value) or "") for name, value in record.headers[:HEADERS_MAX])
         return RecordRow(
             topic=topic,
             position=str(record.position),
             timestamp_ms=record.timestamp_ms,
             tag=record.tag,
-            key=_preview(record.key) if self._contents else None,
-            value=_preview(record.value) if self._contents else None,
+            key=preview(record.key) if self._contents else None,
+            value=preview(record.value) if self._contents else None,
             headers=headers if self._contents else None,
             key_bytes=None if record.key is None else len(record.key),
             value_bytes=None if record.value is None else len(record.value),
@@ -210,7 +210,7 @@ def _start(query: Query) -> str | datetime:
         raise InvalidRequestError(f"first_ms = {query.first_ms} is no time", hint="give Unix milliseconds") from error
 
 
-def _preview(data: bytes | None) -> str | None:
+def preview(data: bytes | None) -> str | None:
     """Return the beginning of bytes as text, as hex digits where they are not UTF-8."""
     if data is None:
         return None

@@ -38,6 +38,7 @@ from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, ObjectInspector, Query, RecordReader
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
 from memq.audit.dashboard.view import About
+from memq.audit.dashboard.waiting import LetterReader
 from memq.audit.finding import csv_of
 from memq.client.admin import AsyncAdmin
 from memq.errors import (
@@ -157,12 +158,15 @@ def _is_ours(headers: Headers, host: str) -> bool:
 
 
 class Pages:
-    """Answers requests from poller, feed, record reader and object inspector."""
+    """Answers requests from poller, feed, readers of records and letters, and object inspector."""
 
-    def __init__(self, poller: Poller, feed: Feed, records: RecordReader, objects: ObjectInspector) -> None:
+    def __init__(
+        self, poller: Poller, feed: Feed, records: RecordReader, letters: LetterReader, objects: ObjectInspector
+    ) -> None:
         self._poller = poller
         self._feed = feed
         self._records = records
+        self._letters = letters
         self._objects = objects
         self._searches = Seats(SEARCHES_MAX, "searches")
         self._checks = Seats(CHECKS_MAX, "checks of objects")
@@ -180,6 +184,7 @@ class Pages:
                     ("/api/topics/{topic}", self._topic, "GET"),
                     ("/api/search", self._search, "GET"),
                     ("/api/tail", self._tail, "GET"),
+                    ("/api/letters", self._dead_letters, "GET"),
                     ("/api/object", self._object, "GET"),
                     ("/api/block", self._block, "GET"),
                     ("/api/findings", self._findings, "GET"),
@@ -239,6 +244,11 @@ class Pages:
         await self._poller.topic(topic)
         tags, where = (request.query_params.get(name) or None for name in ("tags", "where"))
         return _stream(tail_events(self._records.tail(topic, rate, tags, where), self._feed), self._feed.tails)
+
+    async def _dead_letters(self, request: Request) -> Response:
+        group = request.query_params.get("group", "")
+        with self._searches.one():
+            return _json(await self._letters.page(group))
 
     async def _object(self, request: Request) -> Response:
         with self._checks.one():
@@ -376,9 +386,10 @@ class Dashboard:
         self.feed = Feed(f"{runtime.random.getrandbits(48):012x}")
         self._admin = AsyncAdmin(brokers, runtime=runtime)
         records = RecordReader(brokers, runtime, contents=settings.dashboard_contents)
+        letters = LetterReader(brokers, runtime, contents=settings.dashboard_contents)
         self._objects = ObjectInspector(brokers, runtime, records)
         self._poller = Poller(self._admin, audit, self.feed, runtime, about)
-        self._pages = Pages(self._poller, self.feed, records, self._objects)
+        self._pages = Pages(self._poller, self.feed, records, letters, self._objects)
         self._state = ServerState()
         self._listener: BoundPort | None = None
 

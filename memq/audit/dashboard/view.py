@@ -157,6 +157,78 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class DelayedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How many delayed records of a topic wait, and when the next one is due (Unix ms)."""
+
+    topic: str
+    records: int
+    next_ms: int
+
+
+class DelayedTopics(msgspec.Struct, frozen=True, kw_only=True):
+    """Delayed records: the number of topics and of records, and the first topics, most records first."""
+
+    total: int
+    records: int
+    shown: tuple[DelayedRow, ...]
+
+
+class TransactionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An open transaction, with the group whose positions it moves ("": none), and its blocks by topic."""
+
+    transactional_id: str
+    group: str
+    open_s: int
+    timeout_s: float
+    blocks: dict[str, int]
+
+
+class OpenTransactions(msgspec.Struct, frozen=True, kw_only=True):
+    """Open transactions: their number, and the oldest ones."""
+
+    total: int
+    shown: tuple[TransactionRow, ...]
+
+
+class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of waiting dead letters of a group.
+
+    It is None when a log does not answer; `error` is the reason.
+    """
+
+    group: str
+    waiting: int | None
+    error: str = ""
+
+
+class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter. Key and value are None where contents are masked or null.
+
+    A masked `cause` is the class of the exception, None for other causes.
+    """
+
+    position: str
+    topic: str
+    origin: str
+    state: str
+    attempts: int
+    dead_ms: int
+    cause: str | None
+    tag: str | None
+    key: str | None
+    value: str | None
+    key_bytes: int | None
+    value_bytes: int | None
+
+
+class LetterPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The oldest waiting dead letters of a group. `complete` is False when there are more."""
+
+    group: str
+    letters: tuple[LetterRow, ...]
+    complete: bool
+
+
 class BlockRow(msgspec.Struct, frozen=True, kw_only=True):
     """A block of an object by the object's index, with the result of its check: "" when sound."""
 

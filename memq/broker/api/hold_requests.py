@@ -16,7 +16,15 @@ from memq.holds.keeper import HoldKeeper, NewHold
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit, WireWaiting
+from memq.protocol.hold_messages import (
+    CancelHolds,
+    DescribeHolds,
+    HoldRecords,
+    ListDelayed,
+    ReleaseUnit,
+    WireDelayedTopic,
+    WireWaiting,
+)
 from memq.protocol.link import Link
 from memq.topic import CLOCK_ERROR_MS, Topic, is_internal
 
@@ -82,6 +90,20 @@ class HoldRequests:
                 found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).waiting
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition))
 
+    async def list_delayed(self, call: Call[ListDelayed]) -> Answer:
+        """Return how many blocks of each topic wait; for another broker, those that wait here."""
+        hosts, found = self._hosts, list[WireDelayedTopic]()
+        for home in await hosts.homes(hosts.holds, create=False):
+            if isinstance(home, HoldKeeper):
+                found += [
+                    WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
+                    for target, (blocks, next_ms) in (await home.waiting()).items()
+                ]
+            elif call.connection.program != PROGRAM:
+                link = await hosts.link(home)
+                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).delayed
+        return AdminAnswer(delayed=_by_topic(found))
+
     async def release(self, call: Call[ReleaseUnit]) -> Answer:
         """Take a unit that another broker releases into the log of a partition of this broker."""
         ask = call.ask
@@ -109,6 +131,17 @@ class HoldRequests:
         """
         forwarded = call.connection.program == PROGRAM
         return await self._hosts.at(self._hosts.holds, shard_name(topic_id, partition), forwarded=forwarded)
+
+
+def _by_topic(found: list[WireDelayedTopic]) -> list[WireDelayedTopic]:
+    """Return the sums of each topic, by name."""
+    sums: dict[str, WireDelayedTopic] = {}
+    for each in found:
+        known = sums.setdefault(each.topic_id, each)
+        if known is not each:
+            known.blocks += each.blocks
+            known.next_ms = min(filter(None, (known.next_ms, each.next_ms)), default=0)
+    return sorted(sums.values(), key=lambda each: (each.topic, each.topic_id))
 
 
 def _check_count(count: int) -> None:

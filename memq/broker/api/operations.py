@@ -45,7 +45,7 @@ from memq.protocol.group_messages import (
     ListGroups,
     MoveGroup,
 )
-from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ReleaseUnit
+from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ListDelayed, ReleaseUnit
 from memq.protocol.messages import (
     Close,
     Forward,
@@ -180,6 +180,7 @@ def operations_of(
             Operation("hold-records", Api.ADMIN, HoldRecords, _partition, holds.hold),
             Operation("cancel-holds", Api.ADMIN, CancelHolds, _partition, holds.cancel),
             Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
+            Operation("list-delayed", Api.ADMIN, ListDelayed, _cluster, holds.list_delayed),
             Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
             Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
             Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),

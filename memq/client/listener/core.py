@@ -54,13 +54,14 @@ class _Source:
 
 @dataclass(slots=True)
 class ListenerStats:
-    """Counters of completed attempts since the start, and the records at work and kept now."""
+    """Counters of completed attempts since the start, the records at work now, and the time in handlers."""
 
     done: int = 0
     retried: int = 0
     dead_letters: int = 0
     parked: int = 0
     working: int = 0
+    handler_s: float = 0.0
 
 
 class ListenerCore:
@@ -332,6 +333,7 @@ class ListenerCore:
             attempt=work.attempt,
             error=work.error,
         )
+        began_s = self._runtime.clock.monotonic()
         try:
             answer = await self._call(message)
         except HandlerAnswer as raised:
@@ -343,6 +345,8 @@ class ListenerCore:
             answer = error  # of something within the handler
         except Exception as error:  # noqa: BLE001  # whatever a handler raises is its answer
             answer = error
+        finally:
+            self.counts.handler_s += self._runtime.clock.monotonic() - began_s
         return outcome_of(answer, work.attempt, self.settings)
 
     async def _settle(self, work: Work, outcome: Again | GivenUp | None) -> None:

@@ -8,9 +8,10 @@ import { overviewPage } from "./overview.js";
 import { searchPage } from "./search.js";
 import { tailPage } from "./tail.js";
 import { topicPage } from "./topic.js";
+import { waitingPage } from "./waiting.js";
 
-const PAGES = { "": ["overview", overviewPage], topic: ["overview", topicPage], loss: ["loss", lossPage], object: ["loss", objectPage], cluster: ["cluster", clusterPage], search: ["search", searchPage], tail: ["tail", tailPage] };
-const KEYS = { 1: "#/", 2: "#/loss", 3: "#/cluster", 4: "#/search", 5: "#/tail" };
+const PAGES = { "": ["overview", overviewPage], topic: ["overview", topicPage], loss: ["loss", lossPage], object: ["loss", objectPage], cluster: ["cluster", clusterPage], search: ["search", searchPage], tail: ["tail", tailPage], waiting: ["waiting", waitingPage] };
+const KEYS = { 1: "#/", 2: "#/loss", 3: "#/cluster", 4: "#/search", 5: "#/tail", 6: "#/waiting" };
 const THEMES = ["auto", "light", "dark"];
 const $ = (id) => document.getElementById(id);
 const main = $("main");
@@ -30,7 +31,7 @@ function route(event) {
     else link.removeAttribute("aria-current");
   }
   title();
-  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "clients", "about"]));
+  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "clients", "about", "delayed", "letters", "transactions"]));
   if (event) {
     scrollTo(0, 0);
     const heading = main.querySelector("h1");
