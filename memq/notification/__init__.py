@@ -9,7 +9,7 @@ The `check_` functions refuse values that no queue may hold, with the same messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -331,6 +331,13 @@ class FormerGroups(Protocol):
         """Return the active members and the positions of one."""
         ...
 
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """Set positions of one without members, all or none; after QueueError, store all again.
+
+        Raises: InvalidRequestError when it has members.
+        """
+        ...
+
     async def remove(self, group: str) -> None:
         """Remove one with its positions.
 
@@ -361,7 +368,7 @@ class PartitionAdmin(Protocol):
         ...
 
 
-class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Protocol):
+class NotificationQueue(PointerWriter, PointerReader, PartitionAdmin, Protocol):
     """All operations of a queue that a broker uses."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +19,7 @@ from memq.notification import (
     check_publication,
     missing_partition,
 )
-from memq.notification.groups import Group
+from memq.notification.groups import OUTSIDE_GENERATION, Group
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.topic import Committed, ReadPartition, check_group
@@ -243,7 +243,12 @@ class MemoryFormerGroups:
         found = await self._queue.describe(group)
         return FormerGroup(group, found.generation, tuple(found.members), found.committed)
 
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """See `FormerGroups.store`."""
+        await self._queue.commit(group, "", OUTSIDE_GENERATION, dict(positions))
+
     async def remove(self, group: str) -> None:
         """See `FormerGroups.remove`. Members are ignored."""
+        await self.read(group)
         self._groups[group].members.clear()
         await self._queue.delete_group(group)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from memq.cli import main
@@ -25,7 +24,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, Totals, read_partitions
 from memq_localstack.servers import Server
 from tests.brokers import run
-from tests.integration.kafka import kafka_queue
+from tests.integration.kafka import joined_in_kafka, kafka_queue
 from tests.integration.queued_broker import broker_on
 from tests.servers import dev_server
 
@@ -116,16 +115,3 @@ def commit_in_kafka(kafka: Server, group: str, topic: str, offsets: dict[int, tu
                 return
         admin.poll(0.05)
     raise AssertionError("Kafka stores no positions")
-
-
-@contextmanager
-def joined_in_kafka(kafka: Server, group: str, topic: str) -> Iterator[None]:
-    """Let a member be in the group, as one that a broker of an earlier release hosts."""
-    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": group, "session.timeout.ms": 6_000})
-    try:
-        consumer.subscribe([topic])
-        while not consumer.assignment():
-            consumer.poll(0.1)
-        yield
-    finally:
-        consumer.close()

@@ -20,7 +20,7 @@ import msgspec
 
 from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import FormerGroup, GroupState, Membership
-from memq.notification.groups import Group
+from memq.notification.groups import OUTSIDE_GENERATION, Group
 from memq.notification.sqlite.log import LogRow, damaged, find_rows, log_rows, partition_row
 from memq.runtime.sqlite_file import checksum, is_sound
 from memq.topic import Committed, Position, ReadPartition, Totals, check_group
@@ -272,6 +272,12 @@ class SqliteFormerGroups:
         check_group(group)
         found = await self._read(lambda file: describe(file, group, self._now_ms()))
         return FormerGroup(group, found.generation, tuple(found.members), found.committed)
+
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """See `FormerGroups.store`."""
+        check_group(group)
+        kept = dict(positions)
+        await self._write(lambda file: commit(file, group, "", OUTSIDE_GENERATION, kept, self._now_ms()))
 
     async def remove(self, group: str) -> None:
         """See `FormerGroups.remove`. Members are ignored."""
