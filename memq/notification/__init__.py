@@ -76,6 +76,13 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
         raise InvalidRequestError(f"the covered batches at {position} are out of bounds")
 
 
+def active_members(refusal: str, count: int) -> InvalidRequestError:
+    """Return the error for a request that is refused because its group has active members."""
+    return InvalidRequestError(
+        f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
+    )
+
+
 def _is_valid(covered: Covered) -> bool:
     """Whether covered batches and their numbers are within bounds, and each epoch has a number."""
     numbers = [number for writer, floor, pairs in covered for number in (writer, floor, *pairs)]
@@ -240,9 +247,7 @@ class Groups(Protocol):
 
     Promises: at any time a partition is assigned to at most one member of a group. A member that is
     silent for its session time-out loses all its partitions at once. A commit is refused as a whole if the member
-    does not hold one of its partitions in its generation. Positions outlive the members; a queue may bound the time
-    (kafka: offsets.retention.minutes after the last member left).
-    Non-promises: marks are stored. A queue that can't lose a log without its positions returns 0 (sqlite).
+    does not hold one of its partitions in its generation. Positions outlive the members.
     Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
     InvalidRequestError (reset or delete while members are active).
     """
@@ -252,7 +257,6 @@ class Groups(Protocol):
     ) -> Membership:
         """Join the group, or change the set of partitions that the member wants.
 
-        Name all partitions of a topic: a queue that assigns by topic may also assign partitions that are not named.
         The assignment may come later, with a heartbeat.
         """
         ...
@@ -296,7 +300,7 @@ class Groups(Protocol):
         ...
 
     async def describe(self, group: str) -> GroupState:
-        """Return members and positions. The generation is 0 when the queue does not report it."""
+        """Return members and positions."""
         ...
 
     async def delete_group(self, group: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pytest
 
@@ -25,14 +25,14 @@ HANG_S = 120  # a wake-up that was lost is a failure, not a build that never end
 
 
 class GroupedQueue(NotificationQueue, Groups, Protocol):
-    """A queue with groups."""
+    """A queue with groups: on a state log, directly or through a broker's handlers."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """One implementation, and by which rule it refuses what is stale."""
 
-    open: Callable[[Path, ManualClock], GroupedQueue]
+    open: Callable[[Path, ManualClock], NotificationQueue]
     refuses: Literal["epoch", "age"]
 
 
@@ -57,16 +57,7 @@ def over_queues(scenario: Scenario) -> Callable[[str, Path], None]:
 
 def over_groups(scenario: GroupScenario) -> Callable[[str, Path], None]:
     """Make a test of a scenario, once per queue with groups."""
-    test = _over(scenario, list(QUEUES))
-    test.everywhere = True  # type: ignore[attr-defined]
-    return test
-
-
-def over_former_groups(scenario: Scenario) -> Callable[[str, Path], None]:
-    """Make a test of a scenario, once per queue that kept groups in an earlier release."""
-    test = _over(scenario, ["memory", "memory-age", "sqlite"])
-    test.everywhere = True  # type: ignore[attr-defined]
-    return test
+    return _over(scenario, ["state-log", "remote"])
 
 
 def over_queues_that_refuse(rule: Literal["epoch", "age"]) -> Callable[[Scenario], Callable[[str, Path], None]]:
@@ -74,7 +65,7 @@ def over_queues_that_refuse(rule: Literal["epoch", "age"]) -> Callable[[Scenario
     return lambda scenario: _over(scenario, [name for name, kind in QUEUES.items() if kind.refuses == rule])
 
 
-def _over(scenario: GroupScenario, kinds: list[str]) -> Callable[[str, Path], None]:
+def _over(scenario: Callable[[Any, ManualClock], Awaitable[None]], kinds: list[str]) -> Callable[[str, Path], None]:
     @pytest.mark.parametrize("kind", kinds)
     def test(kind: str, tmp_path: Path) -> None:
         async def run() -> None:

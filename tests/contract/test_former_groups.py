@@ -8,7 +8,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, NotFoundError
 from memq.notification import FormerGroup, NotificationQueue
 from memq.topic import Committed, Position, Totals
 from tests.contract.manual_clock import ManualClock
-from tests.contract.queues import STALE_MS, committed, over_former_groups, part
+from tests.contract.queues import STALE_MS, committed, over_queues, part
 
 TWO = {part(0): committed(17, index=3, records=1_000, size=123_456), part(1): committed(9, partition=1)}
 WRONG = {
@@ -25,7 +25,7 @@ async def prepare(queue: NotificationQueue) -> None:
     await queue.former.store("report", TWO)
 
 
-@over_former_groups
+@over_queues
 async def test_a_group_is_read_as_it_was_stored(queue: NotificationQueue, clock: ManualClock) -> None:
     assert await queue.former.names() == []
     await prepare(queue)
@@ -37,7 +37,7 @@ async def test_a_group_is_read_as_it_was_stored(queue: NotificationQueue, clock:
     assert (await queue.former.read("report")).committed == TWO
 
 
-@over_former_groups
+@over_queues
 async def test_a_position_replaces_a_higher_one_and_no_other(queue: NotificationQueue, clock: ManualClock) -> None:
     await prepare(queue)
     begin = {part(0): committed(0)}
@@ -45,7 +45,7 @@ async def test_a_position_replaces_a_higher_one_and_no_other(queue: Notification
     assert (await queue.former.read("report")).committed == TWO | begin
 
 
-@over_former_groups
+@over_queues
 async def test_a_group_that_is_removed_leaves_no_position(queue: NotificationQueue, clock: ManualClock) -> None:
     await prepare(queue)
     await queue.former.store("audit", {part(0): committed(2)})
@@ -58,14 +58,14 @@ async def test_a_group_that_is_removed_leaves_no_position(queue: NotificationQue
     assert (await queue.former.read("report")).committed == begin
 
 
-@over_former_groups
+@over_queues
 async def test_a_group_that_is_not_there_is_not_found(queue: NotificationQueue, clock: ManualClock) -> None:
     for call in (queue.former.read("report"), queue.former.remove("report")):
         with pytest.raises(NotFoundError, match="report"):
             await call
 
 
-@over_former_groups
+@over_queues
 async def test_a_dropped_topic_leaves_no_position(queue: NotificationQueue, clock: ManualClock) -> None:
     await prepare(queue)
     other, again = part(0, "views"), part(0, topic_id="0b" * 16)
@@ -75,7 +75,7 @@ async def test_a_dropped_topic_leaves_no_position(queue: NotificationQueue, cloc
     assert (await queue.former.read("report")).committed == {other: committed(4)}
 
 
-@over_former_groups
+@over_queues
 async def test_names_and_positions_out_of_bounds_are_refused(queue: NotificationQueue, clock: ManualClock) -> None:
     await prepare(queue)
     for name in ("", "..", "a/b", "x" * 250, "a\0", "_memq-x"):

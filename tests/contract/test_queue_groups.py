@@ -1,4 +1,4 @@
-"""The contract of consumer groups: membership, generations, commits, over every queue."""
+"""The contract of consumer groups: membership, generations, commits, on a state log."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from memq.notification import (
     RECORD_INDEX_END,
     TOTAL_END,
     FormerGroup,
+    active_members,
     check_position,
 )
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
@@ -155,9 +156,7 @@ class FormerKafkaGroups:
         count = len((await self._describe(group)).members)
         if not count:
             return QueueError(f"{refusal}: Kafka says that the group has members, and then that it has none")
-        return InvalidRequestError(
-            f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
-        )
+        return active_members(refusal, count)
 
     async def remove(self, group: str) -> None:
         """See `FormerGroups.remove`. Raises: InvalidRequestError when it has members."""
