@@ -20,6 +20,7 @@ from confluent_kafka import (
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
+    ConsumerGroupState,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -291,7 +292,8 @@ class FakeAdmin:
         error = self._library.refuse("describe_consumer_groups", group)
         if error is not None:
             return finished(KafkaException(error))
-        return finished(SimpleNamespace(authorized_operations=self._library.group_rights if rights else None))
+        allowed = self._library.group_rights if rights else None
+        return finished(SimpleNamespace(authorized_operations=allowed, members=[], state=ConsumerGroupState.EMPTY))
 
     def list_consumer_groups(self, *, request_timeout: float) -> Future[Any]:
         error = self._library.refuse("list_consumer_groups", None)

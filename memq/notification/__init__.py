@@ -9,7 +9,7 @@ The `check_` functions refuse values that no queue may hold, with the same messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,13 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
         raise InvalidRequestError(f"mark {committed.mark} at {position} is out of bounds")
     if not _is_valid(committed.covered):
         raise InvalidRequestError(f"the covered batches at {position} are out of bounds")
+
+
+def active_members(refusal: str, count: int) -> InvalidRequestError:
+    """Return the error for a request that is refused because its group has active members."""
+    return InvalidRequestError(
+        f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
+    )
 
 
 def _is_valid(covered: Covered) -> bool:
@@ -240,9 +247,7 @@ class Groups(Protocol):
 
     Promises: at any time a partition is assigned to at most one member of a group. A member that is
     silent for its session time-out loses all its partitions at once. A commit is refused as a whole if the member
-    does not hold one of its partitions in its generation. Positions outlive the members; a queue may bound the time
-    (kafka: offsets.retention.minutes after the last member left).
-    Non-promises: marks are stored. A queue that can't lose a log without its positions returns 0 (sqlite).
+    does not hold one of its partitions in its generation. Positions outlive the members.
     Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
     InvalidRequestError (reset or delete while members are active).
     """
@@ -252,7 +257,6 @@ class Groups(Protocol):
     ) -> Membership:
         """Join the group, or change the set of partitions that the member wants.
 
-        Name all partitions of a topic: a queue that assigns by topic may also assign partitions that are not named.
         The assignment may come later, with a heartbeat.
         """
         ...
@@ -296,7 +300,7 @@ class Groups(Protocol):
         ...
 
     async def describe(self, group: str) -> GroupState:
-        """Return members and positions. The generation is 0 when the queue does not report it."""
+        """Return members and positions."""
         ...
 
     async def delete_group(self, group: str) -> None:
@@ -331,6 +335,13 @@ class FormerGroups(Protocol):
         """Return the active members and the positions of one."""
         ...
 
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """Set positions of one without members, all or none; after QueueError, store all again.
+
+        Raises: InvalidRequestError when it has members.
+        """
+        ...
+
     async def remove(self, group: str) -> None:
         """Remove one with its positions.
 
@@ -361,7 +372,7 @@ class PartitionAdmin(Protocol):
         ...
 
 
-class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Protocol):
+class NotificationQueue(PointerWriter, PointerReader, PartitionAdmin, Protocol):
     """All operations of a queue that a broker uses."""
 
     @property

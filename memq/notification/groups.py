@@ -1,6 +1,6 @@
 """Consumer groups as a pure machine: members, generations and their partitions.
 
-Every queue that keeps groups itself uses it.
+The machine of groups on state logs uses it.
 
 **Cooperative.** A partition moves from member A to B in two steps. The machine marks A's hold as revoking. B gets
 the partition only after A names it in a heartbeat's `released`, or A is gone. So at any time a partition has at
@@ -30,7 +30,7 @@ from operator import attrgetter
 import msgspec
 
 from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
-from memq.notification import Membership, check_position
+from memq.notification import Membership, active_members, check_position
 from memq.topic import Committed, ReadPartition, check_name
 
 GROUP_MEMBERS_MAX = 1_000
@@ -256,9 +256,7 @@ class Group(msgspec.Struct):
     def check_no_members(self, refusal: str) -> None:
         """Raise InvalidRequestError when the group has members; call `expire` first."""
         if self.members:
-            raise InvalidRequestError(
-                f"{refusal}: the group has {len(self.members)} active members", hint="stop the group's consumers first"
-            )
+            raise active_members(refusal, len(self.members))
 
     def membership(self, name: str) -> Membership:
         """Return the current holds of a member."""

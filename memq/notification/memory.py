@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from memq.errors import NotFoundError, QueueRefusedError
@@ -11,15 +11,14 @@ from memq.notification import (
     Entries,
     Entry,
     FormerGroup,
-    GroupState,
-    Membership,
     Publication,
     Span,
+    active_members,
     check_epoch,
+    check_position,
     check_publication,
     missing_partition,
 )
-from memq.notification.groups import Group
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.topic import Committed, ReadPartition, check_group
@@ -43,7 +42,7 @@ class Log:
 
 
 class MemoryQueue:
-    """Keeps logs and groups in dictionaries; all users of this instance see the same queue.
+    """Keeps logs in dictionaries; all users of this instance see the same queue.
 
     `refuse` is the rule for stale publications: "epoch" as in SQLite, or "age" as in Kafka: the queue compares the
     queue time with the wall clock, and ignores epochs. No threads; only `wait` waits. `logs` is the content of the
@@ -54,10 +53,8 @@ class MemoryQueue:
         self._clock = clock
         self._refuse = refuse
         self.logs: dict[ReadPartition, Log] = {}
-        self._groups: dict[str, Group] = {}
-        self._positions: dict[str, dict[ReadPartition, Committed]] = {}
         self._waiters = Waiters()
-        self.former = MemoryFormerGroups(self, self._groups)
+        self.former = MemoryFormerGroups(self.log)
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -128,74 +125,6 @@ class MemoryQueue:
             raise missing_partition(partition)
         return log
 
-    # ---- groups ------------------------------------------------------------------------------
-
-    async def join(
-        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
-    ) -> Membership:
-        """See `Groups.join`."""
-        check_group(group)
-        entered = self._groups.get(group) or Group()
-        membership = entered.join(member, partitions, session_timeout_ms, self._now_ms())
-        self._groups[group] = entered
-        return membership
-
-    async def heartbeat(
-        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
-    ) -> Membership:
-        """See `Groups.heartbeat`."""
-        return self._group(group).heartbeat(member, generation, released, self._now_ms())
-
-    async def leave(self, group: str, member: str) -> None:
-        """See `Groups.leave`."""
-        check_group(group)
-        if group in self._groups:
-            self._groups[group].leave(member, self._now_ms())
-
-    async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
-    ) -> None:
-        """See `Groups.commit`."""
-        check_group(group)
-        target = self._groups.get(group) or Group()
-        target.check_commit(member, generation, positions, self._now_ms(), number)
-        for partition in positions:
-            self.log(partition)
-        self._groups[group] = target
-        self._positions.setdefault(group, {}).update(positions)
-
-    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """See `Groups.committed`."""
-        stored = self._positions.get(check_group(group), {})
-        return {partition: stored[partition] for partition in partitions if partition in stored}
-
-    async def groups(self) -> Sequence[str]:
-        """See `Groups.groups`."""
-        return sorted(self._groups)
-
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        found = self._group(group)
-        found.expire(self._now_ms())
-        return GroupState(group, found.generation, found.held(), dict(sorted(self._positions.get(group, {}).items())))
-
-    async def delete_group(self, group: str) -> None:
-        """See `Groups.delete_group`."""
-        found = self._group(group)
-        found.expire(self._now_ms())
-        found.check_no_members(f"group '{group}' can't be deleted")
-        del self._groups[group]
-        self._positions.pop(group, None)
-
-    def _group(self, name: str) -> Group:
-        found = self._groups.get(check_group(name))
-        if found is None:
-            raise NotFoundError(f"group '{name}' does not exist", hint="memq group list shows the groups")
-        return found
-
-    def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1_000)
-
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
@@ -212,12 +141,9 @@ class MemoryQueue:
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`. Missing partitions are ignored."""
-        for group in self._groups.values():
-            group.forget(partitions)
+        self.former.forget(partitions)
         for partition in partitions:
             self.logs.pop(partition, None)
-            for positions in self._positions.values():
-                positions.pop(partition, None)
             self._waiters.wake(partition)
 
     async def check(self) -> None:
@@ -228,22 +154,40 @@ class MemoryQueue:
 
 
 class MemoryFormerGroups:
-    """See `memq.notification.FormerGroups`."""
+    """See `memq.notification.FormerGroups`. `groups` is the content; `log` raises for a missing partition."""
 
-    def __init__(self, queue: MemoryQueue, groups: dict[str, Group]) -> None:
-        self._queue = queue
-        self._groups = groups
+    def __init__(self, log: Callable[[ReadPartition], Log]) -> None:
+        self._log = log
+        self.groups: dict[str, FormerGroup] = {}
 
     async def names(self) -> Sequence[str]:
         """See `FormerGroups.names`."""
-        return sorted(self._groups)
+        return sorted(self.groups)
 
     async def read(self, group: str) -> FormerGroup:
         """See `FormerGroups.read`."""
-        found = await self._queue.describe(group)
-        return FormerGroup(group, found.generation, tuple(found.members), found.committed)
+        found = self.groups.get(check_group(group))
+        if found is None:
+            raise NotFoundError(f"group '{group}' is not in the queue")
+        return found
+
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """See `FormerGroups.store`."""
+        found = self.groups.get(check_group(group)) or FormerGroup(group, 0, (), {})
+        if found.members:
+            raise active_members("positions can't be set", len(found.members))
+        for partition, committed in positions.items():
+            check_position(partition, committed)
+            self._log(partition)
+        self.groups[group] = replace(found, committed=dict(sorted({**found.committed, **positions}.items())))
 
     async def remove(self, group: str) -> None:
         """See `FormerGroups.remove`. Members are ignored."""
-        self._groups[group].members.clear()
-        await self._queue.delete_group(group)
+        await self.read(group)
+        del self.groups[group]
+
+    def forget(self, partitions: Sequence[ReadPartition]) -> None:
+        """Remove the positions of all groups in deleted partitions."""
+        for name, group in self.groups.items():
+            left = {each: committed for each, committed in group.committed.items() if each not in partitions}
+            self.groups[name] = replace(group, committed=left)

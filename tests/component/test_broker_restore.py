@@ -24,7 +24,6 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.format.staged_manifest import Manifest, encode_manifest
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue, Publication, Span
-from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
 from memq.runtime.clock import SystemClock
@@ -468,15 +467,15 @@ def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their
             other = ReadPartition("others", "0" * 32, 0)
             await queue.create([other], 30_000)
             kept = Committed(Position(0, BATCHES, 1), Totals(13, 100))
-            await queue.commit("billing", "", OUTSIDE_GENERATION, {partition: kept, other: kept})
-            await queue.commit("audit", "", OUTSIDE_GENERATION, {other: kept})
+            await queue.former.store("billing", {partition: kept, other: kept})
+            await queue.former.store("audit", {other: kept})
             assert (await restore(broker, queue, topic)).groups == []
-            assert (await queue.committed("billing", [partition]))[partition] == kept, "its log is in use"
+            assert (await queue.former.read("billing")).committed[partition] == kept, "its log is in use"
             queue.log(partition).entries.clear()  # type: ignore[attr-defined]  # the memory queue
             assert (await restore(broker, queue, topic, dry_run=True)).groups == []
             assert (await restore(broker, queue, topic)).groups == ["billing"]
             begin = Committed(Position(0, 0), Totals())
-            assert await queue.committed("billing", [partition, other]) == {partition: begin, other: kept}
+            assert (await queue.former.read("billing")).committed == {partition: begin, other: kept}
             assert (await restore(broker, queue, topic)).groups == []
             assert len(await batch_pointers(queue, topic)) == BATCHES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,8 +32,8 @@ async def upgraded(**settings: Any) -> AsyncIterator[tuple[Rig, list[Broker], li
         for broker in brokers:
             await broker.partitions.refresh()
         logs = await filled(brokers[0])
-        await cluster.queue.commit("report", "", OUTSIDE, positions_in(logs))
-        await cluster.queue.commit("other", "", OUTSIDE, {logs[3]: Committed(Position(3, 1), Totals(3, 30))})
+        await cluster.queue.former.store("report", positions_in(logs))
+        await cluster.queue.former.store("other", {logs[3]: Committed(Position(3, 1), Totals(3, 30))})
         yield cluster, brokers, logs
 
 
@@ -68,7 +69,7 @@ def test_a_member_reads_on_from_the_position_that_was_moved() -> None:
         async with upgraded() as (cluster, brokers, logs):
             pointers = len(cluster.queue.logs[logs[0]].entries)
             end = {log: Committed(Position(log.partition, pointers), Totals(5, 50)) for log in logs[1:]}
-            await cluster.queue.commit("report", "", OUTSIDE, end)
+            await cluster.queue.former.store("report", end)
             await migrated(brokers[0])
             assert await read_of(brokers[1], "report") == list(range(0, 20, 4))
 
@@ -114,8 +115,8 @@ def test_a_broker_is_not_deceived_by_one_list_without_groups(monkeypatch: pytest
 
 def test_a_dry_run_shows_groups_and_changes_nothing() -> None:
     async def work() -> None:
-        async with upgraded() as (cluster, brokers, logs):
-            await cluster.queue.join("joined", "m", logs, 60_000)
+        async with upgraded() as (cluster, brokers, _):
+            cluster.queue.former.groups["joined"] = FormerGroup("joined", 1, ("m",), {})
             shown = await migrated(brokers[0], dry_run=True)
             assert [(one.group, one.positions, one.members) for one in shown] == [
                 ("joined", 0, ("m",)),
@@ -131,14 +132,15 @@ def test_a_dry_run_shows_groups_and_changes_nothing() -> None:
 def test_a_group_with_members_is_refused_and_the_others_are_moved() -> None:
     async def work() -> None:
         async with upgraded() as (cluster, brokers, logs):
-            await cluster.queue.join("report", "m", logs, 60_000)
+            left = cluster.queue.former.groups["report"]
+            cluster.queue.former.groups["report"] = replace(left, members=("m",))
             moved = {one.group: one.error for one in await migrated(brokers[0])}
             assert moved["other"] is None
             assert isinstance(moved["report"], InvalidRequestError)
             assert "1 active members in the queue, first 'm'" in str(moved["report"])
             assert "stop its consumers" in moved["report"].hint
             assert await cluster.queue.former.names() == ["report"]
-            await cluster.queue.leave("report", "m")
+            cluster.queue.former.groups["report"] = left
             assert [one.error for one in await migrated(brokers[0])] == [None]
             assert await (await member_at(brokers[1])).committed("report", logs) == positions_in(logs)
 
@@ -211,7 +213,7 @@ def test_a_group_that_changes_while_it_is_moved_stays_in_the_queue(monkeypatch: 
                 found = await read(group)
                 reads.append(group)
                 if reads.count("report") == 2:
-                    await cluster.queue.commit("report", "", OUTSIDE, changed)
+                    await cluster.queue.former.store("report", changed)
                 return found
 
             monkeypatch.setattr(cluster.queue.former, "read", read_and_commit)

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import pytest
 
 from memq.errors import ClosedError
-from memq.notification import NotificationQueue, Publication
+from memq.notification import Groups, NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.topic import Committed, Position, ReadPartition, Totals
@@ -22,6 +22,10 @@ from tests.contract.state_log_queue import StateLogQueue
 
 STALE_MS = 30_000
 HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
+
+
+class GroupedQueue(NotificationQueue, Groups, Protocol):
+    """A queue with groups: on a state log, directly or through a broker's handlers."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ QUEUES: dict[str, Kind] = {
 }
 
 Scenario = Callable[[NotificationQueue, ManualClock], Awaitable[None]]
+GroupScenario = Callable[[GroupedQueue, ManualClock], Awaitable[None]]
 
 
 def over_queues(scenario: Scenario) -> Callable[[str, Path], None]:
@@ -50,12 +55,17 @@ def over_queues(scenario: Scenario) -> Callable[[str, Path], None]:
     return test
 
 
+def over_groups(scenario: GroupScenario) -> Callable[[str, Path], None]:
+    """Make a test of a scenario, once per queue with groups."""
+    return _over(scenario, ["state-log", "remote"])
+
+
 def over_queues_that_refuse(rule: Literal["epoch", "age"]) -> Callable[[Scenario], Callable[[str, Path], None]]:
     """Make a test of a scenario, once per queue of this rule."""
     return lambda scenario: _over(scenario, [name for name, kind in QUEUES.items() if kind.refuses == rule])
 
 
-def _over(scenario: Scenario, kinds: list[str]) -> Callable[[str, Path], None]:
+def _over(scenario: Callable[[Any, ManualClock], Awaitable[None]], kinds: list[str]) -> Callable[[str, Path], None]:
     @pytest.mark.parametrize("kind", kinds)
     def test(kind: str, tmp_path: Path) -> None:
         async def run() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.sqlite_file import checksum
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part, publication
 
@@ -30,10 +32,25 @@ def filled(path: Path) -> None:
             for partition in (part(0), part(1)):
                 await queue.publish(publication(clock, body_of(number), partition=partition))
             clock.advance(1)
-        member = await queue.join(GROUP, "m", [part(0)], 10_000)
-        await queue.commit(GROUP, "m", member.generation, {part(0): committed(2)})
+        await queue.former.store(GROUP, {part(0): committed(2)})
 
     opened(path, fill)
+    with closing(sqlite3.connect(path)) as file, file:
+        put_member(file, GROUP, "m", 0)
+
+
+def put_member(
+    file: sqlite3.Connection, group: str, member: str, joined_ms: int, heard_ms: int | None = None, positions: int = 1
+) -> None:
+    """Put the only member of a group into a file, with a session of 10 s, as an earlier release did."""
+    log = {"topic": part().topic, "topic_id": part().topic_id, "partition": 0}
+    row = {"session_timeout_ms": 10_000, "heard_ms": joined_ms, "joined": 1, "wanted": [log], "commits": 4}
+    row["holds"] = [{"partition": log, "since": 1, "revoking": 0}]
+    values = (group, json.dumps({"generation": 1, "members": {member: row}}).encode(), positions)
+    file.execute("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)", (*values, checksum("groups", values)))
+    if heard_ms is not None:
+        heard = (group, member, heard_ms)
+        file.execute("INSERT INTO heard VALUES (?, ?, ?, ?)", (*heard, checksum("heard", heard)))
 
 
 def opened(path: Path, test: Test) -> None:

@@ -1,4 +1,4 @@
-"""The contract of consumer groups: membership, generations, commits, over every queue."""
+"""The contract of consumer groups: membership, generations, commits, on a state log."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
 )
-from memq.notification import GroupState, Membership, NotificationQueue
+from memq.notification import GroupState, Membership
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.manual_clock import ManualClock
-from tests.contract.queues import STALE_MS, committed, over_queues, part
+from tests.contract.queues import STALE_MS, GroupedQueue, committed, over_groups, part
 
 SESSION_MS = 6_000
 FOUR = [part(number) for number in range(4)]
 
 
-async def prepare(queue: NotificationQueue) -> None:
+async def prepare(queue: GroupedQueue) -> None:
     await queue.create(FOUR, STALE_MS)
 
 
-async def join(queue: NotificationQueue, member: str, wanted: list[ReadPartition] | None = None) -> Membership:
+async def join(queue: GroupedQueue, member: str, wanted: list[ReadPartition] | None = None) -> Membership:
     return await queue.join("report", member, FOUR if wanted is None else wanted, SESSION_MS)
 
 
 async def beat(
-    queue: NotificationQueue, member: str, known: Membership, released: tuple[ReadPartition, ...] = ()
+    queue: GroupedQueue, member: str, known: Membership, released: tuple[ReadPartition, ...] = ()
 ) -> Membership:
     return await queue.heartbeat("report", member, known.generation, released)
 
 
-async def two_members(queue: NotificationQueue) -> tuple[Membership, Membership]:
+async def two_members(queue: GroupedQueue) -> tuple[Membership, Membership]:
     """Let `a` and `b` share the four partitions, two each."""
     await prepare(queue)
     a = await join(queue, "a")
@@ -51,8 +51,8 @@ async def two_members(queue: NotificationQueue) -> tuple[Membership, Membership]
 # ---- membership ------------------------------------------------------------------------------
 
 
-@over_queues
-async def test_one_member_gets_all(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_one_member_gets_all(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     assert (a.assigned, a.revoking) == (tuple(FOUR), ())
@@ -60,8 +60,8 @@ async def test_one_member_gets_all(queue: NotificationQueue, clock: ManualClock)
     assert await beat(queue, "a", a) == a
 
 
-@over_queues
-async def test_a_partition_moves_only_after_it_was_released(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_partition_moves_only_after_it_was_released(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     b = await join(queue, "b")
@@ -80,16 +80,16 @@ async def test_a_partition_moves_only_after_it_was_released(queue: NotificationQ
     assert (a4.assigned, a4.revoking, b.assigned) == (a2.assigned, (), tuple(sorted([first, second])))
 
 
-@over_queues
-async def test_releasing_what_is_not_revoked_changes_nothing(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_releasing_what_is_not_revoked_changes_nothing(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     assert await beat(queue, "a", a, tuple(FOUR)) == a
     assert await beat(queue, "a", a, (part(99),)) == a
 
 
-@over_queues
-async def test_a_late_copy_of_a_heartbeat_gives_nothing_away(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_late_copy_of_a_heartbeat_gives_nothing_away(queue: GroupedQueue, clock: ManualClock) -> None:
     """What was given away, came back, and is to be given away once more, waits for a release of its own."""
     await prepare(queue)
     wanted = [part(0)]
@@ -108,10 +108,8 @@ async def test_a_late_copy_of_a_heartbeat_gives_nothing_away(queue: Notification
     assert (await beat(queue, "a", now)).revoking == (part(0),)
 
 
-@over_queues
-async def test_a_release_from_before_the_revocation_counts_for_nothing(
-    queue: NotificationQueue, clock: ManualClock
-) -> None:
+@over_groups
+async def test_a_release_from_before_the_revocation_counts_for_nothing(queue: GroupedQueue, clock: ManualClock) -> None:
     """The partition went from `a` to `b`, came back without a new join, and shall go again."""
     await prepare(queue)
     a = await join(queue, "a")
@@ -127,9 +125,9 @@ async def test_a_release_from_before_the_revocation_counts_for_nothing(
     assert (await queue.describe("report")).members["a"] == tuple(FOUR)
 
 
-@over_queues
+@over_groups
 async def test_silence_for_the_session_timeout_loses_everything_at_once(
-    queue: NotificationQueue, clock: ManualClock
+    queue: GroupedQueue, clock: ManualClock
 ) -> None:
     a, b = await two_members(queue)
     clock.advance(SESSION_MS - 1)
@@ -143,8 +141,8 @@ async def test_silence_for_the_session_timeout_loses_everything_at_once(
     assert (await queue.describe("report")).members == {"b": tuple(FOUR)}
 
 
-@over_queues
-async def test_a_heartbeat_in_time_keeps_everything(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_heartbeat_in_time_keeps_everything(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     for _ in range(5):
@@ -153,8 +151,8 @@ async def test_a_heartbeat_in_time_keeps_everything(queue: NotificationQueue, cl
     assert a.assigned == tuple(FOUR)
 
 
-@over_queues
-async def test_a_new_join_begins_the_session_time_out_again(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_new_join_begins_the_session_time_out_again(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     clock.advance(SESSION_MS // 2)
@@ -165,8 +163,8 @@ async def test_a_new_join_begins_the_session_time_out_again(queue: NotificationQ
     assert await beat(queue, "a", a) == a
 
 
-@over_queues
-async def test_a_clock_that_starts_again_ends_old_sessions(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_clock_that_starts_again_ends_old_sessions(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     clock.advance(-500_000)
@@ -175,8 +173,8 @@ async def test_a_clock_that_starts_again_ends_old_sessions(queue: NotificationQu
         await beat(queue, "a", a)
 
 
-@over_queues
-async def test_member_that_leaves_releases_all_partitions(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_member_that_leaves_releases_all_partitions(queue: GroupedQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     await queue.leave("report", "a")
     await queue.leave("report", "a")
@@ -186,8 +184,8 @@ async def test_member_that_leaves_releases_all_partitions(queue: NotificationQue
         await beat(queue, "a", a)
 
 
-@over_queues
-async def test_members_share_only_what_they_want(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_members_share_only_what_they_want(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a", [part(0), part(1)])
     b = await join(queue, "b", [part(1), part(2), part(2)])
@@ -200,8 +198,8 @@ async def test_members_share_only_what_they_want(queue: NotificationQueue, clock
     assert (await beat(queue, "b", b)).assigned == (part(1), part(2))
 
 
-@over_queues
-async def test_many_members_get_about_the_same(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_many_members_get_about_the_same(queue: GroupedQueue, clock: ManualClock) -> None:
     partitions = [part(number) for number in range(64)]
     await queue.create(partitions, STALE_MS)
     known = {f"m{number}": await join(queue, f"m{number}", partitions) for number in range(7)}
@@ -217,8 +215,8 @@ async def test_many_members_get_about_the_same(queue: NotificationQueue, clock: 
     assert all(after[name] >= before[name] for name in after), "sticky: only the share of who left moves"
 
 
-@over_queues
-async def test_groups_are_apart(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_groups_are_apart(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     for group in ("one", "two"):
         assert (await queue.join(group, "a", FOUR, SESSION_MS)).assigned == tuple(FOUR)
@@ -230,10 +228,8 @@ async def test_groups_are_apart(queue: NotificationQueue, clock: ManualClock) ->
 # ---- commits ---------------------------------------------------------------------------------
 
 
-@over_queues
-async def test_positions_are_stored_with_totals_and_outlive_members(
-    queue: NotificationQueue, clock: ManualClock
-) -> None:
+@over_groups
+async def test_positions_are_stored_with_totals_and_outlive_members(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     stored = {
@@ -250,8 +246,8 @@ async def test_positions_are_stored_with_totals_and_outlive_members(
     assert await queue.committed("report", [part(0)]) == {part(0): committed(4)}
 
 
-@over_queues
-async def test_a_mark_is_stored_or_unknown(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_mark_is_stored_or_unknown(queue: GroupedQueue, clock: ManualClock) -> None:
     """SQLite stores none: what loses its log loses the positions in it."""
     await prepare(queue)
     a = await join(queue, "a")
@@ -263,8 +259,8 @@ async def test_a_mark_is_stored_or_unknown(queue: NotificationQueue, clock: Manu
         await queue.commit("report", "a", a.generation, {part(0): replace(marked, mark=1 << 32)})
 
 
-@over_queues
-async def test_a_holder_may_store_a_lower_position(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_holder_may_store_a_lower_position(queue: GroupedQueue, clock: ManualClock) -> None:
     """A member that seeks back and commits wants to begin there; Kafka stores what it is given, too."""
     await prepare(queue)
     a = await join(queue, "a")
@@ -273,9 +269,9 @@ async def test_a_holder_may_store_a_lower_position(queue: NotificationQueue, clo
         assert await queue.committed("report", [part(0)]) == {part(0): committed(offset)}
 
 
-@over_queues
+@over_groups
 async def test_a_commit_that_comes_after_a_later_one_of_its_member_is_refused(
-    queue: NotificationQueue, clock: ManualClock
+    queue: GroupedQueue, clock: ManualClock
 ) -> None:
     """A broker that was paused may serve a request whose connection its member has given up."""
     await prepare(queue)
@@ -294,8 +290,8 @@ async def test_a_commit_that_comes_after_a_later_one_of_its_member_is_refused(
     assert await queue.committed("report", [part(0)]) == {part(0): committed(9)}
 
 
-@over_queues
-async def test_a_refused_commit_leaves_its_number_free(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_refused_commit_leaves_its_number_free(queue: GroupedQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     mine, theirs = a.assigned[0], b.assigned[0]
     with pytest.raises(GenerationFencedError, match="does not hold"):
@@ -304,8 +300,8 @@ async def test_a_refused_commit_leaves_its_number_free(queue: NotificationQueue,
     assert mine in await queue.committed("report", FOUR)
 
 
-@over_queues
-async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: GroupedQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     mine, theirs = a.assigned[0], b.assigned[0]
     positions = {mine: committed(5, partition=mine.partition), theirs: committed(5, partition=theirs.partition)}
@@ -317,10 +313,8 @@ async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: Notification
             await queue.commit("report", member, a.generation, {mine: positions[mine]})
 
 
-@over_queues
-async def test_revoked_partition_may_be_committed_until_its_release(
-    queue: NotificationQueue, clock: ManualClock
-) -> None:
+@over_groups
+async def test_revoked_partition_may_be_committed_until_its_release(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     await join(queue, "b")
@@ -334,9 +328,9 @@ async def test_revoked_partition_may_be_committed_until_its_release(
     assert await queue.committed("report", [last]) == {last: committed(9, partition=last.partition)}
 
 
-@over_queues
+@over_groups
 async def test_a_generation_from_before_an_expiry_or_a_new_join_is_void(
-    queue: NotificationQueue, clock: ManualClock
+    queue: GroupedQueue, clock: ManualClock
 ) -> None:
     await prepare(queue)
     first = await join(queue, "a")
@@ -355,9 +349,9 @@ async def test_a_generation_from_before_an_expiry_or_a_new_join_is_void(
     await queue.commit("report", "a", third.generation, {part(0): committed(1)})
 
 
-@over_queues
+@over_groups
 async def test_a_partition_that_went_and_came_back_needs_the_new_generation(
-    queue: NotificationQueue, clock: ManualClock
+    queue: GroupedQueue, clock: ManualClock
 ) -> None:
     a, _ = await two_members(queue)
     await queue.leave("report", "b")
@@ -371,10 +365,8 @@ async def test_a_partition_that_went_and_came_back_needs_the_new_generation(
     await queue.commit("report", "a", now.generation, position)
 
 
-@over_queues
-async def test_positions_are_set_from_outside_only_without_members(
-    queue: NotificationQueue, clock: ManualClock
-) -> None:
+@over_groups
+async def test_positions_are_set_from_outside_only_without_members(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     await queue.commit("report", "", -1, {part(0): committed(7)})
     assert await queue.groups() == ["report"]
@@ -387,8 +379,8 @@ async def test_positions_are_set_from_outside_only_without_members(
     await queue.commit("report", "", -1, {part(0): committed(8)})
 
 
-@over_queues
-async def test_bad_commits_are_refused_whole(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_bad_commits_are_refused_whole(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a", [*FOUR, part(9)])
     good = {part(1): committed(5, partition=1)}
@@ -409,8 +401,8 @@ async def test_bad_commits_are_refused_whole(queue: NotificationQueue, clock: Ma
 # ---- what people see and do ------------------------------------------------------------------
 
 
-@over_queues
-async def test_a_group_is_described(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_group_is_described(queue: GroupedQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     await queue.commit("report", "a", a.generation, {a.assigned[0]: committed(3, partition=a.assigned[0].partition)})
     state = await queue.describe("report")
@@ -424,8 +416,8 @@ async def test_a_group_is_described(queue: NotificationQueue, clock: ManualClock
         await queue.describe("unheard-of")
 
 
-@over_queues
-async def test_only_a_group_without_members_is_deleted(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_only_a_group_without_members_is_deleted(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")
     await queue.commit("report", "a", a.generation, {part(0): committed(3)})
@@ -439,8 +431,8 @@ async def test_only_a_group_without_members_is_deleted(queue: NotificationQueue,
             await call
 
 
-@over_queues
-async def test_a_dropped_topic_leaves_its_groups_without_a_trace(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_a_dropped_topic_leaves_its_groups_without_a_trace(queue: GroupedQueue, clock: ManualClock) -> None:
     again = part(0, topic_id="0b" * 16)
     await prepare(queue)
     a = await join(queue, "a")
@@ -452,8 +444,8 @@ async def test_a_dropped_topic_leaves_its_groups_without_a_trace(queue: Notifica
     await queue.commit("report", "a", a.generation, {part(1): committed(5, partition=1)})  # still held as before
 
 
-@over_queues
-async def test_names_and_numbers_out_of_bounds_are_refused(queue: NotificationQueue, clock: ManualClock) -> None:
+@over_groups
+async def test_names_and_numbers_out_of_bounds_are_refused(queue: GroupedQueue, clock: ManualClock) -> None:
     await prepare(queue)
     for name in ("", "..", "a/b", "x" * 250, "a\0", "_memq-x", "_memq_auditors", "е"):
         for call in (

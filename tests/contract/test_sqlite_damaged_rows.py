@@ -11,15 +11,16 @@ import pytest
 
 from memq.errors import CorruptDataError, MemqError, QueueError
 from memq.format.pointer import read_pointer
-from memq.notification import Entry, GroupState, Publication, Span, missing_partition
+from memq.notification import Entry, FormerGroup, Publication, Span, missing_partition
 from memq.notification.log_reader import valid_seek
-from memq.notification.sqlite import groups, log
+from memq.notification.sqlite import former_groups as groups
+from memq.notification.sqlite import log
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.sqlite_file import SqliteFile, checksum
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, part, publication
-from tests.contract.sqlite_files import ENTRIES, GROUP, body_of, filled, harm, opened
+from tests.contract.sqlite_files import ENTRIES, GROUP, body_of, filled, harm, opened, put_member
 from tests.soak import SOAKING
 
 WRONG: list[object] = [None, -1, 1 << 62, 1.5, "text", b"\x00\xff"]
@@ -44,11 +45,9 @@ def calls(queue: SqliteQueue, clock: ManualClock) -> Iterator[Awaitable[object]]
     yield queue.read(part(), 0, 1 << 20)
     yield queue.seek_time(part(), clock.wall_ms())
     yield queue.partitions()
-    yield queue.committed(GROUP, [part()])
-    yield queue.groups()
-    yield queue.describe(GROUP)
-    yield queue.heartbeat(GROUP, "m", 1)
-    yield queue.commit(GROUP, "", -1, {part(1): committed(1)})
+    yield queue.former.names()
+    yield queue.former.read(GROUP)
+    yield queue.former.store(GROUP, {part(1): committed(1, partition=1)})
     yield queue.publish(publication(clock, b"new"))
     yield queue.wait({part(): 0}, 0.0)
     yield queue.trim(part(), 1)
@@ -183,19 +182,19 @@ def test_waiter_of_a_damaged_partition_is_woken_to_read_it(tmp_path: Path) -> No
 # ---- every column of every row -------------------------------------------------------------------
 
 TIMES = range(990, 1_080, 10)
-LATE_MS = 60_000  # after all heartbeats and sessions of the full file
+LATE_MS = 60_000  # after all sessions of the full file
 # Changes that some calls take for sound, and why they do no harm. A row is its table and its number by key.
 HARMLESS_COLUMNS = {
     (
         "groups",
         1,
         "name",
-    ): "who lists the groups notices it; members are fenced and join again, as there are no positions",
-    ("heard", 0, "group_name"): "the heartbeat counts as not heard: the member expires early and joins again",
+    ): "a list of the groups notices it, and there are no positions",
+    ("heard", 0, "group_name"): "the heartbeat counts as not heard: the session of the member ends early",
 }
 HARMLESS_LOSSES = {
-    ("heard", 0): "the member was heard when it joined: it expires early and joins again",
-    ("groups", 1): "a group without positions has nothing but members, which are fenced and join again",
+    ("heard", 0): "the member was heard when it joined: its session ends early",
+    ("groups", 1): "a group without positions has nothing but members, which are not moved",
 }
 
 
@@ -210,32 +209,21 @@ def full_file(folder: Path, topic: str = "clicks") -> sqlite3.Connection:
             entry = Publication(log_of, number % 2, 5 + number, 1_000 + 10 * number, body_of(number))
             log.publish(file, entry)
     log.trim(file, two, 2)
-    groups.join(file, GROUP, "m", [one, two], 10_000, 1_000)
-    groups.commit(file, GROUP, "m", 1, {one: committed(2), two: committed(3, partition=1, records=7)}, 2_000)
-    groups.heartbeat(file, GROUP, "m", 1, (), 3_000)
-    groups.join(file, "ledger", "m", [one], 10_000, 1_000)
+    groups.store(file, GROUP, {one: committed(2), two: committed(3, partition=1, records=7)}, 0)
+    put_member(file, GROUP, "m", 1_000, 3_000, positions=2)
+    put_member(file, "ledger", "m", 1_000, positions=0)
     return file
 
 
-def heard(file: sqlite3.Connection) -> object:
-    groups.heartbeat(file, GROUP, "m", 1, (), 4_000)
-    return groups.describe(file, GROUP, 13_999), groups.describe(file, GROUP, 14_000)
+def stores(file: sqlite3.Connection) -> object:
+    groups.store(file, GROUP, {part(0): committed(4)}, LATE_MS)
+    return groups.read(file, GROUP, LATE_MS)
 
 
-def moved(file: sqlite3.Connection) -> object:
-    groups.join(file, GROUP, "n", [part(0), part(1)], 10_000, 4_000)
-    return groups.describe(file, GROUP, 4_000)
-
-
-def commits(file: sqlite3.Connection) -> object:
-    groups.commit(file, GROUP, "m", 1, {part(0): committed(4)}, 4_000)
-    return groups.committed(file, GROUP)
-
-
-def resets(file: sqlite3.Connection) -> object:
-    groups.delete(file, "ledger", LATE_MS)
-    groups.commit(file, "ledger", "", -1, {part(1): committed(4, partition=1)}, LATE_MS)
-    return groups.committed(file, "ledger"), groups.names(file)
+def replaces(file: sqlite3.Connection) -> object:
+    groups.remove(file, "ledger")
+    groups.store(file, "ledger", {part(1): committed(4, partition=1)}, LATE_MS)
+    return groups.read(file, "ledger", LATE_MS), groups.names(file)
 
 
 def sought(file: sqlite3.Connection, partition: ReadPartition, time_ms: int) -> list[Entry]:
@@ -268,7 +256,7 @@ def dropped(file: sqlite3.Connection) -> object:
     while log.delete_hidden(file):
         pass
     rows = file.execute("SELECT count(*) FROM entries WHERE id >= ?", (2 << 40,)).fetchone()
-    return rows, log.partitions(file, "clicks"), groups.describe(file, GROUP, 4_000), log.read(file, part(), 0, 1 << 20)
+    return rows, log.partitions(file, "clicks"), groups.read(file, GROUP, 4_000), log.read(file, part(), 0, 1 << 20)
 
 
 def swept(file: sqlite3.Connection) -> object:
@@ -284,14 +272,12 @@ CALLS: dict[str, Callable[[sqlite3.Connection], object]] = {
     "read 1": lambda file: log.read(file, part(1), 0, 1 << 20),
     "seek": lambda file: [sought(file, part(at), time_ms) for at in (0, 1) for time_ms in TIMES],
     "partitions": lambda file: (log.partitions(file, None), log.partitions(file, "clicks")),
-    "committed": lambda file: groups.committed(file, GROUP),
     "names": groups.names,
-    "describe": lambda file: [groups.describe(file, GROUP, now_ms) for now_ms in (12_999, 13_000)],
-    "describe another": lambda file: groups.describe(file, "ledger", 2_000),
-    "heartbeat": heard,
-    "join": moved,
-    "commit": commits,
-    "reset": resets,
+    "read group": lambda file: [groups.read(file, GROUP, now_ms) for now_ms in (12_999, 13_000)],
+    "read another": lambda file: groups.read(file, "ledger", 2_000),
+    "store": stores,
+    "store early": lambda file: groups.store(file, GROUP, {part(0): committed(4)}, 12_999),
+    "replace": replaces,
     **{f"publish {at} {write}": published(at, write, 10) for at in (0, 1) for write in (0, 1)},
     **{f"publish {at} {write} late": published(at, write, 8) for at in (0, 1) for write in (0, 1)},
     "publish first": published(0, 2, 1),
@@ -365,24 +351,22 @@ def test_the_full_file_answers_what_was_put_in(tmp_path: Path) -> None:
     entries = [[Entry(each, 1_000 + 10 * each, body_of(each)) for each in range(begin, ENTRIES)] for begin in (0, 2)]
     new = Entry(ENTRIES, 2_000, b"new")
     positions = {part(0): committed(2), part(1): committed(3, partition=1, records=7)}
-    members: dict[str, tuple[ReadPartition, ...]] = {"m": (part(0), part(1))}
     with closing(full_file(tmp_path)) as file:
         sound = {name: answer(call, file) for name, call in CALLS.items()}
     assert [sound["span 0"], sound["span 1"]] == [Span(0, ENTRIES), Span(2, ENTRIES)]
     assert [sound["read 0"], sound["read 1"]] == entries
     assert sound["partitions"] == ([part(0), part(1)],) * 2
-    assert (sound["names"], sound["committed"]) == ([GROUP, "ledger"], positions)
-    none: dict[str, tuple[ReadPartition, ...]] = {}
-    expired = GroupState(GROUP, 2, none, positions)
-    assert sound["describe"] == [GroupState(GROUP, 1, members, positions), expired]
-    assert sound["heartbeat"] == (GroupState(GROUP, 1, members, positions), expired)
-    assert sound["commit"] == {**positions, part(0): committed(4)}
-    assert sound["reset"] == ({part(1): committed(4, partition=1)}, [GROUP, "ledger"])
+    assert sound["names"] == [GROUP, "ledger"]
+    assert sound["read group"] == [FormerGroup(GROUP, 1, ("m",), positions), FormerGroup(GROUP, 1, (), positions)]
+    assert sound["read another"] == FormerGroup("ledger", 1, ("m",), {})
+    assert sound["store"] == FormerGroup(GROUP, 1, (), {**positions, part(0): committed(4)})
+    assert "the group has 1 active members" in str(sound["store early"])
+    assert sound["replace"] == (FormerGroup("ledger", 0, (), {part(1): committed(4, partition=1)}), [GROUP, "ledger"])
     assert sound["publish 0 0"] == (ENTRIES, Span(0, ENTRIES + 1), [*entries[0], new], [new])
     assert str(sound["publish 0 0 late"]).startswith("EpochFencedError")
     assert sound["create"] == ([part(0), part(1), part(2)], Span(0, ENTRIES), Span(0, 0))
     assert sound["trim"] == (Span(3, ENTRIES), entries[0][3:])
-    state = GroupState(GROUP, 2, {"m": (part(0),)}, {part(0): positions[part(0)]})
+    state = FormerGroup(GROUP, 1, ("m",), {part(0): positions[part(0)]})
     assert sound["drop"] == ((0,), [part(0)], state, entries[0])
     assert sound["continue a drop"] == entries
 
@@ -412,8 +396,8 @@ def test_another_valid_value_of_any_column_is_noticed_or_harmless(table: str, tm
     [
         ("partitions", "topic", "span 0"),
         ("groups", "name", "names"),
-        ("groups", "body", "describe"),
-        ("heard", "member", "heartbeat"),
+        ("groups", "body", "read group"),
+        ("heard", "member", "read group"),
     ],
     ids=lambda each: each,
 )
@@ -546,7 +530,7 @@ def test_a_damaged_group_keeps_no_topic_from_being_deleted(tmp_path: Path) -> No
     async def drop(queue: SqliteQueue, clock: ManualClock) -> None:
         await queue.drop([part(1)])
         with pytest.raises(CorruptDataError):
-            await queue.committed(GROUP, [part(0)])
+            await queue.former.read(GROUP)
 
     filled(tmp_path / "queue")
     assert harm(tmp_path / "queue", "UPDATE groups SET body = 5")

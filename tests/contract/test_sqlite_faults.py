@@ -15,7 +15,7 @@ from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.log_reader import all_entries
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
-from tests.contract import test_queue_groups, test_queue_log
+from tests.contract import test_former_groups, test_queue_log
 from tests.contract.coordinators import topic
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, part, publication, scenarios_of
@@ -28,7 +28,6 @@ SLOW = [
     "test_many_publishes_at_once_get_one_offset_each",
     "test_seeking_a_time_finds_the_first_entry_at_or_after_it",
 ]
-TWICE = ["test_only_a_group_without_members_is_deleted"]  # a deletion that landed is "not there" the next time
 STEP = 1 if SOAKING else 3  # `make check` has a third of the scenarios
 CODES = {
     "disk I/O error": sqlite3.SQLITE_IOERR_FSYNC,
@@ -99,9 +98,7 @@ def test_the_log(scenario: Scenario, tmp_path: Path, faults: Faults) -> None:
     over(scenario, tmp_path / "queue.sqlite", faults)
 
 
-@pytest.mark.parametrize(
-    "scenario", scenarios_of(test_queue_groups, without=TWICE)[::STEP], ids=lambda scenario: scenario.__name__
-)
+@pytest.mark.parametrize("scenario", scenarios_of(test_former_groups), ids=lambda scenario: scenario.__name__)
 def test_groups(scenario: Scenario, tmp_path: Path, faults: Faults) -> None:
     over(scenario, tmp_path / "queue.sqlite", faults)
 

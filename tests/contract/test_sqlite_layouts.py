@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from memq.errors import CorruptDataError, EpochFencedError, QueueError
-from memq.notification import Publication, Span
+from memq.notification import FormerGroup, Publication, Span
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, UPGRADES, SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.sqlite_file import SqliteFile
@@ -97,9 +97,8 @@ def test_a_file_of_layout_1_holds_the_same_after_it_was_opened(tmp_path: Path) -
         assert await shown(queue) == [(0, 10, b"a"), (1, 40, b"b"), (2, 30, b"c"), (3, 40, b"d")]
         assert await shown(queue, 1) == [(2, 20, b"e")]
         assert [await queue.seek_time(part(), time_ms) for time_ms in (10, 11, 40, 41)] == [0, 1, 1, 4]
-        state = await queue.describe("billing")
-        assert (state.generation, state.members, state.committed) == (3, {"m": (part(0),)}, POSITIONS)
-        assert await queue.groups() == ["billing", "empty"]
+        assert await queue.former.read("billing") == FormerGroup("billing", 3, ("m",), POSITIONS)
+        assert await queue.former.names() == ["billing", "empty"]
 
     for _ in range(2):  # upgraded, and as it was left
         upgraded(path, test)
@@ -118,11 +117,12 @@ def test_an_upgraded_file_is_written_on(tmp_path: Path) -> None:
             await queue.publish(Publication(part(), 0, 6, 50, b"late"))
         for write in (0, 1, 2):
             assert await queue.publish(Publication(part(), write, 7, 50, b"new")) == 4 + write
-        await queue.commit("billing", "m", 3, {part(0): committed(4)})
-        assert await queue.committed("billing", [part(0), part(1)]) == {**POSITIONS, part(0): committed(4)}
+        clock.advance(10_000)  # the end of the member's session
+        await queue.former.store("billing", {part(0): committed(4)})
+        assert (await queue.former.read("billing")).committed == {**POSITIONS, part(0): committed(4)}
         await queue.create([part(0), part(3)], STALE_MS)
         await queue.drop([part(0)])
-        assert await queue.committed("billing", [part(0), part(1)]) == {part(1): POSITIONS[part(1)]}
+        assert (await queue.former.read("billing")).committed == {part(1): POSITIONS[part(1)]}
         assert await queue.partitions() == [part(1), part(3)]
 
     upgraded(path, test)
@@ -143,7 +143,7 @@ def test_rows_that_were_damaged_before_the_upgrade_are_damaged_after_it(tmp_path
     async def test(queue: SqliteQueue, clock: ManualClock) -> None:
         assert await shown(queue) == [(0, 10, b"a"), (1, 40, b""), (2, 40, b""), (3, 40, b"")]
         assert await queue.partitions() == [part(0), part(1)]
-        for call in (queue.span(part(1)), queue.committed("billing", [part(0)])):
+        for call in (queue.span(part(1)), queue.former.read("billing")):
             with pytest.raises(CorruptDataError, match="damaged"):
                 await call
 

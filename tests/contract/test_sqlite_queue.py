@@ -34,7 +34,7 @@ from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.sqlite_file import SqliteFile, checksum
-from tests.contract.queues import HANG_S, STALE_MS, committed, part
+from tests.contract.queues import HANG_S, STALE_MS, part
 
 SPAWN = multiprocessing.get_context("spawn")
 NOBODY = 65_534
@@ -170,36 +170,6 @@ def test_a_publish_of_another_process_wakes_waiting_readers(tmp_path: Path) -> N
     asyncio.run(scenario())
     pipe.recv()
     process.join()
-
-
-def join_once(folder: Path, member: str, pipe: Connection) -> None:
-    async def run() -> list[object]:
-        queue = open_queue(folder)
-        membership = await queue.join("report", member, [part()], 60_000)
-        try:
-            await queue.commit("report", member, membership.generation, {part(): committed(3)})
-            outcome = "committed"
-        except GenerationFencedError:
-            outcome = "fenced"
-        await queue.close()
-        return [len(membership.assigned), outcome]
-
-    pipe.send(asyncio.run(run()))
-
-
-def test_members_in_several_processes_are_one_group(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        queue = open_queue(tmp_path)
-        await queue.create([part()], STALE_MS)
-        await queue.close()
-
-    asyncio.run(scenario())
-    answers = []
-    started = [start(join_once, tmp_path, f"m{number}") for number in range(3)]
-    for process, pipe in started:
-        answers.append(pipe.recv())
-        process.join()
-    assert sorted(answers) == [[0, "fenced"], [0, "fenced"], [1, "committed"]]
 
 
 def publish_until_killed(folder: Path, pipe: Connection) -> None:
@@ -445,7 +415,7 @@ def test_a_damaged_group_is_corrupt_and_the_log_continues(tmp_path: Path) -> Non
     async def scenario() -> None:
         queue = open_queue(tmp_path)
         with pytest.raises(CorruptDataError, match="'report'"):
-            await queue.join("report", "a", [part()], 6_000)
+            await queue.former.read("report")
         assert await queue.publish(pointer(b"x")) == 0
         await queue.close()
 

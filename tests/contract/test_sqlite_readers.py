@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from memq.errors import ClosedError, NotFoundError, QueueError
+from memq.errors import ClosedError, InvalidRequestError, NotFoundError, QueueError
 from memq.notification import Span
-from memq.notification.sqlite import groups, log
+from memq.notification.sqlite import former_groups, log
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.sqlite_file import SqliteFile, write_log_into
-from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
+from tests.contract.sqlite_files import put_member
 
 POLL = "PRAGMA data_version"
 
@@ -210,26 +210,32 @@ def test_a_wait_without_commits_reads_the_ends_once(tmp_path: Path, monkeypatch:
     asyncio.run(work())
 
 
-def test_a_commit_without_positions_creates_its_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("now_ms", "members"), [(12_999, ("m",)), (13_000, ()), (-6_999, ("m",)), (-7_000, ())])
+def test_a_member_is_active_for_its_session_after_its_last_heartbeat(
+    now_ms: int, members: tuple[str, ...], tmp_path: Path
+) -> None:
+    """After a restart of the machine, its monotonic clock is before the stored times."""
+    made = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
+    with closing(made.connect()) as file:
+        log.create(file, [part()], STALE_MS)
+        put_member(file, "g", "m", 1_000, 3_000, positions=0)
+        assert former_groups.read(file, "g", now_ms).members == members
+        if members:
+            with pytest.raises(InvalidRequestError, match="positions can't be set: the group has 1 active members"):
+                former_groups.store(file, "g", {part(): committed(1)}, now_ms)
+        else:
+            former_groups.store(file, "g", {part(): committed(1)}, now_ms)
+        assert former_groups.read(file, "g", now_ms).committed == ({} if members else {part(): committed(1)})
+
+
+def test_a_group_with_a_member_that_is_removed_leaves_no_row(tmp_path: Path) -> None:
     async def work() -> None:
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
-        await queue.commit("g", "", -1, {})
-        assert list(await queue.groups()) == ["g"]
-        await queue.close()
-
-    asyncio.run(work())
-
-
-def test_a_deleted_group_leaves_no_row(tmp_path: Path) -> None:
-    async def work() -> None:
-        clock = ManualClock()
-        queue = SqliteQueue(tmp_path / "queue.sqlite", clock)
         await queue.create([part()], STALE_MS)
-        member = await queue.join("g", "m", [part()], 6_000)
-        await queue.commit("g", "m", member.generation, {part(): committed(1)})
-        await queue.heartbeat("g", "m", member.generation)
-        clock.advance(6_000)
-        await queue.delete_group("g")
+        await queue.former.store("g", {part(): committed(1)})
+        with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as file, file:
+            put_member(file, "g", "m", 1_000, 3_000)
+        await queue.former.remove("g")
         await queue.close()
 
     asyncio.run(work())
@@ -243,25 +249,11 @@ def test_a_dropped_topic_leaves_the_groups_after_a_damaged_one(tmp_path: Path) -
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
         await queue.create([part(0), part(1)], STALE_MS)
         for group in ("a", "b"):
-            await queue.commit(group, "", -1, {part(0): committed(1), part(1): committed(1, partition=1)})
+            await queue.former.store(group, {part(0): committed(1), part(1): committed(1, partition=1)})
         with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as file, file:
             file.execute("UPDATE groups SET body = 5 WHERE name = 'a'")
         await queue.drop([part(0)])
-        assert await queue.committed("b", [part(0), part(1)]) == {part(1): committed(1, partition=1)}
+        assert (await queue.former.read("b")).committed == {part(1): committed(1, partition=1)}
         await queue.close()
 
     asyncio.run(work())
-
-
-def test_a_heartbeat_and_a_commit_write_one_row_each(tmp_path: Path) -> None:
-    """The membership of a large group is not written again."""
-    made = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
-    with closing(made.connect()) as file:
-        log.create(file, [part()], STALE_MS)
-        generation = groups.join(file, "g", "m", [part()], 6_000, 0).generation
-        groups.commit(file, "g", "m", generation, {part(): committed(1)}, 0)
-        before = file.total_changes
-        groups.heartbeat(file, "g", "m", generation, (), 1)
-        assert file.total_changes - before == 1
-        groups.commit(file, "g", "m", generation, {part(): committed(2)}, 2)
-        assert file.total_changes - before == 2

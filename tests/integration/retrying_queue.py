@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from memq.errors import EpochFencedError, NotFoundError, RetryableError
-from memq.notification import Entries, GroupState, Membership, NotificationQueue, Publication, Span
+from memq.notification import Entries, FormerGroup, NotificationQueue, Publication, Span
 from memq.topic import Committed, ReadPartition
 
 P = ParamSpec("P")
@@ -24,7 +24,7 @@ class RetryingQueue:
 
     def __init__(self, queue: NotificationQueue) -> None:
         self._queue = queue
-        self.former = queue.former
+        self.former = RetryingFormerGroups(queue)
 
     @property
     def refuses_by_age(self) -> bool:
@@ -54,75 +54,65 @@ class RetryingQueue:
         return None
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        return await self._again(self._queue.read, partition, offset, bytes_max)
+        return await again(self._queue, self._queue.read, partition, offset, bytes_max)
 
     async def span(self, partition: ReadPartition) -> Span:
-        return await self._again(self._queue.span, partition)
+        return await again(self._queue, self._queue.span, partition)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        return await self._again(self._queue.seek_time, partition, time_ms)
+        return await again(self._queue, self._queue.seek_time, partition, time_ms)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
-        await self._again(self._queue.wait, ends, timeout_s)
-
-    async def join(
-        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
-    ) -> Membership:
-        return await self._again(self._queue.join, group, member, partitions, session_timeout_ms)
-
-    async def heartbeat(
-        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
-    ) -> Membership:
-        return await self._again(self._queue.heartbeat, group, member, generation, released)
-
-    async def leave(self, group: str, member: str) -> None:
-        await self._again(self._queue.leave, group, member)
-
-    async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
-    ) -> None:
-        await self._again(self._queue.commit, group, member, generation, positions, number)
-
-    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        return await self._again(self._queue.committed, group, partitions)
-
-    async def groups(self) -> Sequence[str]:
-        return await self._again(self._queue.groups)
-
-    async def describe(self, group: str) -> GroupState:
-        return await self._again(self._queue.describe, group)
-
-    async def delete_group(self, group: str) -> None:
-        tried: list[str] = []
-
-        async def delete() -> None:
-            """Delete the group; that it is not there is what an earlier try has done."""
-            with suppress(*([NotFoundError] if tried else [])):
-                tried.append(group)
-                await self._queue.delete_group(group)
-
-        await self._again(delete)
+        await again(self._queue, self._queue.wait, ends, timeout_s)
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        await self._again(self._queue.create, partitions, stale_publish_ms)
+        await again(self._queue, self._queue.create, partitions, stale_publish_ms)
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
-        await self._again(self._queue.trim, partition, before)
+        await again(self._queue, self._queue.trim, partition, before)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        await self._again(self._queue.drop, partitions)
+        await again(self._queue, self._queue.drop, partitions)
 
     async def check(self) -> None:
-        await self._again(self._queue.check)
+        await again(self._queue, self._queue.check)
 
     async def close(self) -> None:
         await self._queue.close()
 
-    async def _again(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call until it does not raise what may pass; the test's time limit ends it."""
-        while True:
-            try:
-                return await call(*args, **kwargs)
-            except RetryableError:
-                with suppress(RetryableError):  # what fails for one that waits may fail for all
-                    await self._queue.wait({}, PAUSE_S)
+
+class RetryingFormerGroups:
+    """See `memq.notification.FormerGroups`."""
+
+    def __init__(self, queue: NotificationQueue) -> None:
+        self._queue = queue
+
+    async def names(self) -> Sequence[str]:
+        return await again(self._queue, self._queue.former.names)
+
+    async def read(self, group: str) -> FormerGroup:
+        return await again(self._queue, self._queue.former.read, group)
+
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        await again(self._queue, self._queue.former.store, group, positions)
+
+    async def remove(self, group: str) -> None:
+        tried: list[str] = []
+
+        async def remove() -> None:
+            """Remove the group; that it is not there is what an earlier try has done."""
+            with suppress(*([NotFoundError] if tried else [])):
+                tried.append(group)
+                await self._queue.former.remove(group)
+
+        await again(self._queue, remove)
+
+
+async def again(queue: NotificationQueue, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call until it does not raise what may pass; the test's time limit ends it."""
+    while True:
+        try:
+            return await call(*args, **kwargs)
+        except RetryableError:
+            with suppress(RetryableError):  # what fails for one that waits may fail for all
+                await queue.wait({}, PAUSE_S)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from memq.cli import main
@@ -25,11 +25,10 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, Totals, read_partitions
 from memq_localstack.servers import Server
 from tests.brokers import run
-from tests.integration.kafka import kafka_queue
+from tests.contract.sqlite_files import put_member
+from tests.integration.kafka import joined_in_kafka, kafka_queue
 from tests.integration.queued_broker import broker_on
 from tests.servers import dev_server
-
-OUTSIDE = -1
 
 
 def test_a_broker_of_a_folder_moves_the_groups_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -97,12 +96,13 @@ def old_groups(data: Path, group: str) -> None:
         try:
             (log,) = await queue.partitions("clicks")
             at = Committed(Position(0, 7, 3), Totals(10, 100))
-            await queue.commit(group, "", OUTSIDE, {log: at})
-            await queue.join(group, "m", [log], 3_600_000)
+            await queue.former.store(group, {log: at})
         finally:
             await queue.close()
 
     run(work())
+    with closing(sqlite3.connect(data / "queue.sqlite")) as file, file:
+        put_member(file, group, "m", int(SystemClock().monotonic() * 1_000) + 3_600_000)
 
 
 def commit_in_kafka(kafka: Server, group: str, topic: str, offsets: dict[int, tuple[int, str]]) -> None:
@@ -116,16 +116,3 @@ def commit_in_kafka(kafka: Server, group: str, topic: str, offsets: dict[int, tu
                 return
         admin.poll(0.05)
     raise AssertionError("Kafka stores no positions")
-
-
-@contextmanager
-def joined_in_kafka(kafka: Server, group: str, topic: str) -> Iterator[None]:
-    """Let a member be in the group, as one that a broker of an earlier release hosts."""
-    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": group, "session.timeout.ms": 6_000})
-    try:
-        consumer.subscribe([topic])
-        while not consumer.assignment():
-            consumer.poll(0.1)
-        yield
-    finally:
-        consumer.close()

@@ -15,8 +15,8 @@ from itertools import count, cycle, product
 import pytest
 
 from memq.aio import Producer
-from memq.errors import DeniedError, GenerationFencedError, RetryableError
-from memq.notification import Membership, NotificationQueue, Span
+from memq.errors import DeniedError, RetryableError
+from memq.notification import NotificationQueue, Span
 from memq.notification.kafka import queue, topic_metadata_cache
 from memq.notification.kafka.reading import offsets
 from memq.notification.log_reader import all_entries
@@ -117,39 +117,14 @@ async def life(queue: NotificationQueue, clock: ManualClock) -> None:
     assert pages == [b"0", b"1", b"2", b"3"]
     assert await queue.seek_time(part(), clock.wall_ms() - 2) == 2
     await queue.wait({part(): 3}, 10)
-    await queue.commit("outside", "", -1, {part(): committed(2)})
-    assert await queue.committed("outside", [part(0), part(1)]) == {part(): committed(2)}
-    await commit_inside(queue)
-    assert await queue.committed("inside", [part()]) == {part(): committed(3)}
-    await queue.leave("inside", "a")
-    assert {"inside", "outside"} <= set(await queue.groups())
-    assert (await queue.describe("outside")).committed == {part(): committed(2)}
-    await queue.delete_group("outside")
+    await queue.former.store("outside", {part(): committed(2)})
+    assert "outside" in await queue.former.names()
+    assert (await queue.former.read("outside")).committed == {part(): committed(2)}
+    await queue.former.remove("outside")
     await queue.trim(part(), 3)
     assert await queue.span(part()) == Span(3, 4)
     assert [entry.body for entry in await queue.read(part(), 0, 1 << 20)] == [b"3"]
     await queue.drop([part(0), part(1)])
-
-
-async def commit_inside(queue: NotificationQueue) -> None:
-    """Commit as the only member of a group, which joins again when it was put out meanwhile."""
-    while True:
-        held = await joined(queue)
-        with suppress(GenerationFencedError):
-            return await queue.commit("inside", "a", held.generation, {part(): committed(3)})
-
-
-async def joined(queue: NotificationQueue) -> Membership:
-    """Return the membership of the only member of a group, once it has all that it wants."""
-    wanted = (part(0), part(1))
-    held = await queue.join("inside", "a", wanted, 6_000)
-    while held.assigned != wanted:
-        try:
-            held = await queue.heartbeat("inside", "a", held.generation)
-        except GenerationFencedError:
-            held = await queue.join("inside", "a", wanted, 6_000)
-        await queue.wait({}, 0.05)
-    return held
 
 
 def over(proxy: KafkaProxy, fault: Fault, scenario: Scenario) -> None:
@@ -240,10 +215,9 @@ def test_that_a_group_has_no_position_takes_two_answers(proxy: KafkaProxy) -> No
 
     async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
         await queue.create([part(0), part(1)], STALE_MS)
-        assert await queue.committed("outside", [part(0)]) == {}
-        await queue.commit("outside", "", -1, {part(): committed(0)})
+        await queue.former.store("outside", {part(): committed(0)})
         fault.times = 1
-        assert await queue.committed("outside", [part(0), part(1)]) == {part(): committed(0)}
+        assert (await queue.former.read("outside")).committed == {part(): committed(0)}
         assert fault.times == 0
 
     over(proxy, fault, scenario)
@@ -256,9 +230,9 @@ def test_a_position_that_an_answer_lacks_takes_two_answers_to_be_none(proxy: Kaf
 
     async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
         await queue.create([part(0), part(1)], STALE_MS)
-        await queue.commit("outside", "", -1, positions)
+        await queue.former.store("outside", positions)
         fault.times = 1
-        assert await queue.committed("outside", [part(0), part(1)]) == positions
+        assert (await queue.former.read("outside")).committed == positions
         assert fault.times == 0
 
     over(proxy, fault, scenario)
@@ -271,9 +245,9 @@ def test_positions_that_the_answer_to_a_commit_lacks_are_stored_or_an_error(prox
 
     async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
         await queue.create([part(0), part(1)], STALE_MS)
-        await queue.commit("outside", "", -1, positions)
+        await queue.former.store("outside", positions)
         assert fault.times == 0
-        assert await queue.committed("outside", [part(0), part(1)]) == positions
+        assert (await queue.former.read("outside")).committed == positions
 
     over(proxy, fault, scenario)
 

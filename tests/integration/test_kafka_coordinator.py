@@ -52,9 +52,9 @@ async def main():
 
 async def ask(queue):
     if sys.argv[2] == "describe":
-        await queue.describe("new")
+        await queue.former.read("new")
     else:
-        await queue.delete_group("new")
+        await queue.former.remove("new")
 
 asyncio.run(main())
 """
@@ -94,7 +94,7 @@ def test_a_kafka_that_goes_away_meanwhile_ends_nobody(own_kafka: Server, request
             else:
                 own_kafka.resume()
         say(process)
-        assert "group 'new' does not exist" in line_of(process)
+        assert "group 'new' is not in Kafka" in line_of(process)
         assert process.wait(HANG_S) == 0
 
 

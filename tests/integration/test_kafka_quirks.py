@@ -252,14 +252,14 @@ def test_a_commit_by_another_tool_is_at_the_first_record_of_its_pointer(kafka: S
 
     async def work(queue: KafkaQueue) -> None:
         await queue.create([part()], STALE_MS)
-        await queue.commit("report", "", -1, {part(): committed(5, index=7, records=9, size=9)})
+        await queue.former.store("report", {part(): committed(5, index=7, records=9, size=9)})
         names = Names("reset.")
         place = TopicPartition(names.kafka_topic(part()), 0, 3)
         admin = AdminClient({"bootstrap.servers": kafka.address})
         request = ConsumerGroupTopicPartitions(names.kafka_group("report"), [place])
         for answer in admin.alter_consumer_group_offsets([request]).values():
             await asyncio.wrap_future(answer)
-        assert await queue.committed("report", [part()]) == {part(): committed(3)}
+        assert (await queue.former.read("report")).committed == {part(): committed(3)}
 
     over_kafka(kafka, work, prefix="reset.")
 
@@ -269,11 +269,11 @@ def test_a_commit_that_succeeds_in_part_says_so_and_can_be_repeated(kafka: Serve
         absent = part(0, topic_id="ff" * 16)
         await queue.create([part()], STALE_MS)
         positions = {part(): committed(5), absent: committed(6)}
-        with pytest.raises(QueueError, match="committing 1 positions of group 'report'"):
-            await queue.commit("report", "", -1, positions)
+        with pytest.raises(QueueError, match="setting 1 positions of group 'report'"):
+            await queue.former.store("report", positions)
         await queue.create([absent], STALE_MS)
-        await queue.commit("report", "", -1, positions)
-        assert await queue.committed("report", list(positions)) == positions
+        await queue.former.store("report", positions)
+        assert (await queue.former.read("report")).committed == positions
 
     over_kafka(kafka, work)
 

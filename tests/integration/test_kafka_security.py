@@ -30,14 +30,17 @@ MOST = [  # all but Write
     AclOperation.DESCRIBE_CONFIGS,
 ]
 PREFIX = "memq."
-RIGHTS = {(ResourceType.TOPIC, PREFIX): ALL, (ResourceType.GROUP, PREFIX): ALL}
+ON_GROUPS = {(ResourceType.GROUP, PREFIX): [AclOperation.DESCRIBE]}
+RIGHTS = {(ResourceType.TOPIC, PREFIX): ALL, **ON_GROUPS}
+MIGRATING = {(ResourceType.TOPIC, PREFIX): ALL, (ResourceType.GROUP, PREFIX): ALL}
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured_kafka(tmp_path_factory.mktemp("secured"), ["memq", "reader", "nobody"]) as kafka:
+    with secured_kafka(tmp_path_factory.mktemp("secured"), ["memq", "migrating", "reader", "nobody"]) as kafka:
         kafka.allow("memq", RIGHTS)
-        kafka.allow("reader", {(ResourceType.TOPIC, PREFIX): MOST, (ResourceType.GROUP, PREFIX): ALL})
+        kafka.allow("migrating", MIGRATING)
+        kafka.allow("reader", {(ResourceType.TOPIC, PREFIX): MOST, **ON_GROUPS})
         yield kafka
 
 
@@ -53,7 +56,13 @@ WRONG = {  # what is wrong: the user, other settings, whether the server's name 
         "1 rights are missing: Write on topics",
         "--operation Write .*--topic",
     ),
-    "all rights": ("nobody", {}, False, "Create on topics.*; Read on groups", "--operation Create .*--topic 'memq.'"),
+    "all rights": (
+        "nobody",
+        {},
+        False,
+        "Create on topics.*; Describe on groups",
+        "--operation Create .*--topic 'memq.'",
+    ),
 }
 
 
@@ -87,14 +96,37 @@ def test_the_queue_works_over_tls_with_a_login_and_few_rights(secured: Secured) 
                 await queue.create([part()], STALE_MS)
                 offset = await queue.publish(Publication(part(), 0, 1, SystemClock().wall_ms(), b"pointer"))
                 assert [entry.body for entry in await queue.read(part(), offset, 1 << 20)] == [b"pointer"]
-                await queue.commit("report", "", -1, {part(): committed(1)})
-                await queue.join("report", "a", [part()], 6_000)
+                assert await queue.former.names() == []
+                with pytest.raises(DeniedError, match="positions of group 'report'"):
+                    await queue.former.store("report", {part(): committed(1)})
                 await queue.trim(part(), 1)
-                await queue.leave("report", "a")
-                await queue.delete_group("report")
                 await queue.drop([part()])
         finally:
             await queue.close()
+
+    asyncio.run(work())
+
+
+def test_a_user_with_rights_on_groups_moves_those_of_an_earlier_release(secured: Secured) -> None:
+    """A user without the right to remove them finds them, so that no group begins as a new one."""
+
+    async def work() -> None:
+        queue = kafka_queue(secured.server.address, prefix=PREFIX, **secured.section("migrating"))
+        other = kafka_queue(secured.server.address, prefix=PREFIX, **secured.section("memq"))
+        try:
+            async with asyncio.timeout(HANG_S):
+                await queue.create([part()], STALE_MS)
+                await queue.former.store("billing", {part(): committed(1)})
+                assert await other.former.names() == ["billing"]
+                assert (await other.former.read("billing")).committed == {part(): committed(1)}
+                with pytest.raises(DeniedError, match="deleting group 'billing'"):
+                    await other.former.remove("billing")
+                await queue.former.remove("billing")
+                assert await other.former.names() == []
+                await queue.drop([part()])
+        finally:
+            await queue.close()
+            await other.close()
 
     asyncio.run(work())
 

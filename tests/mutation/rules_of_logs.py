@@ -12,15 +12,13 @@ CUT_BATCH = "memq/format/batch.py"
 GROUPS = "memq/notification/groups.py"
 GROUP_COMMIT = "memq/notification/sqlite/group_commit.py"
 SQLITE_LOG = "memq/notification/sqlite/log.py"
-SQLITE_GROUPS = "memq/notification/sqlite/groups.py"
+SQLITE_GROUPS = "memq/notification/sqlite/former_groups.py"
 SQLITE_ROWS = "memq/runtime/sqlite_file.py"
 TOPICS_FILE = "memq/governor/standalone.py"
 TAKEOVERS = "memq/governor/zookeeper/takeovers.py"
-MEMORY_QUEUE = "memq/notification/memory.py"
 FILES = "memq/storage_handlers/files.py"
 MEMORY_STORE = "memq/storage_handlers/memory.py"
 
-STORE = "        self._positions.setdefault(group, {}).update(positions)\n"
 NAME = "                self._name(temporary, key, size, checksum)\n"
 EXISTS = "                    raise ObjectExistsError(f\"another object has the key '{key}'\") from None\n"
 
@@ -256,15 +254,9 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         SQLITE_GROUPS,
-        "positions are stored without the check of the generation",
-        "    stored.group.check_commit(member, generation, positions, now_ms, number)\n",
-        "    stored.group.expire(now_ms)\n",
-    ),
-    (
-        MEMORY_QUEUE,
-        "a position is stored before the commit is checked",
-        "        target.check_commit(member, generation, positions, self._now_ms(), number)\n",
-        STORE + "        target.check_commit(member, generation, positions, self._now_ms(), number)\n",
+        "positions are set while members are at work",
+        "if members := stored.membership.active(now_ms):",
+        "if members := ():",
     ),
     (
         FILES,

@@ -14,7 +14,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "memq/groups/",
         "memq/notification/groups.py",
         "memq/notification/sqlite/group_commit.py",
-        "memq/notification/sqlite/groups.py",
+        "memq/notification/sqlite/former_groups.py",
         "memq/notification/kafka/groups/",
         "memq/notification/kafka/request_coalescer.py",
         "memq/broker/api/group_requests.py",

@@ -1,4 +1,4 @@
-"""The pure parts of the Kafka queue: names, settings, commit metadata, tail cache, members' partitions."""
+"""The pure parts of the Kafka queue: names, settings, commit metadata, tail cache."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
-from memq.notification.kafka.groups.holdings import Holdings
-from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
+from memq.errors import InvalidNameError, InvalidSettingError, QueueError
+from memq.notification.kafka.groups.former_groups import decode_commit, encode_metadata
 from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading import follower as follower_module
@@ -65,7 +64,7 @@ def test_librdkafka_settings_pass_through_in_every_spelling() -> None:
     ):
         found = settings_of(**section)
         assert found.library == {"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem"}
-        for client in (found.client(), found.producer(), found.reader(5, 1_024), found.member("g", "a", 10_000)):
+        for client in (found.client(), found.producer(), found.reader(5, 1_024), found.positions("g")):
             assert client["security.protocol"] == "SASL_SSL"
             assert client["bootstrap.servers"] == "localhost:9092"
 
@@ -74,6 +73,10 @@ def test_kafka_settings_that_the_guarantees_need_are_refused() -> None:
     for name in OWN:
         with pytest.raises(InvalidSettingError, match="can't be set"):
             settings_of(**{name: "1"})
+    for name in ("group_members_max", "group_protocol", "heartbeat_interval_ms", "static_members"):
+        with pytest.raises(InvalidSettingError, match=f"setting '{name}' .*: groups are on memq's state logs") as gone:
+            settings_of(**{name: "1"})
+        assert gone.value.hint == "leave it out"
     with pytest.raises(InvalidSettingError, match="unknown setting 'prefx'") as caught:
         settings_of(prefx="x")
     assert "prefix" in caught.value.hint
@@ -116,15 +119,6 @@ def test_servers_come_from_the_url() -> None:
             settings_of(url)
 
 
-def test_a_member_speaks_the_protocol_that_was_chosen() -> None:
-    classic = settings_of(static_members=True).member("memq.g", "a", 100)
-    assert (classic["group.instance.id"], classic["session.timeout.ms"]) == ("a", 6_000)
-    assert classic["partition.assignment.strategy"] == "cooperative-sticky"
-    own = settings_of(group_protocol="consumer").member("memq.g", "a", 10_000)
-    assert own["group.protocol"] == "consumer"
-    assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & set(own)
-
-
 # ---- commits ---------------------------------------------------------------------------------
 
 COMMITTED = st.builds(
@@ -152,62 +146,6 @@ def test_any_commit_is_read(offset: int, metadata: str | None) -> None:
     assert (found is None) == (not 0 <= offset < 1 << 39)
     if found is not None:
         assert found.position.pointer_offset == offset
-
-
-# ---- what a member holds ---------------------------------------------------------------------
-
-
-def at(partition: ReadPartition, offset: int = 1) -> dict[ReadPartition, Committed]:
-    return {partition: Committed(Position(partition.partition, offset))}
-
-
-def test_a_hold_is_committed_until_it_is_released() -> None:
-    holdings = Holdings("a", 100)
-    holdings.assign([A, B])
-    known = holdings.generation
-    holdings.check_commit(known, at(A))
-    holdings.revoke([B])
-    assert (holdings.membership().assigned, holdings.membership().revoking) == ((A,), (B,))
-    holdings.release(known, [A, B])
-    assert holdings.revoking, "a release from before the revocation gives nothing away"
-    holdings.check_commit(holdings.generation, at(B))
-    holdings.release(holdings.generation, [A, B])
-    assert (holdings.membership().assigned, holdings.revoking) == ((A,), False)
-    with pytest.raises(GenerationFencedError, match="does not hold"):
-        holdings.check_commit(holdings.generation, at(B))
-
-
-def test_a_commit_after_a_later_one_is_refused() -> None:
-    holdings = Holdings("a", 100)
-    holdings.assign([A])
-    for number in (2, 4, 4):
-        holdings.check_commit(holdings.generation, at(A), number)
-    holdings.rejoin()
-    with pytest.raises(GenerationFencedError, match="commit 3 of member 'a' comes late, after its commit 4"):
-        holdings.check_commit(holdings.generation, at(A), 3)
-    with pytest.raises(GenerationFencedError, match="does not hold"):
-        holdings.check_commit(holdings.generation, at(B), 9)
-    holdings.check_commit(holdings.generation, at(A), 5)
-
-
-def test_partition_that_returns_needs_the_new_generation() -> None:
-    holdings = Holdings("a", 100)
-    holdings.assign([A])
-    old = holdings.generation
-    holdings.lose([A])
-    holdings.assign([A])
-    with pytest.raises(GenerationFencedError):
-        holdings.check_commit(old, at(A))
-    with pytest.raises(GenerationFencedError):
-        holdings.check(old)  # by a heartbeat: who does not ask in between would read on as if nobody else had had it
-    holdings.check_commit(holdings.generation, at(A))
-    holdings.rejoin()
-    for generation in (old, holdings.generation - 1, holdings.generation + 1, 1):
-        with pytest.raises(GenerationFencedError):
-            holdings.check(generation)
-    holdings.check_commit(holdings.generation, at(A))
-    with pytest.raises(InvalidRequestError):
-        holdings.check_commit(holdings.generation, {A: Committed(Position(1, 1))})
 
 
 # ---- faults of the library -------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_without_the_rights_of_groups_each_is_named_at_once(library: Library) ->
 
     async def work(queue: KafkaQueue) -> None:
         text, _ = await missing(queue)
-        assert f": {len(GROUP_RIGHTS)} rights are missing: Read on groups" in text
+        assert f": {len(GROUP_RIGHTS)} rights are missing: Describe on groups" in text
         assert now_s() < READY_PAUSE_S
 
     over_virtual(work)

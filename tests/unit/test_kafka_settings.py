@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError
 
 from memq.errors import InvalidSettingError
 from memq.limits import KIB, MIB
-from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
 from memq.notification.kafka.librdkafka import admin_of, consumer_of, producer_of
 from memq.notification.kafka.settings import (
     SETUP_MS_MIN,
@@ -45,8 +44,7 @@ def test_librdkafka_takes_each_setting_at_its_bounds(name: str, bound: str) -> N
         (producer_of, settings.producer()),
         (consumer_of, settings.reader(100, 2 * MIB)),
         (consumer_of, settings.source("copies")),
-        (consumer_of, settings.member("g", "a", settings.session_timeout_ms_min)),
-        (consumer_of, replace(settings, group_protocol="consumer").member("g", "a", 10_000)),
+        (consumer_of, settings.positions("g")),
     ]
     for client, known in create:
         client(known, ignore)
@@ -140,15 +138,3 @@ def test_the_bound_on_pending_pointers_is_that_of_the_producer() -> None:
 def test_a_copy_has_a_session_timeout_that_kafka_allows() -> None:
     for least_ms, timeout_ms in ((100, SOURCE_SESSION_MS), (SOURCE_SESSION_MS + 1, SOURCE_SESSION_MS + 1)):
         assert settings_of(session_timeout_ms_min=least_ms).source("g")["session.timeout.ms"] == timeout_ms
-
-
-@pytest.mark.parametrize("timeout_ms", [SESSION_TIMEOUT_MS_MIN, 300_000, 300_001, SESSION_TIMEOUT_MS_MAX])
-def test_librdkafka_takes_each_session_timeout_that_a_member_may_have(timeout_ms: int) -> None:
-    """Above 5 minutes it refused the member, with an error that named [kafka]."""
-    consumer_of(settings_of(session_timeout_ms_min=100).member("g", "a", timeout_ms), ignore)
-
-
-@pytest.mark.parametrize(("heartbeat_ms", "sent_ms"), [(1_000, 1_000), (2_000, 2_000), (2_001, 2_000)])
-def test_a_member_sends_three_heartbeats_in_its_session_timeout(heartbeat_ms: int, sent_ms: int) -> None:
-    found = settings_of(heartbeat_interval_ms=heartbeat_ms, session_timeout_ms_min=100).member("g", "a", 6_000)
-    assert found["heartbeat.interval.ms"] == sent_ms

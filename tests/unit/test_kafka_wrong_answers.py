@@ -21,7 +21,6 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.notification import FROM_THE_LOG, Span
-from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.kafka import librdkafka as library_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
@@ -493,7 +492,7 @@ def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(
         part_with_error: Any = _Refused(part, KafkaError(code))
         monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed([part_with_error]))
         with pytest.raises(QueueError, match="reading the positions of group"):
-            await queue.committed("report", [PARTITION])
+            await queue.former.read("report")
 
     over(work)
 
@@ -508,10 +507,10 @@ def test_positions_that_were_set_from_outside_are_believed_when_kafka_shows_them
         wanted = {PARTITION: Committed(Position(PARTITION.partition, 3, 0), Totals(0, 0), 0)}
         monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed(shown))
         with pytest.raises(QueueError, match="does not show"):
-            await queue.commit("report", "", OUTSIDE_GENERATION, wanted)
+            await queue.former.store("report", wanted)
         stored = TopicPartition(TOPIC, 0, 3)
         monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed([stored]))
-        await queue.commit("audit", "", OUTSIDE_GENERATION, wanted)
+        await queue.former.store("audit", wanted)
 
     over(work)
 

@@ -118,12 +118,12 @@ def test_positions_go_with_their_partition_and_a_closed_queue_holds_no_file(tmp_
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=1)
         other = ReadPartition("clicks", "0" * 32, 4)
         await queue.create([PARTITION, other], 1_000)
-        await queue.commit("g", "", -1, {PARTITION: at(0), other: at(0, partition=4)})
+        await queue.former.store("g", {PARTITION: at(0), other: at(0, partition=4)})
         await queue.wait({PARTITION: 0}, 0.0)
         await queue.drop([PARTITION])
-        assert list(await queue.committed("g", [PARTITION, other])) == [other]
+        assert list((await queue.former.read("g")).committed) == [other]
         await queue.create([PARTITION], 1_000)
-        assert list(await queue.committed("g", [PARTITION, other])) == [other], "the new one is another partition"
+        assert list((await queue.former.read("g")).committed) == [other], "the new one is another partition"
         await queue.close()
         await queue.close()
 

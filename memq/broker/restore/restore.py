@@ -49,7 +49,6 @@ from memq.format.staged_manifest import Manifest, manifest_under
 from memq.governor import Coordinator
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
-from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import Clock
@@ -249,13 +248,17 @@ class Restorer:
         A group that continued at an old offset would skip records. Raises: InvalidRequestError when it has members.
         """
         begins = {partition: (await valid_span(self._queue, partition)).begin for partition in lost}
-        for group in await self._queue.groups():
-            found = await self._queue.committed(group, list(begins))
-            at = {partition: Position(partition.partition, begins[partition]) for partition in found}
-            stale = {each: Committed(at[each], Totals()) for each in found if found[each].position != at[each]}
+        for group in await self._queue.former.names():
+            found = (await self._queue.former.read(group)).committed
+            at = {partition: Position(partition.partition, begin) for partition, begin in begins.items()}
+            stale = {
+                partition: Committed(at[partition], Totals())
+                for partition, committed in found.items()
+                if partition in at and committed.position != at[partition]
+            }
             if stale:
                 result.groups.append(group)
-                await self._queue.commit(group, "", OUTSIDE_GENERATION, stale)
+                await self._queue.former.store(group, stale)
 
     async def _is_whole(
         self, topic: Topic, partition: ReadPartition, held: PresentLog, locations: LocationsByPartition

@@ -10,15 +10,13 @@ from memq.notification import (
     FROM_THE_LOG,
     Entries,
     Entry,
-    GroupState,
-    Membership,
     Publication,
     Span,
     check_publication,
     checked_span,
 )
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
-from memq.notification.kafka.groups.hosted_groups import FormerKafkaGroups, HostedGroups, Parts
+from memq.notification.kafka.groups.former_groups import FormerKafkaGroups
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.librdkafka import LastErrors, admin_of
 from memq.notification.kafka.reading.fetcher import EntryFetcher
@@ -34,7 +32,7 @@ from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Committed, ReadPartition, check_group
+from memq.topic import ReadPartition
 
 CHECK_S = 60.0  # between two checks of the rights; each readiness probe checks only that Kafka answers
 LEADERLESS_S_MAX = 3.0  # a new partition has no answering leader for a moment
@@ -44,11 +42,11 @@ SHOWN_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between the reads of such a point
 
 
 class KafkaQueue:
-    """Logs and groups in Kafka. It belongs to one event loop.
+    """Logs in Kafka. It belongs to one event loop.
 
     Kafka refuses pointers by age, on its own clock: on a machine with a wrong clock, the first publish fails.
     Threads: one polls the producer, one follows ends, one lists topics, and `fetchers_max` read older pointers.
-    Reads of positions have one per group. Each hosted member of a group has one, and librdkafka has its own.
+    Reads of positions have one per group, and librdkafka has its own.
     Raises at construction: InvalidSettingError.
     """
 
@@ -67,18 +65,7 @@ class KafkaQueue:
         self._sender = Sender(settings, self._admin, self._tasks)
         self._fetcher = EntryFetcher(settings, runtime.clock, errors, self._tasks)
         self._follower = Follower(settings, runtime.clock, errors, self._tasks, self._arrived, self._on_unlisted)
-        self._groups = HostedGroups(
-            Parts(
-                self._admin,
-                settings,
-                self._names,
-                self._requests,
-                self._tasks,
-                runtime.clock,
-                runtime.random,
-            )
-        )
-        self.former = FormerKafkaGroups(self._groups)
+        self.former = FormerKafkaGroups(self._admin, settings, self._names, self._requests)
         self._cache = TailCache(settings.cache_bytes_max)
         self._waiters = Waiters()
         self._closed: BaseException | None = None
@@ -254,46 +241,6 @@ class KafkaQueue:
         self._closed = error
         self._waiters.fail(QueueError(f"the Kafka queue died: {error}"))
 
-    # ---- groups ------------------------------------------------------------------------------
-
-    async def join(
-        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
-    ) -> Membership:
-        """See `Groups.join`. Waits up to `JOIN_S` for Kafka's assignment; heartbeats return later ones."""
-        return await self._groups.join(check_group(group), member, partitions, session_timeout_ms)
-
-    async def heartbeat(
-        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
-    ) -> Membership:
-        """See `Groups.heartbeat`."""
-        return await self._groups.heartbeat(check_group(group), member, generation, released)
-
-    async def leave(self, group: str, member: str) -> None:
-        """See `Groups.leave`."""
-        await self._groups.leave(check_group(group), member)
-
-    async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
-    ) -> None:
-        """See `Groups.commit`."""
-        await self._groups.commit(check_group(group), member, generation, dict(positions), number)
-
-    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """See `Groups.committed`."""
-        return await self._groups.committed(check_group(group), partitions)
-
-    async def groups(self) -> Sequence[str]:
-        """See `Groups.groups`."""
-        return await self._groups.groups()
-
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        return await self._groups.describe(check_group(group))
-
-    async def delete_group(self, group: str) -> None:
-        """See `Groups.delete_group`."""
-        await self._groups.delete(check_group(group))
-
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
@@ -342,7 +289,7 @@ class KafkaQueue:
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
         self._waiters.fail(ClosedError("the queue is closed"))
-        await self._groups.close()
+        await self.former.close()
         await self._admin.close()
         await self._sender.close()
         await self._follower.close()

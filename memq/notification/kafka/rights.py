@@ -27,11 +27,9 @@ TOPIC_RIGHTS = {
     AclOperation.WRITE: ("Write", "pointers are published"),
     AclOperation.DELETE: ("Delete", "retention removes pointers"),
 }
-GROUP_RIGHTS = {
-    AclOperation.READ: ("Read", "members join and commit"),
-    AclOperation.DESCRIBE: ("Describe", "positions are looked up"),
-    AclOperation.DELETE: ("Delete", "groups are deleted"),
-}
+# Without it, Kafka does not list groups of an earlier release: they would begin as new ones. librdkafka looks up the
+# coordinator of each consumer's group, also of those that join none.
+GROUP_RIGHTS = {AclOperation.DESCRIBE: ("Describe", "groups of an earlier release are found")}
 Wanted = dict[AclOperation, tuple[str, str]]
 
 

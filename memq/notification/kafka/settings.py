@@ -34,8 +34,8 @@ _INTERVALS = {
 _FETCH_BACKOFFS = {"fetch.error.backoff.ms": 50, "fetch.queue.backoff.ms": 10}
 _PENDING_MAX = 100_000  # pointers that wait for Kafka
 _SOURCE_KIB = 16 * KIB  # 16 MiB of records that a copy has fetched and not read
-_MEMBER_KIB = 1  # a member fetches no records
-_HEARTBEATS = 3  # in the session timeout of a member, at least
+_POSITIONS_KIB = 1  # a consumer that reads positions fetches no records
+_GONE = "groups are on memq's state logs"
 _LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
 
 # Settings of librdkafka that memq sets itself, because its guarantees depend on them; and the reason.
@@ -47,15 +47,15 @@ OWN = {
     "enable.idempotence": "a retried pointer must not be there twice",
     "enable.auto.commit": "positions are committed by consumers only",
     "enable.auto.offset.store": "positions are committed by consumers only",
-    "group.id": "groups are named by consumers",
-    "group.instance.id": "static_members sets it",
-    "group.protocol": "group_protocol sets it",
-    "session.timeout.ms": "consumers set it",
-    "heartbeat.interval.ms": "heartbeat_interval_ms sets it",
-    "max.poll.interval.ms": "a revocation waits as long as it allows",
+    "group.id": "memq names the groups of its copies",
+    "group.instance.id": _GONE,
+    "group.protocol": _GONE,
+    "session.timeout.ms": "session_timeout_ms_min sets it for copies",
+    "heartbeat.interval.ms": _GONE,
+    "max.poll.interval.ms": "it must be longer than a session",
     "message.max.bytes": "a pointer must fit",
-    "client.id": "members set it",
-    "partition.assignment.strategy": "members give partitions back one by one",
+    "client.id": "memq sets it",
+    "partition.assignment.strategy": _GONE,
     "message.timeout.ms": "publish_timeout_ms sets it",
     "delivery.timeout.ms": "publish_timeout_ms sets it",
     "batch.num.messages": "a stale pointer must be refused alone",
@@ -66,6 +66,8 @@ OWN = {
     "auto.offset.reset": "the queue looks for the begin itself",
     "compression.codec": "pointers are small, and one at a time",
 }
+# Settings of memq's own in an earlier release, as `kafka_settings` spells them.
+_FORMER = {"group.members.max": _GONE, "static.members": _GONE}
 _TOPIC = re.compile(r"(?P<topic>.+)\.(?P<id>[0-9a-f]{32})\Z", re.DOTALL)
 
 
@@ -128,15 +130,9 @@ class KafkaSettings:
     followed_idle_ms: int = section_setting(
         60_000, "time for which a partition is still followed after a wait", 1_000, 86_400_000
     )
-    group_protocol: str = section_setting("classic", "group protocol of Kafka", choices=("classic", "consumer"))
-    static_members: bool = section_setting(
-        False, "a member that returns within its session timeout keeps its partitions"
-    )
-    group_members_max: int = section_setting(256, "bound on group members that one broker hosts", 1, 10_000)
     session_timeout_ms_min: int = section_setting(
-        6_000, "least session timeout of a member that Kafka allows", 100, 3_600_000
+        6_000, "least session timeout that Kafka allows, for copies of its topics", 100, 3_600_000
     )
-    heartbeat_interval_ms: int = section_setting(1_000, "interval between heartbeats of a hosted member", 10, 60_000)
     servers: str = ""
     library: Mapping[str, str] = field(default_factory=dict)
 
@@ -196,26 +192,16 @@ class KafkaSettings:
             "queued.max.messages.kbytes": _SOURCE_KIB,
         }
 
-    def member(self, group: str, name: str, session_timeout_ms: int) -> dict[str, Any]:
-        """Return the settings of a member of a Kafka group. It never fetches."""
-        found = self.client() | {
+    def positions(self, group: str) -> dict[str, Any]:
+        """Return the settings of a consumer that reads a group's positions. It never joins, nor fetches."""
+        return self.client() | {
             "group.id": group,
-            "client.id": name,
+            "client.id": "memq-positions",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "allow.auto.create.topics": False,
-            "group.protocol": self.group_protocol,
-            "queued.max.messages.kbytes": _MEMBER_KIB,
+            "queued.max.messages.kbytes": _POSITIONS_KIB,
         }
-        if self.static_members:
-            found["group.instance.id"] = name
-        if self.group_protocol == "classic":  # with the protocol "consumer", Kafka's brokers set these
-            found["partition.assignment.strategy"] = "cooperative-sticky"
-            session_ms = max(session_timeout_ms, self.session_timeout_ms_min)
-            found["session.timeout.ms"] = session_ms
-            found["max.poll.interval.ms"] = max(POLL_INTERVAL_MS, session_ms)
-            found["heartbeat.interval.ms"] = min(self.heartbeat_interval_ms, session_ms // _HEARTBEATS)
-        return found
 
 
 def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSettings:
@@ -237,8 +223,9 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
                 f"unknown setting '{name}' in [{called}] from {origin}",
                 hint=did_you_mean(name, rules_of(KafkaSettings)),
             )
-        if dotted in OWN or not _LIBRDKAFKA.match(dotted):
-            why = OWN.get(dotted, "it is no name of librdkafka")
+        refused = OWN | _FORMER
+        if dotted in refused or not _LIBRDKAFKA.match(dotted):
+            why = refused.get(dotted, "it is no name of librdkafka")
             raise InvalidSettingError(
                 f"setting '{name}' in [{called}] from {origin} can't be set: {why}", hint="leave it out"
             )

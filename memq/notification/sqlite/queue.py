@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from memq.errors import ClosedError, MemqError, QueueError
-from memq.notification import Entries, GroupState, Membership, Publication, Span, check_publication
-from memq.notification.sqlite import groups, log
+from memq.notification import Entries, Publication, Span, check_publication
+from memq.notification.sqlite import former_groups, log
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
@@ -23,7 +23,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.sqlite_file import SqliteFile, add_checksums
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
-from memq.topic import Committed, ReadPartition, check_group
+from memq.topic import ReadPartition
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,12 +79,13 @@ UPGRADES = (_upgrade_1,)
 
 
 class SqliteQueue:
-    """Logs and groups in the file at `path`, which is created if it does not exist.
+    """Logs in the file at `path`, which is created if it does not exist.
 
     It belongs to one event loop.
     Every commit is an fsync; publishes that wait together share one. Publishes of this process wake its waiters at
     once, those of other processes within `poll_interval_ms`. If another process holds a lock for longer than
-    `busy_timeout_ms`, calls raise QueueError. The monotonic clock must be the machine's, because processes share times.
+    `busy_timeout_ms`, calls raise QueueError. The monotonic clock must be the machine's: members of an
+    earlier release have its times.
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, QueueError.
     """
 
@@ -109,7 +110,7 @@ class SqliteQueue:
         self._waited = asyncio.Event()
         self._tasks = TaskOwner(self._fail, events)
         self._closed = False
-        self.former = groups.SqliteFormerGroups(self._read, self._write, self._now_ms)
+        self.former = former_groups.SqliteFormerGroups(self._read, self._write, self._now_ms)
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -184,62 +185,6 @@ class SqliteQueue:
     def _fail(self, error: BaseException) -> None:
         self._waiters.fail(QueueError(f"{self._file.what} '{self._file.path}' is not followed any more: {error}"))
 
-    # ---- groups ------------------------------------------------------------------------------
-
-    async def join(
-        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
-    ) -> Membership:
-        """See `Groups.join`."""
-        check_group(group)
-        return await self._write(
-            lambda file: groups.join(file, group, member, partitions, session_timeout_ms, self._now_ms())
-        )
-
-    async def heartbeat(
-        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
-    ) -> Membership:
-        """See `Groups.heartbeat`."""
-        check_group(group)
-        return await self._write(
-            lambda file: groups.heartbeat(file, group, member, generation, released, self._now_ms())
-        )
-
-    async def leave(self, group: str, member: str) -> None:
-        """See `Groups.leave`."""
-        check_group(group)
-        await self._write(lambda file: groups.leave(file, group, member, self._now_ms()))
-
-    async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
-    ) -> None:
-        """See `Groups.commit`."""
-        check_group(group)
-        kept = dict(positions)
-        await self._write(lambda file: groups.commit(file, group, member, generation, kept, self._now_ms(), number))
-
-    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """See `Groups.committed`."""
-        stored = await self._read(groups.committed, check_group(group))
-        return {partition: stored[partition] for partition in partitions if partition in stored}
-
-    async def groups(self) -> Sequence[str]:
-        """See `Groups.groups`."""
-        return await self._read(groups.names)
-
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        check_group(group)
-        return await self._read(lambda file: groups.describe(file, group, self._now_ms()))
-
-    async def delete_group(self, group: str) -> None:
-        """See `Groups.delete_group`."""
-        check_group(group)
-        await self._write(lambda file: groups.delete(file, group, self._now_ms()))
-
-    def _now_ms(self) -> int:
-        """Return the monotonic time in ms. Call this in the transaction: a wait for the lock may be long."""
-        return int(self._clock.monotonic() * 1_000)
-
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
@@ -255,7 +200,7 @@ class SqliteQueue:
         """See `PartitionAdmin.drop`. Missing partitions are ignored."""
 
         def hide(file: sqlite3.Connection) -> None:
-            groups.forget(file, partitions)
+            former_groups.forget(file, partitions)
             log.hide(file, partitions)
 
         await self._write(hide)
@@ -281,6 +226,9 @@ class SqliteQueue:
             self._watcher.close()
         for connection in self._readers:
             connection.close()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1_000)
 
     async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
         return await self._writer.run(job)

@@ -7,17 +7,16 @@ pointer with the offset up to which its owner has read: an owner must skip block
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
+from memq.errors import LogCutError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import (
     FROM_THE_LOG,
     Entries,
     FormerGroup,
     FormerGroups,
-    GroupState,
     Membership,
     Publication,
     Span,
@@ -303,87 +302,6 @@ class SimQueue:
         copied = dict(ends)
         await self._caller.call(f"wait {len(ends)}", lambda: self._queue.wait(copied, timeout_s), waits=True)
 
-    # ---- groups ------------------------------------------------------------------------------
-
-    async def join(
-        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
-    ) -> Membership:
-        """See `Groups.join`."""
-        wanted = tuple(partitions)
-
-        async def land() -> Membership:
-            membership = await self._queue.join(group, member, wanted, session_timeout_ms)
-            self._observer.granted(group, member, membership, joined=True)
-            return membership
-
-        return await self._caller.call(f"join {group} {member}", land, lies=GROUP_LIES)
-
-    async def heartbeat(
-        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
-    ) -> Membership:
-        """See `Groups.heartbeat`."""
-        given = tuple(released)
-
-        async def land() -> Membership:
-            membership = await self._queue.heartbeat(group, member, generation, given)
-            self._observer.granted(group, member, membership, joined=False)
-            return membership
-
-        return await self._caller.call(f"heartbeat {group} {member}", land, lies=GROUP_LIES)
-
-    async def leave(self, group: str, member: str) -> None:
-        """See `Groups.leave`."""
-        await self._caller.call(f"leave {group} {member}", lambda: self._queue.leave(group, member))
-
-    async def commit(
-        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
-    ) -> None:
-        """See `Groups.commit`."""
-        copied = dict(positions)
-        written = [(partition, committed.position) for partition, committed in copied.items()]
-        if await self._has(group, member):
-            self._observer.asked(group, member, generation, number, written)
-
-        async def land() -> None:
-            await self._queue.commit(group, member, generation, copied, number)
-            self._observer.stored_by(group, member, generation, number, written)
-            for partition, committed in copied.items():
-                self._observer.committed(group, partition, committed.position)
-
-        await self._caller.call(f"commit {group} {member}", land, lies=GROUP_LIES)
-
-    async def _has(self, group: str, member: str) -> bool:
-        """Whether a member is in its group; else a late request of a lost connection is refused."""
-        try:
-            return member in (await self._queue.describe(group)).members
-        except NotFoundError:
-            return False
-
-    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """See `Groups.committed`."""
-        wanted = tuple(partitions)
-
-        async def land() -> dict[ReadPartition, Committed]:
-            stored = await self._queue.committed(group, wanted)
-            for partition in wanted:
-                found = stored.get(partition)
-                self._observer.fetched(group, partition, None if found is None else found.position)
-            return stored
-
-        return await self._caller.call(f"committed {group}", land, lies=READ_LIES)
-
-    async def groups(self) -> Sequence[str]:
-        """See `Groups.groups`."""
-        return await self._caller.call("groups", self._queue.groups)
-
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        return await self._caller.call(f"describe {group}", lambda: self._queue.describe(group))
-
-    async def delete_group(self, group: str) -> None:
-        """See `Groups.delete_group`."""
-        await self._caller.call(f"delete group {group}", lambda: self._queue.delete_group(group))
-
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
@@ -446,6 +364,11 @@ class SimFormerGroups:
     async def read(self, group: str) -> FormerGroup:
         """See `FormerGroups.read`."""
         return await self._caller.call(f"read former group {group}", lambda: self._former.read(group))
+
+    async def store(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """See `FormerGroups.store`."""
+        given = dict(positions)
+        await self._caller.call(f"store former group {group}", lambda: self._former.store(group, given))
 
     async def remove(self, group: str) -> None:
         """See `FormerGroups.remove`."""

@@ -34,7 +34,6 @@ THREADS_MAX = 64  # so many groups may have silent coordinators before others wa
 READS_AT_ONCE_MAX = 4
 READ_S = 1.0  # a read takes some ms, or 0.5 s with a new consumer
 CONSUMERS_MAX = 4  # kept idle, since a new one must first connect, and the same groups are often requested again
-SESSION_TIMEOUT_MS = 45_000  # has no effect: these consumers join no group
 PARTITIONS_MAX = 1_000  # in one request
 COORDINATOR_TRIES = 200
 COORDINATOR_PAUSE_S = 0.05
@@ -129,9 +128,7 @@ class Positions:
         return part.offset >= 0
 
     def _make(self, group: str) -> Consumer:
-        settings = self._settings.member(group, "memq-positions", SESSION_TIMEOUT_MS)
-        settings.pop("group.instance.id", None)
-        return consumer_of(settings, self._errors.note)
+        return consumer_of(self._settings.positions(group), self._errors.note)
 
     def _close_idle(self, kept: int) -> None:
         """Close the idle consumers that were used least recently, except `kept` of them."""
