@@ -17,7 +17,7 @@ from anyio import CancelScope
 
 from memq.audit.checks.object_check import ObjectVerdict, check_object
 from memq.audit.checks.object_reads import read_by_ranges
-from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage, RecordRow, SearchResult
+from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage, RecordRow, SearchResult, preview
 from memq.audit.finding import Finding
 from memq.audit.live.verification import Verification, verify_finding
 from memq.client.broker_router import BrokerRouter
@@ -39,7 +39,6 @@ SEARCHED_MAX = 500_000
 SEARCH_S_MAX = 15.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SKEW = timedelta(minutes=10)  # by which a producer's clock may be ahead
-PREVIEW_CHARS_MAX = 400
 HEADERS_MAX = 20
 PREFETCH_BYTES_MAX = 8 * MIB
 TAIL_RECORDS_S_MAX = 50
@@ -208,18 +207,6 @@ def _start(query: Query) -> str | datetime:
         return _EPOCH + timedelta(milliseconds=query.first_ms) - SKEW
     except OverflowError as error:
         raise InvalidRequestError(f"first_ms = {query.first_ms} is no time", hint="give Unix milliseconds") from error
-
-
-def preview(data: bytes | None) -> str | None:
-    """Return the beginning of bytes as text, as hex digits where they are not UTF-8."""
-    if data is None:
-        return None
-    part = data[: 4 * PREVIEW_CHARS_MAX]
-    try:
-        text = part.decode(errors="strict" if len(part) == len(data) else "ignore")
-    except UnicodeDecodeError:
-        text = "0x" + part.hex()
-    return text if len(text) <= PREVIEW_CHARS_MAX else text[:PREVIEW_CHARS_MAX] + "…"
 
 
 class ObjectInspector:

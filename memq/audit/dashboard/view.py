@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 SPARK_MINUTES = 60
+PREVIEW_CHARS_MAX = 400
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,3 +268,15 @@ class BlockPage(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     records: tuple[RecordRow, ...]
     error: str = ""
+
+
+def preview(data: bytes | None) -> str | None:
+    """Return the beginning of bytes as text, as hex digits where they are not UTF-8."""
+    if data is None:
+        return None
+    part = data[: 4 * PREVIEW_CHARS_MAX]
+    try:
+        text = part.decode(errors="strict" if len(part) == len(data) else "ignore")
+    except UnicodeDecodeError:
+        text = "0x" + part.hex()
+    return text if len(text) <= PREVIEW_CHARS_MAX else text[:PREVIEW_CHARS_MAX] + "…"

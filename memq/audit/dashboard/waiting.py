@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from memq.audit.dashboard.records import preview
 from memq.audit.dashboard.view import (
     DelayedRow,
     DelayedTopics,
@@ -13,6 +12,7 @@ from memq.audit.dashboard.view import (
     LetterRow,
     OpenTransactions,
     TransactionRow,
+    preview,
 )
 from memq.client.listener.dead_letter_queue import AsyncDeadLetterQueue, Letter
 from memq.client.topic_admin import DelayedCount
