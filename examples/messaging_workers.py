@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ NOTICED_CARRIERS = "HA || WN || YV"
 BILLED_CARRIERS = "FL || HA || VX || YV"
 LATE_MIN = 60  # minutes of delay from which the first call of the handler fails
 CALL_S = 0.004  # so that the kill comes while records are at work
-BATCHES = 16  # of the flights, for one transaction
-OPEN_S = 0.15  # for which a transaction is open, for the same reason
+BATCHES = 4  # of the flights, for one transaction
+HANG_S = 50.0  # within the time-out of a transaction
 SESSION_MS = 3_000
 RETRY_DELAYS_S = (0.2, 0.5)
 
@@ -56,7 +56,7 @@ def announce(flight: dict[str, Any], attempt: int) -> None:
         raise PagerError("the pager did not answer")
 
 
-def listen(brokers: str, journal: Journal) -> None:
+def listen(brokers: str, journal: Journal, _: int) -> None:
     """Announce the flights of some carriers until SIGTERM."""
 
     def handle(message: memq.Message) -> None:
@@ -79,8 +79,11 @@ def listen(brokers: str, journal: Journal) -> None:
         listener.run()
 
 
-def bill(brokers: str, journal: Journal) -> None:
-    """Write an invoice and a ledger entry for each flight of some carriers, and commit with them, to the end."""
+def bill(brokers: str, journal: Journal, hang_at: int) -> None:
+    """Write an invoice and a ledger entry for each flight of some carriers, and commit with them, to the end.
+
+    Transaction `hang_at` stays open, so that it is open when the demo kills this program; 0: none.
+    """
     with (
         memq.Producer(brokers, transactional_id="billing-1", transaction_group="billing") as producer,
         memq.Consumer(
@@ -94,7 +97,10 @@ def bill(brokers: str, journal: Journal) -> None:
         ) as consumer,
     ):
         batches = iter(consumer)
-        while taken := list(islice(batches, BATCHES)):
+        for number in count(1):
+            taken = list(islice(batches, BATCHES))
+            if not taken:
+                return
             records = [record for batch in taken for record in batch]
             with producer.transaction() as transaction:
                 for record in records:
@@ -103,13 +109,13 @@ def bill(brokers: str, journal: Journal) -> None:
                     transaction.send(LEDGER, position, key=record.key)
                 transaction.commit_positions(consumer)
                 transaction.flush()
-                journal.write("open", len(records))
-                time.sleep(OPEN_S)
-            journal.write("committed", len(records))
+                if number == hang_at:
+                    journal.write("open", number)
+                    time.sleep(HANG_S)
 
 
 WORKERS = {"listen": listen, "bill": bill}
 
 
 if __name__ == "__main__":
-    WORKERS[sys.argv[1]](sys.argv[2], Journal(Path(sys.argv[3])))
+    WORKERS[sys.argv[1]](sys.argv[2], Journal(Path(sys.argv[3])), int(sys.argv[4]))
