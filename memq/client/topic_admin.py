@@ -134,7 +134,7 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         return {each.partition: DelayedCount(each.blocks, each.next_ms) for each in answer.waiting}
 
     async def delayed_topics(self) -> dict[str, DelayedCount]:
-        """Return how many delayed records wait, for each topic with some."""
+        """Return how many delayed records wait, for each topic with some. It may be old after a takeover."""
         await self._pool.reach(self._connect_timeout_s)
         answer = await self._ask(AdminRequest(ask=ListDelayed()))
         return {each.topic: DelayedCount(each.blocks, each.next_ms) for each in answer.delayed}
@@ -346,7 +346,7 @@ class TopicAdmin(KafkaHints, BlockingClient):
         return self._background.run(self._core.delayed(topic))
 
     def delayed_topics(self) -> dict[str, DelayedCount]:
-        """Return how many delayed records wait, for each topic with some."""
+        """Return how many delayed records wait, for each topic with some. It may be old after a takeover."""
         return self._background.run(self._core.delayed_topics())
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:

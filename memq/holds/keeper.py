@@ -175,17 +175,17 @@ class HoldKeeper:
         due_ms = min((each for each in (*released, *waiting) if each), default=None)
         return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
 
-    async def waiting(self, topic_id: str | None = None) -> dict[Target, tuple[int, int]]:
-        """Return how many holds of each partition of a topic, or of all, wait, and when the next is due.
+    def all_waiting(self) -> dict[Target, tuple[int, int]]:
+        """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
+        return {target: (count, self._next_due(target) or 0) for target, count in self._machine.waiting.items()}
+
+    async def waiting(self, topic_id: str) -> dict[Target, tuple[int, int]]:
+        """Return how many holds of each partition of a topic wait, and when the next is due.
 
         That is in Unix ms; 0: it has no time.
         """
         await _known(self._log.fresh())
-        found: dict[Target, tuple[int, int]] = {}
-        for target, count in self._machine.waiting.items():
-            if topic_id in (None, target.topic_id):
-                found[target] = count, self._next_due(target) or 0
-        return found
+        return {target: found for target, found in self.all_waiting().items() if target.topic_id == topic_id}
 
     # ---- holding ---------------------------------------------------------------------------------
 

@@ -61,7 +61,9 @@ class EndTransaction(msgspec.Struct, tag_field="op", tag="end-transaction", kw_o
 
 
 class ListTransactions(msgspec.Struct, tag_field="op", tag="list-transactions", kw_only=True):
-    """List the open transactions."""
+    """List the open transactions; without `proven`, as their owners know them now."""
+
+    proven: bool = True
 
 
 class SettleTransaction(msgspec.Struct, tag_field="op", tag="settle-transaction", kw_only=True):

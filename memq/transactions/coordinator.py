@@ -124,9 +124,10 @@ class TransactionCoordinator:
 
     # ---- operators -------------------------------------------------------------------------------
 
-    async def transactions(self) -> list[TransactionState]:
-        """Return the open transactions."""
-        await _known(self._log.fresh())
+    async def transactions(self, *, proven: bool = True) -> list[TransactionState]:
+        """Return the open transactions; without a proof, another owner may know better."""
+        if proven:
+            await _known(self._log.fresh())
         now_s, found = self._clock.monotonic(), list[TransactionState]()
         for id_, known in self._machine.ids.items():
             if known.open:
@@ -185,7 +186,7 @@ class TransactionCoordinator:
                 settled = await self._settle(AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason))
             except ThrottledError:
                 continue
-            self._counters.expired_transactions += not settled.committed
+            self._counters.expired_transactions += settled.text.endswith(reason)
         self._met_s = met_s
 
     # ---- inside ----------------------------------------------------------------------------------

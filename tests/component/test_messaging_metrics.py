@@ -23,6 +23,7 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotReadyError, ProducerFencedError, TransactionAbortedError
 from memq.holds.machine import ReleasedUnit
 from memq.testing import Cluster
+from memq.topic import STATE_TOPIC
 from tests.brokers import run, until
 from tests.component.cluster_rig import rig
 
@@ -121,6 +122,31 @@ def test_a_broker_counts_how_each_transaction_ended() -> None:
             assert ends()[1:] == [3, 1]
             assert (value("open_transactions"), value("open_transaction_blocks")) == (0, 0)
             assert value("oldest_transaction_seconds") == 0
+
+    run(work())
+
+
+def test_the_counts_for_pages_write_nothing_into_the_state_logs() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            async with AsyncAdmin(broker.address) as admin:
+                await admin.create_topic("clicks")
+                async with AsyncProducer(broker.address, transactional_id="pay") as producer:
+                    async with AsyncProducer(broker.address) as plain:
+                        await (await plain.send("clicks", b"x", deliver_after=3_600))
+                    async with producer.transaction() as transaction:
+                        await transaction.send("clicks", b"x")
+                        await transaction.flush()
+                        (topic,) = [each for each in await admin.topics(internal=True) if each.name == STATE_TOPIC]
+                        before = await admin.ends([topic])
+                        for _ in range(3):
+                            assert (await admin.delayed_topics())["clicks"].records == 1
+                            (shown,) = await admin.transactions(proven=False)
+                            assert shown.blocks == {"clicks": 1}
+                        assert await admin.ends([topic]) == before
+                        assert len(await admin.transactions()) == 1
+                        assert await admin.ends([topic]) != before, "a proof is an entry"
 
     run(work())
 

@@ -398,7 +398,7 @@ class Poller:
 
     async def poll_transactions(self) -> None:
         """Ask for the open transactions, and show them."""
-        self._feed.board.put("transactions", "", open_transactions(await self._admin.transactions()))
+        self._feed.board.put("transactions", "", open_transactions(await self._admin.transactions(proven=False)))
 
     async def _load(self, broker: str) -> dict[str, Any]:
         """Return how full a broker is; nothing of one that does not say, as an older one."""

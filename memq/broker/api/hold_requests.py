@@ -97,7 +97,7 @@ class HoldRequests:
             if isinstance(home, HoldKeeper):
                 found += [
                     WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
-                    for target, (blocks, next_ms) in (await home.waiting()).items()
+                    for target, (blocks, next_ms) in home.all_waiting().items()
                 ]
             elif call.connection.program != PROGRAM:
                 link = await hosts.link(home)

@@ -100,7 +100,7 @@ class TransactionRequests:
         hosts, found = self._hosts, list[WireOpenTransaction]()
         for home in await hosts.homes(hosts.transactions, create=False):
             if isinstance(home, TransactionCoordinator):
-                found += [_wire(each) for each in await home.transactions()]
+                found += [_wire(each) for each in await home.transactions(proven=call.ask.proven)]
             elif call.connection.program != PROGRAM:
                 link = await hosts.link(home)
                 found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).transactions

@@ -24,9 +24,12 @@ class ShownTransaction:
 class AsyncTransactionAdmin(AsyncGroupAdmin):
     """Shows and settles open transactions."""
 
-    async def transactions(self) -> list[ShownTransaction]:
-        """Return the open transactions with held records, by producer."""
-        found = (await self._ask(AdminRequest(ask=ListTransactions()))).transactions
+    async def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
+        """Return the open transactions with held records, by producer.
+
+        Without a proof of its coordinators the answer writes nothing, and may be old after a takeover.
+        """
+        found = (await self._ask(AdminRequest(ask=ListTransactions(proven=proven)))).transactions
         return [ShownTransaction(each.name, each.group, each.open_ms, each.timeout_ms, each.blocks) for each in found]
 
     async def commit_transaction(self, transactional_id: str, group: str = "") -> None:
@@ -49,9 +52,12 @@ class TransactionAdmin(GroupAdmin):
 
     _core: AsyncTransactionAdmin
 
-    def transactions(self) -> list[ShownTransaction]:
-        """Return the open transactions with held records, by producer."""
-        return self._background.run(self._core.transactions())
+    def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
+        """Return the open transactions with held records, by producer.
+
+        Without a proof of its coordinators the answer writes nothing, and may be old after a takeover.
+        """
+        return self._background.run(self._core.transactions(proven=proven))
 
     def commit_transaction(self, transactional_id: str, group: str = "") -> None:
         """Commit the open transaction of a producer, with the records that are held; no position moves.
