@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
+from memq.broker.metrics import Counters
 from memq.format.blocks.header import Buffer
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.holds.keeper import (
@@ -65,6 +66,7 @@ class Shard:
         self.events: list[tuple[str, str]] = []
         self.failures: list[BaseException] = []
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
+        self.counters = Counters()
         parts = KeeperParts(
             cluster="memq",
             store=self.store,
@@ -73,6 +75,7 @@ class Shard:
             key_s=KEY_S,
             window_ms=lambda: WINDOW_MS,
             append=self.append,
+            counters=self.counters,
         )
         self.keeper = HoldKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks)
 
