@@ -285,3 +285,39 @@ def test_a_coordinator_ends_with_its_log() -> None:
             await running
 
     coordinated(work)
+
+
+# ---- counters ------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_counts_the_end_of_each_transaction_once() -> None:
+    async def work(made: Coordinated) -> None:
+        counters = made.shard.counters
+
+        def ends() -> tuple[int, int, int]:
+            return counters.committed_transactions, counters.aborted_transactions, counters.expired_transactions
+
+        instance = await made.begin()
+        await made.hold(instance, 1, A, B)
+        assert made.coordinator.open_counts() == (1, 2, 0.0)
+        await asyncio.gather(*(made.coordinator.commit(ID, instance, 1, 2, None) for _ in range(2)))
+        assert (ends(), made.coordinator.open_counts()) == ((1, 0, 0), (0, 0, 0.0))
+        await made.hold(instance, 2)
+        for _ in range(2):
+            await made.coordinator.abort(ID, instance, 2, "was left")
+        assert ends() == (1, 1, 0)
+        with pytest.raises(ProducerFencedError):
+            await made.coordinator.commit(ID, instance - 1, 9, 0, None)
+        await made.hold(instance, 3)
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(5)
+        assert made.coordinator.open_counts() == (1, 1, 5.0)
+        await skip(TIMEOUT_MS / 1_000)
+        assert ends() == (1, 2, 1)
+        await made.hold(instance, 4)
+        again = await made.begin(token=2)  # it rolls back what the former instance has open
+        assert (await made.begin(token=2), ends()) == (again, (1, 3, 1))
+        await made.begin(token=3)
+        assert ends() == (1, 3, 1), "nothing was open"
+
+    coordinated(work)

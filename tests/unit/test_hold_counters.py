@@ -1,0 +1,61 @@
+"""What a keeper counts of delayed records: those that begin to wait, come and are cancelled, and how late they come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from memq.errors import NotReadyError
+from memq.format.held_object import HoldId
+from tests.skipping_loop import skip
+from tests.unit.hold_shard import A, B, Shard, on_shard
+
+
+def test_a_keeper_counts_delayed_records_but_not_those_of_transactions() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        shard.append_s = 0.5
+        twice = shard.new(1, due_s=2)
+        await shard.keeper.hold([twice, shard.new(2, B, due_s=3), shard.new(3, due_s=100), shard.new(4, lane="7.1")])
+        await shard.keeper.hold([twice])
+        assert (shard.counters.delayed_records, shard.keeper.waiting_count) == (3, 3)
+        assert shard.keeper.all_waiting().keys() == {A, B}
+        await skip(10)
+        counters = shard.counters
+        assert (counters.delayed_delivered_records, shard.keeper.waiting_count) == (2, 1)
+        assert dict(counters.delayed_late_seconds.buckets())["+Inf"] == 2
+        assert counters.delayed_late_seconds.sum_s == 1.0, "both targets took half a second"
+
+    on_shard(work)
+
+
+def test_a_keeper_counts_each_cancelled_record_once() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        await shard.keeper.hold([shard.new(1), shard.new(2), shard.new(3, due_s=1)])
+        both = [HoldId(1, 0), HoldId(2, 0)]
+        await asyncio.gather(shard.keeper.cancel(both), shard.keeper.cancel(both[:1]))
+        await shard.keeper.cancel([*both, HoldId(9, 0)])
+        assert shard.counters.delayed_cancelled_records == 2
+        await skip(5)
+        await shard.keeper.cancel([HoldId(3, 0)])  # it was due before
+        assert shard.counters.delayed_cancelled_records == 2
+
+    on_shard(work)
+
+
+def test_a_record_is_overdue_from_its_due_time_until_its_target_has_it() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.hold([shard.new(1, due_s=2), shard.new(2, B, due_s=4), shard.new(3, lane="7.1")])
+        await skip(1)
+        assert shard.keeper.overdue_s() == 0
+        await skip(4)
+        assert shard.keeper.overdue_s() == 3, "nothing is released yet"
+        shard.append_s = 10
+        shard.refusals = [NotReadyError("not yet")]
+        shard.run()
+        await skip(2)
+        assert shard.keeper.overdue_s() == 5, "the target does not have its unit yet"
+        await skip(30)
+        assert (shard.keeper.overdue_s(), shard.counters.delayed_delivered_records) == (0, 2)
+
+    on_shard(work)
