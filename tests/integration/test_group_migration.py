@@ -102,7 +102,7 @@ def old_groups(data: Path, group: str) -> None:
 
     run(work())
     with closing(sqlite3.connect(data / "queue.sqlite")) as file, file:
-        put_member(file, group, "m", int(SystemClock().monotonic() * 1_000) + 3_600_000)
+        put_member(file, group, "m", int(SystemClock().monotonic() * 1_000), session_ms=3_600_000)
 
 
 def commit_in_kafka(kafka: Server, group: str, topic: str, offsets: dict[int, tuple[int, str]]) -> None:
