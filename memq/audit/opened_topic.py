@@ -19,6 +19,7 @@ from memq.errors import CorruptDataError, DeniedError, MemqError
 from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
+from memq.groups.remote import RemoteGroups
 from memq.notification import Span
 from memq.notification.remote import Ask, RemoteQueue
 from memq.runtime.runtime import Runtime
@@ -39,6 +40,7 @@ class OpenedTopic:
     topic: Topic
     cluster: str
     queue: RemoteQueue
+    groups: RemoteGroups
     read: ReadObject
     through: str
     ask_held: AskHeld
@@ -90,7 +92,9 @@ async def opened_topic(
         else:
             source, through = await _source(metadata, stores, topic, any_broker)
         queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
-        yield OpenedTopic(topic, metadata.cluster, queue, source, through, Holders(pool, any_broker).ask)
+        yield OpenedTopic(
+            topic, metadata.cluster, queue, RemoteGroups(any_broker), source, through, Holders(pool, any_broker).ask
+        )
     finally:
         await metadata.close()
         await stores.close()

@@ -11,7 +11,7 @@ from memq.client.log_answers import ask_logs
 from memq.client.producer.fields import check_switch
 from memq.client.topic_admin import AsyncTopicAdmin, TopicAdmin
 from memq.errors import MemqError, NotFoundError
-from memq.notification import GroupState
+from memq.groups import GroupState
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
@@ -68,7 +68,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         """Return the names of all groups, in order; `internal` adds memq's own."""
         check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
-        return [name for name in await self._queue.groups() if internal or not is_internal(name)]
+        return [name for name in await self._groups.groups() if internal or not is_internal(name)]
 
     async def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. A failing log hides only its own partition's lag.
@@ -112,7 +112,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         if not new_ok:
             await self._described(group)  # a misspelt name must not make a group
         partitions = named_partitions(found, to)
-        stored = await self._queue.committed(group, partitions)
+        stored = await self._groups.committed(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
             point = point_of(to, topic_partition_of(partition))
@@ -120,7 +120,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
             totals = await self._totals_before(found, partition, position)
             resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
         if not dry_run and resets:
-            await self._queue.commit(group, "", -1, resets)
+            await self._groups.commit(group, "", -1, resets)
         return [
             Reset(
                 topic_partition_of(partition),
@@ -134,12 +134,12 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
         check_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
-        await self._queue.delete_group(name)
+        await self._groups.delete_group(name)
 
     async def _described(self, group: str) -> GroupState:
         """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
         try:
-            return await self._queue.describe(group)
+            return await self._groups.describe(group)
         except NotFoundError as error:
             names = await self.groups()
             there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")

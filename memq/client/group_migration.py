@@ -10,8 +10,8 @@ from memq.client.arguments import runtime_of
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import MemqError, NotFoundError, RetryableError
-from memq.notification import GroupState
-from memq.notification.remote import RemoteQueue
+from memq.groups import GroupState
+from memq.groups.remote import RemoteGroups
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 
@@ -20,7 +20,7 @@ TRIES = 10  # of one group, while brokers open its state log
 
 @dataclass(frozen=True, slots=True)
 class GroupMigration:
-    """A group as it was in the queue. It was not moved if there is an `error`, or in a dry run."""
+    """A group as it was in the groups. It was not moved if there is an `error`, or in a dry run."""
 
     group: str
     members: tuple[str, ...]
@@ -39,10 +39,10 @@ async def migrate_groups(
     runtime = runtime_of(runtime)
     pool = LinkPool(runtime, bootstrap_addresses(brokers), owner="admin client")
     try:
-        queue = RemoteQueue(BrokerRouter(pool))
-        for name in await queue.former_groups():
+        groups = RemoteGroups(BrokerRouter(pool))
+        for name in await groups.former_groups():
             try:
-                moved = await _moved(queue, name, runtime, dry_run=dry_run)
+                moved = await _moved(groups, name, runtime, dry_run=dry_run)
             except NotFoundError:
                 continue  # another run has moved it
             except MemqError as error:
@@ -53,10 +53,10 @@ async def migrate_groups(
         await pool.close()
 
 
-async def _moved(queue: RemoteQueue, name: str, runtime: Runtime, *, dry_run: bool) -> GroupState:
+async def _moved(groups: RemoteGroups, name: str, runtime: Runtime, *, dry_run: bool) -> GroupState:
     for tries in range(1, TRIES):
         try:
-            return await queue.move_group(name, dry_run=dry_run)
+            return await groups.move_group(name, dry_run=dry_run)
         except RetryableError:
             await asyncio.sleep(backoff_s(runtime.random, tries, base_s=0.05, most_s=1.0))
-    return await queue.move_group(name, dry_run=dry_run)
+    return await groups.move_group(name, dry_run=dry_run)

@@ -18,6 +18,7 @@ from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.fields import check_kind, check_switch
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, TimedOutError
+from memq.groups.remote import RemoteGroups
 from memq.limits import PARTITIONS_MAX
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
@@ -81,6 +82,7 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)
+        self._groups = RemoteGroups(self._any)
         self._resolver = OffsetResolver(self._queue)
 
     async def close(self) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError, QueueError
+from memq.groups import GroupState, Membership
+from memq.groups.group import Group, Member, check_member
 from memq.groups.machine import (
     CommitDecision,
     Decision,
@@ -30,8 +32,7 @@ from memq.groups.machine import (
     portions,
     shared_wanted,
 )
-from memq.notification import FormerGroup, GroupState, Membership, check_position
-from memq.notification.groups import Group, Member, check_member
+from memq.notification import FormerGroup, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.state_log import Answer
@@ -56,7 +57,7 @@ class _Heard:
 class GroupCoordinator:
     """Answers for the groups of one service partition, while `log` is open.
 
-    See `memq.notification.Groups`. All times are monotonic. The log is open since `opened_s`. `tasks` run until the log
+    See `memq.groups.Groups`. All times are monotonic. The log is open since `opened_s`. `tasks` run until the log
     is closed.
     Raises: as `StateLog.propose`: MovedError, NotReadyError, ThrottledError, TooLargeError. If the outcome of a request
     is unknown, the error is NotReadyError, too: each request may be repeated, and commits have numbers.

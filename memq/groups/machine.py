@@ -1,6 +1,6 @@
 """The groups of one service partition as a state machine: memberships and committed positions. Pure.
 
-The owner of the partition decides on a copy of a group, with the rules of `memq.notification.groups`, and puts the
+The owner of the partition decides on a copy of a group, with the rules of `memq.groups.group`, and puts the
 difference into the log as a `MembersDecision`. A decision therefore names members, generations and holds: another
 release of memq, whose assignment differs, makes the same state of it (S3). `base` is the generation on which the owner
 decided. If another decision came in between, the decision changes nothing, and the owner decides again.
@@ -25,8 +25,8 @@ from memq.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
+from memq.groups.group import Group, HeldPartition, Member, PlannedGroup
 from memq.limits import KIB
-from memq.notification.groups import Group, HeldPartition, Member, PlannedGroup
 from memq.state_log import Answer
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 

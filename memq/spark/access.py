@@ -17,7 +17,9 @@ from memq.client.owner_requests import OwnerRequests
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
-from memq.notification import GroupState, PointerReader, Span, TopicFinder
+from memq.groups import GroupState
+from memq.groups.remote import RemoteGroups
+from memq.notification import PointerReader, Span, TopicFinder
 from memq.notification.kafka import open_from_settings
 from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
@@ -90,7 +92,7 @@ class CompactionAccess:
 
 
 class GroupPositions(Protocol):
-    """Consumer groups as pipelines use them. See `memq.notification.Groups`."""
+    """Consumer groups as pipelines use them. See `memq.groups.Groups`."""
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
@@ -196,7 +198,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
             topics,
             urls,
             BatchFetcher("auto", ask.read, stores.open_here, confirmed),
-            queue,
+            RemoteGroups(ask),
             runtime,
             compactor,
             pool,

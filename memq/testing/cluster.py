@@ -30,9 +30,10 @@ from memq.errors import (
 from memq.format.batch import cut_batch
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
 from memq.limits import BLOCK_HEADER_BYTES
-from memq.notification import Entries, Membership, Publication
+from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime

@@ -26,10 +26,10 @@ from memq.errors import (
     error_from_wire,
     kind_of,
 )
+from memq.groups.group import Group
 from memq.groups.machine import GroupMachine, PackedPositions, StoredGroup, pack_positions, unpack_positions
 from memq.holds.machine import HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
-from memq.notification.groups import Group
 from memq.state_log import Answer
 from memq.topic import Committed, Position, ReadPartition
 

@@ -25,8 +25,9 @@ from memq.errors import (
     UnknownSettingError,
     UnreachableError,
 )
+from memq.groups import GroupState
 from memq.groups.coordinator import GroupCoordinator
-from memq.notification import GroupState, Span
+from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster

@@ -24,6 +24,7 @@ from memq.errors import (
     QueueError,
     UnreachableError,
 )
+from memq.groups.remote import RemoteGroups
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import AckLevel, Api
@@ -158,7 +159,7 @@ def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypat
             async with reader(broker, group="billing") as consumer:
                 assert await values_of(consumer, 1) == [b"0"]
                 await consumer.poll(0.01)
-                patched.setattr(RemoteQueue, "commit", deny)  # as if rights were taken away
+                patched.setattr(RemoteGroups, "commit", deny)  # as if rights were taken away
                 if own:
                     raise own
 

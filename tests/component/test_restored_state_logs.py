@@ -21,9 +21,9 @@ from memq.errors import GenerationFencedError, QueueError, RetryableError
 from memq.format.key import state_prefix
 from memq.format.state_log.entry import StateDecisions, StateSnapshot, decode_state_entry
 from memq.governor.memory import MemoryCoordinator
+from memq.groups.remote import RemoteGroups
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
-from memq.notification.remote import RemoteQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.network import parse_address
@@ -259,13 +259,13 @@ def test_a_group_continues_at_its_last_snapshot_in_a_new_file_of_sqlite(tmp_path
 # ---- inside ----------------------------------------------------------------------------------------
 
 
-async def member_at(broker: Broker) -> RemoteQueue:
+async def member_at(broker: Broker) -> RemoteGroups:
     """Return the queue as a client of one broker sees it."""
     link = await connect_link(Runtime(), None, parse_address(broker.address), client="test")
-    return RemoteQueue(link.request)
+    return RemoteGroups(link.request)
 
 
-async def until_open(member: RemoteQueue, generation: int) -> None:
+async def until_open(member: RemoteGroups, generation: int) -> None:
     """Send a heartbeat until the group's log is open. Raises: as `Groups.heartbeat`, but no RetryableError."""
     async with asyncio.timeout(20):
         while True:

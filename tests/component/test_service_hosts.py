@@ -30,9 +30,9 @@ from memq.errors import (
 )
 from memq.format.key import state_prefix
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
-from memq.notification import Membership
-from memq.notification.remote import RemoteQueue
+from memq.groups.remote import RemoteGroups
 from memq.protocol.link import connect_link
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -343,10 +343,10 @@ def test_an_owner_takes_no_lost_log_for_a_new_one(caplog: pytest.LogCaptureFixtu
 # ---- inside ----------------------------------------------------------------------------------------
 
 
-async def member_at(broker: Broker, program: str = "test") -> RemoteQueue:
+async def member_at(broker: Broker, program: str = "test") -> RemoteGroups:
     """Return the queue as a client of one broker sees it."""
     link = await connect_link(Runtime(), None, parse_address(broker.address), client=program)
-    return RemoteQueue(link.request)
+    return RemoteGroups(link.request)
 
 
 async def retried(ask: Callable[[], Awaitable[Membership]]) -> Membership:

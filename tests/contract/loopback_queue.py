@@ -21,6 +21,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
+from memq.groups.remote import RemoteGroups
 from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
 from memq.protocol.connection import ANONYMOUS
@@ -67,7 +68,7 @@ class _Hosts:
         return [await self.at(None, "", forwarded=False)]
 
 
-class LoopbackQueue(RemoteQueue):
+class LoopbackQueue(RemoteQueue, RemoteGroups):
     """Reads and groups go through a broker's handlers; publishing and upkeep are the broker's own."""
 
     def __init__(self, lender: NotificationQueue, clock: Clock) -> None:

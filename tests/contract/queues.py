@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 import pytest
 
 from memq.errors import ClosedError
-from memq.notification import Groups, NotificationQueue, Publication
+from memq.groups import Groups
+from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.topic import Committed, Position, ReadPartition, Totals

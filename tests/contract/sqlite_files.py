@@ -40,11 +40,18 @@ def filled(path: Path) -> None:
 
 
 def put_member(
-    file: sqlite3.Connection, group: str, member: str, joined_ms: int, heard_ms: int | None = None, positions: int = 1
+    file: sqlite3.Connection,
+    group: str,
+    member: str,
+    joined_ms: int,
+    heard_ms: int | None = None,
+    *,
+    positions: int = 1,
+    session_ms: int = 10_000,
 ) -> None:
-    """Put the only member of a group into a file, with a session of 10 s, as an earlier release did."""
+    """Put the only member of a group into a file, as an earlier release did."""
     log = {"topic": part().topic, "topic_id": part().topic_id, "partition": 0}
-    row = {"session_timeout_ms": 10_000, "heard_ms": joined_ms, "joined": 1, "wanted": [log], "commits": 4}
+    row = {"session_timeout_ms": session_ms, "heard_ms": joined_ms, "joined": 1, "wanted": [log], "commits": 4}
     row["holds"] = [{"partition": log, "since": 1, "revoking": 0}]
     values = (group, json.dumps({"generation": 1, "members": {member: row}}).encode(), positions)
     file.execute("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)", (*values, checksum("groups", values)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from memq.groups import GroupState, Membership
 from memq.groups.coordinator import MACHINE, GroupCoordinator
 from memq.groups.machine import GroupMachine
-from memq.notification import GroupState, Membership
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime

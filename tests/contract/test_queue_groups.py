@@ -13,7 +13,7 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
 )
-from memq.notification import GroupState, Membership
+from memq.groups import GroupState, Membership
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, GroupedQueue, committed, over_groups, part

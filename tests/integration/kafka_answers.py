@@ -16,10 +16,6 @@ LAYOUTS = {
     8: (7, "4[s[4E]]"),  # OFFSET_COMMIT
     9: (5, "4[s[484sE]]E"),  # OFFSET_FETCH
     10: (2, "4E"),  # FIND_COORDINATOR
-    11: (5, "4E"),  # JOIN_GROUP
-    12: (3, "4E"),  # HEARTBEAT
-    13: (1, "4E"),  # LEAVE_GROUP
-    14: (3, "4E"),  # SYNC_GROUP
     15: (4, "4[Essss[ssssbb]4]"),  # DESCRIBE_GROUPS
     16: (2, "4E"),  # LIST_GROUPS
     19: (4, "4[sEs]"),  # CREATE_TOPICS

@@ -15,8 +15,8 @@ from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.group_migration import migrate_groups
 from memq.errors import InvalidRequestError
+from memq.groups.remote import RemoteGroups
 from memq.notification.kafka.settings import Names
-from memq.notification.remote import RemoteQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.clock import SystemClock
@@ -64,7 +64,7 @@ def test_groups_in_kafka_are_moved_with_index_totals_and_mark(kafka: Server) -> 
                 commit_in_kafka(kafka, "moved.report", kafka_topic, {0: (17, "memq1 3 1000 123456 77"), 1: (4, "")})
                 commit_in_kafka(kafka, "foreign.report", kafka_topic, {0: (1, "")})
                 link = await connect_link(Runtime(), None, parse_address(broker.address), client="test")
-                member = RemoteQueue(link.request)
+                member = RemoteGroups(link.request)
                 with pytest.raises(InvalidRequestError, match="1 groups of an earlier release, first 'report'"):
                     await member.committed("report", logs)
                 with joined_in_kafka(kafka, "moved.report", kafka_topic):
@@ -102,7 +102,7 @@ def old_groups(data: Path, group: str) -> None:
 
     run(work())
     with closing(sqlite3.connect(data / "queue.sqlite")) as file, file:
-        put_member(file, group, "m", int(SystemClock().monotonic() * 1_000) + 3_600_000)
+        put_member(file, group, "m", int(SystemClock().monotonic() * 1_000), session_ms=3_600_000)
 
 
 def commit_in_kafka(kafka: Server, group: str, topic: str, offsets: dict[int, tuple[int, str]]) -> None:

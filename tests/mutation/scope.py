@@ -12,7 +12,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "spool": ("memq/broker/spool/",),
     "groups": (
         "memq/groups/",
-        "memq/notification/groups.py",
         "memq/notification/sqlite/group_commit.py",
         "memq/notification/sqlite/former_groups.py",
         "memq/notification/kafka/groups/",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memq.notification import Membership
+from memq.groups import Membership
 from memq.topic import Position, ReadPartition
 
 Key = tuple[str, ReadPartition]  # group, partition

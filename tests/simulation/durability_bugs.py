@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted, after, before, first, instead, omit, s
 KEEPING_BUGS = (
     Planted(
         "a commit is stored after a later one of its member",
-        "memq.notification.groups",
+        "memq.groups.group",
         "Group.check_commit",
         swap("newest_commit(name, current.commits, number)", "max(current.commits, number)"),
         level="sleepy",

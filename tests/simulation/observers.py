@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memq.format.report import AUDIT_TOPIC
-from memq.notification import Membership, Publication
+from memq.groups import Membership
+from memq.notification import Publication
 from memq.simulation.ports.cloud import Observer
 from memq.simulation.world.node import SimNode
 from memq.topic import Position, ReadPartition

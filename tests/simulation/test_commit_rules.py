@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.notification import Membership
+from memq.groups import Membership
 from memq.topic import Position, ReadPartition
 from tests.simulation.commit_rules import CommitRules
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memq.client.consumer.group_membership import AssignmentEvents, MemberState
-from memq.notification import Membership
+from memq.groups import Membership
 from memq.topic import ReadPartition
 
 PARTS = tuple(ReadPartition("clicks", "0" * 32, number) for number in range(4))

@@ -21,7 +21,9 @@ from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder, Re
 from memq.client.observers.reporter import Named
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.blocks.header import Buffer
-from memq.notification import Entries, Membership, Span
+from memq.groups import Membership
+from memq.groups.remote import RemoteGroups
+from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
@@ -38,7 +40,7 @@ TOPIC = Topic(name="t", id="0" * 31 + "1", created_ms=1, settings=TopicSettings(
 SLOW, MOVED = (ReadPartition("t", TOPIC.id, number) for number in range(2))
 
 
-class Answers(RemoteQueue):
+class Answers(RemoteQueue, RemoteGroups):
     """The answers of brokers: `stored` of the group, and spans; those of `waiting` come when `there` is set."""
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from memq.errors import (
     NotReadyError,
     QueueError,
 )
+from memq.groups import Membership
 from memq.groups.coordinator import EXPIRY_S, MACHINE, GroupCoordinator
 from memq.groups.machine import (
     CommitDecision,
@@ -31,7 +32,7 @@ from memq.groups.machine import (
     encode_decision,
     pack,
 )
-from memq.notification import FormerGroup, Membership
+from memq.notification import FormerGroup
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
 from memq.topic import Committed, Position, ReadPartition

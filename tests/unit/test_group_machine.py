@@ -23,6 +23,7 @@ from memq.errors import (
 )
 from memq.groups import machine as machine_module
 from memq.groups.coordinator import GroupCoordinator
+from memq.groups.group import Group
 from memq.groups.machine import (
     CommitDecision,
     Decision,
@@ -47,7 +48,6 @@ from memq.groups.machine import (
 )
 from memq.limits import COVERED_MAX
 from memq.notification import check_position
-from memq.notification.groups import Group
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals

@@ -25,9 +25,11 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.format.pointer import Location
+from memq.groups import GroupState, Membership
+from memq.groups.remote import wire_of
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, GroupState, Membership, Span
-from memq.notification.remote import partition_of, ref_of, wire_of
+from memq.notification import Entries, Entry, Span
+from memq.notification.remote import partition_of, ref_of
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.group_messages import (

@@ -11,7 +11,7 @@ import pytest
 
 from memq.client.consumer.group_session import GroupSession
 from memq.errors import DeniedError, GenerationFencedError, MemqError, QueueError
-from memq.notification import GroupState, Membership
+from memq.groups import GroupState, Membership
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock

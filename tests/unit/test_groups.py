@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, TooLargeError
-from memq.notification import Membership, groups
-from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group, balance
+from memq.groups import Membership
+from memq.groups import group as groups
+from memq.groups.group import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group, balance
 from memq.topic import Committed, Position, ReadPartition
 
 TIMEOUT_MS = 1_000

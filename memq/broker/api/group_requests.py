@@ -15,10 +15,12 @@ from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
+from memq.groups.remote import committed_of, wire_of
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, Membership, Span
-from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
+from memq.notification import Entries, Entry, Span
+from memq.notification.remote import partition_of, ref_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.group_messages import (

@@ -11,9 +11,10 @@ from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError, TransactionAbortedError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
+from memq.groups.remote import committed_of
 from memq.holds.keeper import NewHold
 from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
-from memq.notification.remote import committed_of, ref_of
+from memq.notification.remote import ref_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.link import Link

@@ -21,7 +21,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
-from memq.notification import GroupState
+from memq.groups import GroupState
 from memq.topic import AUDIT_GROUP, ReadPartition, Topic, is_internal, read_partitions
 
 ROUND_S = 30.0
@@ -89,11 +89,11 @@ class IdleTopics:
 
     async def _groups(self) -> dict[str, GroupState]:
         """Return all groups but those of auditors. Raises: MemqError when one does not answer."""
-        queue, found = self._services.groups.queue, dict[str, GroupState]()
-        for name in await queue.groups():
+        remote, found = self._services.groups.remote, dict[str, GroupState]()
+        for name in await remote.groups():
             if not name.startswith(AUDIT_GROUP):
                 with suppress(NotFoundError):  # it was deleted meanwhile
-                    found[name] = await queue.describe(name)
+                    found[name] = await remote.describe(name)
         return found
 
     async def _mark(self, topic: Topic, groups: dict[str, GroupState]) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from memq.errors import MemqError, NotReadyError
-from memq.notification.remote import RemoteQueue
+from memq.groups.remote import RemoteGroups
 from memq.protocol.frames import Api
 from memq.protocol.link import Link, connect_link
 from memq.runtime.network import Address
@@ -26,7 +26,7 @@ class OwnGroups:
 
     def __init__(self, runtime: Runtime) -> None:
         self.address: Address | None = None
-        self.queue = RemoteQueue(self._ask)
+        self.remote = RemoteGroups(self._ask)
         self._runtime = runtime
         self._link: Link | None = None
         self._connecting = asyncio.Lock()
@@ -40,7 +40,7 @@ class OwnGroups:
         found = dict[str, int]()
         for group in groups:
             try:
-                answers = [await self.queue.committed(group, [partition]) for _ in range(2)]
+                answers = [await self.remote.committed(group, [partition]) for _ in range(2)]
             except MemqError:
                 found[group] = 0
                 continue

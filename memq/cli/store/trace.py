@@ -113,8 +113,8 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
         groups: Groups = {}
         numbers = {sighting.position.read_partition: None for sighting in found}
         partitions = [each for each in read_partitions(opened.topic) if each.partition in numbers]
-        for group in await opened.queue.groups():
-            for partition, committed in (await opened.queue.committed(group, partitions)).items():
+        for group in await opened.groups.groups():
+            for partition, committed in (await opened.groups.committed(group, partitions)).items():
                 groups.setdefault(partition.partition, {})[group] = committed.position
         return found, groups, opened.topic.settings.late_ms
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from memq.notification import Membership
+from memq.groups import Membership
 from memq.topic import ReadPartition
 
 

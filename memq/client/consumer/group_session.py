@@ -16,7 +16,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group_membership import MemberState
 from memq.errors import FencedError, GenerationFencedError, MemqError, RetryableError
-from memq.notification import Groups
+from memq.groups import Groups
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime

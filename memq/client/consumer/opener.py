@@ -13,7 +13,7 @@ from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.settings import ConsumerSettings, Point, point_of
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason
-from memq.notification.remote import RemoteQueue
+from memq.groups import Groups
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals
@@ -34,7 +34,7 @@ class Opener:
     def __init__(
         self,
         settings: ConsumerSettings,
-        queue: RemoteQueue,
+        groups: Groups,
         resolver: OffsetResolver,
         reading: FetchScheduler,
         topics: Mapping[str, Topic],
@@ -46,7 +46,7 @@ class Opener:
     ) -> None:
         self.failure: MemqError | None = None
         self._settings = settings
-        self._queue = queue
+        self._groups = groups
         self._resolver = resolver
         self._reading = reading
         self._topics = topics
@@ -160,7 +160,7 @@ class Opener:
         if self._settings.group_name is None:
             return {}
         try:
-            return await self._queue.committed(self._settings.group_name, partitions)
+            return await self._groups.committed(self._settings.group_name, partitions)
         except NotFoundError as error:  # that no position is stored is an empty answer, and never an error
             raise QueueError(f"positions of group '{self._settings.group_name}': {error}") from error
 

@@ -28,6 +28,7 @@ from memq.errors import (
     TransactionAbortedError,
 )
 from memq.format.blocks.builder import BlockBuilder
+from memq.groups.remote import wire_of
 from memq.limits import (
     HOLD_BYTES_MAX,
     HOLDS_PER_REQUEST_MAX,
@@ -37,7 +38,6 @@ from memq.limits import (
     SLOTS,
     TRANSACTION_TARGET_BYTES_MAX,
 )
-from memq.notification.remote import wire_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import (

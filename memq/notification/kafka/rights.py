@@ -27,9 +27,9 @@ TOPIC_RIGHTS = {
     AclOperation.WRITE: ("Write", "pointers are published"),
     AclOperation.DELETE: ("Delete", "retention removes pointers"),
 }
-# Without it, Kafka does not list groups of an earlier release: they would begin as new ones. librdkafka looks up the
-# coordinator of each consumer's group, also of those that join none.
-GROUP_RIGHTS = {AclOperation.DESCRIBE: ("Describe", "groups of an earlier release are found")}
+# librdkafka looks up the coordinator of each consumer's group, also of those that join none. Without this right, reads
+# are denied. Nor does Kafka list groups of an earlier release: they would begin as new ones.
+GROUP_RIGHTS = {AclOperation.DESCRIBE: ("Describe", "pointers are read")}
 Wanted = dict[AclOperation, tuple[str, str]]
 
 

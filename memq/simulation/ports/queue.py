@@ -12,15 +12,8 @@ from typing import Protocol
 
 from memq.errors import LogCutError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
-from memq.notification import (
-    FROM_THE_LOG,
-    Entries,
-    FormerGroup,
-    FormerGroups,
-    Membership,
-    Publication,
-    Span,
-)
+from memq.groups import Membership
+from memq.notification import FROM_THE_LOG, Entries, FormerGroup, FormerGroups, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.failing_partition import FailingPartition

@@ -30,7 +30,8 @@ from operator import attrgetter
 import msgspec
 
 from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
-from memq.notification import Membership, active_members, check_position
+from memq.groups import Membership
+from memq.notification import active_members, check_position
 from memq.topic import Committed, ReadPartition, check_name
 
 GROUP_MEMBERS_MAX = 1_000
