@@ -12,8 +12,8 @@ import uvloop
 from benchmarks.children.commands import answer, commands_async, options
 from memq.broker.process import calm_collector
 from memq.errors import MemqError, RetryableError
-from memq.notification import Membership
-from memq.notification.remote import RemoteQueue
+from memq.groups import Membership
+from memq.groups.remote import RemoteGroups
 from memq.protocol.link import connect_link
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -38,35 +38,35 @@ class Crowd:
     retries: int = 0
     fenced: int = 0
 
-    async def connect(self, address: str, limit: asyncio.Semaphore) -> RemoteQueue:
+    async def connect(self, address: str, limit: asyncio.Semaphore) -> RemoteGroups:
         async with limit:
             link = await connect_link(self.runtime, None, parse_address(address), client="bench")
-        return RemoteQueue(link.request)
+        return RemoteGroups(link.request)
 
-    async def join(self, queue: RemoteQueue, group: int, number: int) -> None:
+    async def join(self, groups: RemoteGroups, group: int, number: int) -> None:
         """Join, and send heartbeats until cancelled."""
         name, member = f"g{group}", f"m{number}"
         while True:
             try:
-                known = await self._timed(queue, name, member, None)
+                known = await self._timed(groups, name, member, None)
                 self.last_join_s = max(self.last_join_s, time.monotonic())
                 while True:
                     self.note(group, number, known)
                     if not known.revoking:
                         await asyncio.sleep(HEARTBEAT_S)
-                    known = await self._timed(queue, name, member, known)
+                    known = await self._timed(groups, name, member, known)
             except RetryableError:
                 self.retries += 1
                 await asyncio.sleep(0.2)
             except MemqError:
                 self.fenced += 1
 
-    async def _timed(self, queue: RemoteQueue, name: str, member: str, known: Membership | None) -> Membership:
+    async def _timed(self, groups: RemoteGroups, name: str, member: str, known: Membership | None) -> Membership:
         began_s = time.monotonic()
         if known is None:
-            found = await queue.join(name, member, self.logs, self.session_ms)
+            found = await groups.join(name, member, self.logs, self.session_ms)
         else:
-            found = await queue.heartbeat(name, member, known.generation, known.revoking)
+            found = await groups.heartbeat(name, member, known.generation, known.revoking)
         self.slow_s.append(time.monotonic() - began_s)
         return found
 
@@ -98,8 +98,8 @@ async def main(
         crowd.slow_s.clear()
         if command["command"] == "join":
             began_s = time.monotonic()
-            for queue, (group, number) in zip(queues, who, strict=True):
-                work.append(asyncio.create_task(crowd.join(queue, group, number)))
+            for remote, (group, number) in zip(queues, who, strict=True):
+                work.append(asyncio.create_task(crowd.join(remote, group, number)))
                 if len(work) % 100 == 0:
                     await asyncio.sleep(command["over_s"] * 100 / len(who))
             while len(crowd.settled_s) < groups and time.monotonic() < began_s + command["wait_s"]:  # noqa: ASYNC110
