@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from memq.errors import (
-    MemqError,
-)
+from memq.errors import MemqError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.format.state_log.entry import (
     StateEntry,
@@ -44,6 +42,7 @@ class Queue(MemoryQueue):
         self.hangs: set[str] = set()
         self.changes: list[Callable[[Any], Any]] = []  # of answers to reads
         self.span_ends: list[int] = []
+        self.lands = False  # whether a publish lands, and fails
 
     async def _call(self, kind: str) -> None:
         self.calls.append((kind, now_s()))
@@ -57,7 +56,10 @@ class Queue(MemoryQueue):
 
     async def publish(self, publication: Publication) -> int:
         await self._call("publish")
-        return await super().publish(publication)
+        offset = await super().publish(publication)
+        if self.lands:
+            raise QueueError("no answer")
+        return offset
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         await self._call("read")

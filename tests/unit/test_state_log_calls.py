@@ -141,6 +141,17 @@ def test_an_owner_reads_to_the_end_that_a_publish_has_shown() -> None:
     on_rig(work)
 
 
+def test_an_answer_does_not_wait_for_the_rest_of_a_read_that_fails() -> None:
+    async def work(rig: Rig) -> None:
+        log = await rig.opened()
+        rig.queue.lands = True
+        rig.queue.span_ends = [9, 9, 9]  # the queue shows nothing at offset 2
+        assert await log.propose(MACHINE, claim(0, 1)) is True
+        assert now_s() == pytest.approx(10 + pauses(1)[0])
+
+    on_rig(work)
+
+
 def test_entries_of_a_former_owner_change_nothing() -> None:
     async def work(rig: Rig) -> None:
         log = await rig.opened(5)
