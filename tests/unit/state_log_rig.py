@@ -43,6 +43,7 @@ class Queue(MemoryQueue):
         self.changes: list[Callable[[Any], Any]] = []  # of answers to reads
         self.span_ends: list[int] = []
         self.lands = False  # whether a publish lands, and fails
+        self.delays_s: list[float] = []  # of the next publishes
 
     async def _call(self, kind: str) -> None:
         self.calls.append((kind, now_s()))
@@ -56,6 +57,7 @@ class Queue(MemoryQueue):
 
     async def publish(self, publication: Publication) -> int:
         await self._call("publish")
+        await asyncio.sleep(self.delays_s.pop(0) if self.delays_s else 0)
         offset = await super().publish(publication)
         if self.lands:
             raise QueueError("no answer")

@@ -44,7 +44,8 @@ def test_callers_and_bytes_that_wait_have_bounds() -> None:
         third = asyncio.create_task(log.fresh())
         await skip(1)
         with pytest.raises(ThrottledError, match="3 callers wait with 0 bytes, 3 callers are allowed"):
-            await log.fresh()
+            async with asyncio.timeout(1):
+                await log.fresh()
         with pytest.raises(ThrottledError, match="3 callers are allowed"):
             await log.propose(MACHINE, claim(0, 9))
         with pytest.raises(NotFoundError, match="has no machine 'other'"):
@@ -141,6 +142,21 @@ def test_an_owner_reads_to_the_end_that_a_publish_has_shown() -> None:
     on_rig(work)
 
 
+def test_an_answer_does_not_wait_for_the_next_entry() -> None:
+    async def work(rig: Rig) -> None:
+        log = await rig.opened()
+        rig.queue.delays_s = [1.0, 3.0]
+        first = asyncio.create_task(log.propose(MACHINE, claim(0, 1)))
+        await skip(0.5)
+        second = asyncio.create_task(log.propose(MACHINE, claim(1, 2)))
+        await skip(0.6)
+        assert (first.done(), second.done()) == (True, False)
+        assert await second is True
+        assert now_s() == 14
+
+    on_rig(work)
+
+
 def test_an_answer_does_not_wait_for_the_rest_of_a_read_that_fails() -> None:
     async def work(rig: Rig) -> None:
         log = await rig.opened()
@@ -233,6 +249,8 @@ def test_a_task_that_fails_is_reported_once() -> None:
         assert rig.names() == ["state-log-failed", "state-log-ended"]
         assert rig.events[0][1] == f"{NAME}: ZeroDivisionError('a fault')"
         assert [str(each) for each in rig.lost] == [f"{NAME} failed: ZeroDivisionError('a fault')"]
+        log._task_failed(KeyError("of another task"))
+        assert len(rig.lost) == 1
 
     on_rig(work)
 
