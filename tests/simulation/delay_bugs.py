@@ -86,6 +86,7 @@ DELAY_BUGS = (
         TAKING,
         "_is_there",
         swap("unit.number <= own.named.last_unit(unit.shard)", "False"),
+        seed=1002,
         aspects=DELAYS,
     ),
     Planted(
@@ -93,6 +94,7 @@ DELAY_BUGS = (
         "memq.broker.partition.batch",
         "named_of",
         swap("slot.units", "()"),
+        seed=1002,
         aspects=DELAYS,
     ),
     Planted(

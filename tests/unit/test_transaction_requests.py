@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from memq.client.producer.fields import RecordFields
-from memq.client.producer.settings import ProducerSettings
 from memq.client.transactions import core as core_module
-from memq.client.transactions.core import ABORT_S_MAX, TransactionalCore
-from memq.client.transactions.transaction import AsyncTransaction, Transaction
+from memq.client.transactions.core import ABORT_S_MAX
 from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
@@ -28,100 +21,11 @@ from memq.errors import (
     TransactionAbortedError,
     UnreachableError,
 )
-from memq.format.blocks.header import check_block, scope_of
 from memq.notification.remote import wire_of
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
-from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
-from memq.runtime.runtime import Runtime
-from memq.topic import Committed, Position, ReadPartition, Topic, equal_slots
-from tests.skipping_loop import LoopClock, now_s, run_skipping, skip
-
-TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(4))
-SETTINGS = ProducerSettings(
-    codec="none",
-    transactional_id="pay",
-    transaction_group="g",
-    transaction_timeout_ms=7_000,
-    delivery_timeout_s=20.0,
-)
-INPUT = ReadPartition("in", "cd" * 16, 0)
-
-
-class Cluster:
-    """Answers requests about transactions; the next ones of a kind fail with `errors`."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.asked: list[Any] = []
-        self.times: list[float] = []
-        self.errors: dict[type, list[BaseException]] = {}
-        runtime = Runtime(clock=LoopClock(), random=Least(1))
-        self.settings = replace(SETTINGS, **settings)
-        self.core = TransactionalCore(self.settings, runtime, cast(Any, self.route))
-
-    async def route(self, api: Api, request: AdminRequest, answer: type, *, timeout_s: float) -> AdminAnswer:
-        assert (api, answer, timeout_s) == (Api.ADMIN, AdminAnswer, self.settings.open_timeout_s)
-        self.asked.append(request.ask)
-        self.times.append(now_s())
-        await asyncio.sleep(0)
-        errors = self.errors.get(type(request.ask))
-        if errors:
-            raise errors.pop(0)
-        return AdminAnswer(transactional=77)
-
-    def ends(self) -> list[tuple[int, bool, int]]:
-        return [
-            (each.transaction.number, each.commit, each.blocks)
-            for each in self.asked
-            if isinstance(each, EndTransaction)
-        ]
-
-    def held(self) -> list[list[tuple[int, int]]]:
-        """Return partition and size of the blocks of each request."""
-        return [
-            [(block.partition, len(block.block)) for block in each.blocks]
-            for each in self.asked
-            if isinstance(each, HoldTransaction)
-        ]
-
-
-class Least(random.Random):
-    """Draws the least of each range, and pauses of half of their longest time."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b / 2
-
-    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
-        return 0 if stop is None else start
-
-
-class Way:
-    """A route to the partitions of the topic."""
-
-    def __init__(self, partitions: tuple[int, ...] = (0, 1, 2, 3)) -> None:
-        self.topic = TOPIC
-        self.map = SimpleNamespace(index_of=partitions.index, index_of_key=lambda key: key[0] % len(partitions))
-        self.buffers = [
-            SimpleNamespace(partition=each, scope=scope_of(TOPIC.id_bytes, each), slots=(each, each + 5))
-            for each in partitions
-        ]
-
-
-def fields(value: bytes, key: bytes | None = None) -> RecordFields:
-    return RecordFields(value, key, None, 5, None)
-
-
-def on_cluster(work: Callable[[Cluster], Awaitable[None]], **settings: Any) -> None:
-    """Run a test."""
-
-    async def run() -> None:
-        await skip(1)
-        await work(Cluster(**settings))
-
-    run_skipping(run())
-
-
-# ---- begin ---------------------------------------------------------------------------------------
+from memq.topic import Committed, Position
+from tests.skipping_loop import now_s
+from tests.unit.transactional_cluster import INPUT, TOPIC, Cluster, Least, Reader, Way, check, fields, on_cluster
 
 
 def test_a_producer_begins_its_instance_once_and_numbers_its_transactions() -> None:
@@ -259,6 +163,19 @@ def test_a_block_is_sealed_at_its_size_and_before_a_record_that_does_not_fit(mon
     on_cluster(work)
 
 
+def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin()
+        transaction.add(cast(Any, Way()), fields(b"x" * 100), 0)
+        (target,) = transaction._targets.values()
+        monkeypatch.setattr(core_module, "BLOCK_BYTES", target.builder.raw_bytes + 50)
+        transaction.add(cast(Any, Way()), fields(b"x" * 50), 0)
+        (block,) = transaction.take(everything=False)
+        assert check(block.block, 0).next_sequence == 2
+
+    on_cluster(work)
+
+
 def test_the_blocks_of_a_partition_are_of_one_producer_with_growing_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "BLOCK_BYTES", 10)
 
@@ -274,10 +191,6 @@ def test_the_blocks_of_a_partition_are_of_one_producer_with_growing_sequences(mo
         ]
 
     on_cluster(work)
-
-
-def check(block: bytes, partition: int) -> Any:
-    return check_block(block, scope_of(TOPIC.id_bytes, partition))
 
 
 def test_a_block_covers_the_slots_of_its_partition_unless_a_caller_chose_it() -> None:
@@ -421,30 +334,6 @@ def test_an_abort_that_has_no_answer_is_quiet_on_demand_and_repeated() -> None:
 # ---- positions -----------------------------------------------------------------------------------
 
 
-class Reader:
-    """A consumer whose finished batches end at `offset`."""
-
-    def __init__(self, group: str = "g", *, auto_commit: bool = False) -> None:
-        self.settings = SimpleNamespace(group=group, auto_commit=auto_commit)
-        self.offset = 5
-        self.stored: list[Any] = []
-        self.batches: list[object] = []
-
-    async def finish(self, batch: object) -> tuple[Any, object]:
-        self.batches.append(batch)
-        return self, "only"
-
-    def take(self, only: object) -> Any:
-        assert only == "only"
-        at = {INPUT: Committed(Position(0, self.offset))}
-        self.offset += 1
-        before = {INPUT: Committed(Position(0, 2))}
-        return SimpleNamespace(before=before, after=at, member="m", generation=3)
-
-    def note_stored(self, positions: Any) -> None:
-        self.stored.append(positions)
-
-
 def test_positions_move_with_the_commit() -> None:
     async def work(cluster: Cluster) -> None:
         transaction, reader = await cluster.core.begin(), Reader()
@@ -478,64 +367,13 @@ def test_a_producer_without_a_group_moves_no_positions() -> None:
     on_cluster(work, transaction_group="")
 
 
-# ---- blocks of code ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["commit", "error", "abort"])
-def test_the_end_of_a_with_block_ends_its_transaction(end: str) -> None:
+def test_a_commit_whose_blocks_are_refused_says_why_also_without_an_answer_to_its_roll_back() -> None:
     async def work(cluster: Cluster) -> None:
-        async def route(topic: str) -> Any:
-            return Way()
-
-        transaction = AsyncTransaction(cluster.core, route)
-        with pytest.raises(InvalidRequestError, match="has not begun"):
-            await transaction.flush()
-        try:
-            async with transaction as t:
-                await t.send("clicks", b"x")
-                await t.flush()
-                assert cluster.held() == [[(0, cluster.held()[0][0][1])]]
-                if end == "abort":
-                    await t.abort()
-                if end == "error":
-                    raise KeyError
-        except KeyError:
-            assert end == "error"
-        assert cluster.ends() == [(1, end == "commit", 1 if end == "commit" else 0)]
-        with pytest.raises(InvalidRequestError, match="a transaction is used once"):
-            await transaction.__aenter__()
+        transaction = await cluster.core.begin()
+        transaction.add(cast(Any, Way()), fields(b"x"), 0)
+        cluster.errors[HoldTransaction] = [TransactionAbortedError("it was too old")]
+        cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
+        with pytest.raises(TransactionAbortedError, match="it was too old"):
+            await cluster.core.commit(transaction)
 
     on_cluster(work)
-
-
-@pytest.mark.parametrize("end", ["commit", "error", "abort"])
-def test_the_end_of_a_blocking_with_block_ends_its_transaction(end: str) -> None:
-    async def work(cluster: Cluster) -> None:
-        loop = asyncio.get_running_loop()
-
-        def begin(work: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(work, loop).result(20)
-
-        def program() -> None:
-            transaction = Transaction(cluster.core, begin, lambda topic: cast(Any, Way()))
-            try:
-                with transaction as t:
-                    t.send("clicks", b"x")
-                    t.flush()
-                    assert len(cluster.held()) == 1
-                    if end == "abort":
-                        t.abort()
-                    if end == "error":
-                        raise KeyError
-            except KeyError:
-                assert end == "error"
-            with pytest.raises(InvalidRequestError, match="a transaction is used once"):
-                transaction.__enter__()
-
-        await asyncio.to_thread(program)
-        assert cluster.ends() == [(1, end == "commit", 1 if end == "commit" else 0)]
-
-    async def run() -> None:
-        await work(Cluster())
-
-    asyncio.run(run())
