@@ -65,6 +65,7 @@ class Shard:
         self.appended: list[tuple[float, Target, int, list[int]]] = []  # time, target, number, producers
         self.events: list[tuple[str, str]] = []
         self.failures: list[BaseException] = []
+        self.counters = Counters()
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
         self.counters = Counters()
         parts = KeeperParts(

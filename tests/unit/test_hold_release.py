@@ -49,6 +49,8 @@ def test_a_record_is_released_at_its_time_and_one_that_comes_later_may_be_due_ea
         ]
         assert shard.machine.units == {}
         assert await shard.keeper.cancel([HoldId(1, 0)]) == [HoldState.RELEASED]
+        counters = shard.counters
+        assert (counters.delayed_delivered_records, counters.delayed_cancelled_records) == (2, 0)
 
     on_shard(work)
 

@@ -274,7 +274,7 @@ def test_a_close_waits_for_outcomes_for_its_time() -> None:
             await first
         with pytest.raises(MovedError):
             await second
-        assert (rig.lost, rig.names(), log.is_owner) == ([], [], False)
+        assert (rig.lost, rig.names(), log.is_owner, len(log._tasks)) == ([], [], False, 0)
 
     on_rig(work)
 

@@ -125,7 +125,7 @@ def test_an_opening_reads_to_its_own_entry_when_the_queue_states_an_earlier_end(
         await first.propose(MACHINE, claim(0, 1))
         await first.close()
         rig.queue.span_ends = [1]
-        rig.queue.changes = [lambda found: Entries(list(found)[:1], 1)]
+        rig.queue.changes = [lambda found: Entries(list(found)[:2], 2)]
         second = await rig.opened(2)
         assert second.counted().offset == 3
 

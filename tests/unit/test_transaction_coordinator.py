@@ -128,8 +128,9 @@ def test_a_commit_brings_the_records_to_their_targets_and_is_answered_again() ->
             assert made.shard.appended == [(1, A, 1, [1, 3]), (1, B, 1, [2])]
         block = made.shard.new(1, lane=f"{instance}.1")
         await made.coordinator.hold(ID, instance, 1, [block])  # comes again: it is there
-        assert not await made.coordinator.abort(ID, instance, 1, "was left"), "it is committed"
-        assert (made.shard.counters.committed_transactions, made.shard.counters.aborted_transactions) == (1, 0)
+        assert await made.coordinator.abort(ID, instance, 1, "was left") is False, "it is committed"
+        counters = made.shard.counters
+        assert (counters.committed_transactions, counters.aborted_transactions) == (1, 0), "once"
         with pytest.raises(InvalidRequestError, match="has ended"):
             await made.hold(instance, 1)
 
@@ -145,7 +146,7 @@ def test_a_transaction_without_all_its_blocks_is_rolled_back_with_the_cause() ->
         with pytest.raises(TransactionAbortedError, match="has 1 of its 2 blocks"):
             await made.coordinator.hold(ID, instance, 1, [made.shard.new(made.sent, lane=f"{instance}.1")])
         await made.hold(instance, 2)
-        await made.coordinator.abort(ID, instance, 2, "was left")
+        assert await made.coordinator.abort(ID, instance, 2, "was left") is True
         assert made.machines.holds.open == {}
         with pytest.raises(TransactionAbortedError, match="transaction 2 of producer 'pay' was left"):
             await made.hold(instance, 2)
@@ -242,6 +243,8 @@ def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() ->
         await skip(1)
         assert made.open() == []
         assert [each.id for each in made.decisions(AbortDecision)] == [ID] * 2
+        counters = made.shard.counters
+        assert (counters.expired_transactions, counters.aborted_transactions) == (2, 2)
 
     coordinated(work)
 
@@ -283,41 +286,5 @@ def test_a_coordinator_ends_with_its_log() -> None:
         made.log.errors = [MovedError("another owner")]
         with pytest.raises(MovedError):
             await running
-
-    coordinated(work)
-
-
-# ---- counters ------------------------------------------------------------------------------------
-
-
-def test_a_coordinator_counts_the_end_of_each_transaction_once() -> None:
-    async def work(made: Coordinated) -> None:
-        counters = made.shard.counters
-
-        def ends() -> tuple[int, int, int]:
-            return counters.committed_transactions, counters.aborted_transactions, counters.expired_transactions
-
-        instance = await made.begin()
-        await made.hold(instance, 1, A, B)
-        assert made.coordinator.open_counts() == (1, 2, 0.0)
-        await asyncio.gather(*(made.coordinator.commit(ID, instance, 1, 2, None) for _ in range(2)))
-        assert (ends(), made.coordinator.open_counts()) == ((1, 0, 0), (0, 0, 0.0))
-        await made.hold(instance, 2)
-        for _ in range(2):
-            await made.coordinator.abort(ID, instance, 2, "was left")
-        assert ends() == (1, 1, 0)
-        with pytest.raises(ProducerFencedError):
-            await made.coordinator.commit(ID, instance - 1, 9, 0, None)
-        await made.hold(instance, 3)
-        made.shard.tasks.start(made.coordinator.run(), "coordinator")
-        await skip(5)
-        assert made.coordinator.open_counts() == (1, 1, 5.0)
-        await skip(TIMEOUT_MS / 1_000)
-        assert ends() == (1, 2, 1)
-        await made.hold(instance, 4)
-        again = await made.begin(token=2)  # it rolls back what the former instance has open
-        assert (await made.begin(token=2), ends()) == (again, (1, 3, 1))
-        await made.begin(token=3)
-        assert ends() == (1, 3, 1), "nothing was open"
 
     coordinated(work)
