@@ -57,7 +57,7 @@ class Queue(MemoryQueue):
 
     async def publish(self, publication: Publication) -> int:
         await self._call("publish")
-        await asyncio.sleep(self.delays_s.pop(0) if self.delays_s else 0)
+        await skip(self.delays_s.pop(0) if self.delays_s else 0)
         offset = await super().publish(publication)
         if self.lands:
             raise QueueError("no answer")
@@ -89,7 +89,7 @@ class Store(MemoryHandler):
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         self.puts.append((key, now_s()))
-        await asyncio.sleep(self.delay_s)
+        await skip(self.delay_s)
         self._fail("put")
         await super().put(key, buffers, checksum)
 
@@ -173,7 +173,7 @@ def on_rig(work: Callable[[Rig], Awaitable[None]]) -> None:
             await work(rig)
         finally:
             for log in rig.logs:
-                await log._tasks.stop()
+                await log.close()
 
     run_skipping(run())
 

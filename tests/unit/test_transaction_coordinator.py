@@ -57,9 +57,8 @@ class Coordinated:
 
     def __init__(self) -> None:
         self.machines = ServiceMachines()
-        self.shard = Shard(self.machines.holds)
         self.log = MachineLog(self.machines)
-        self.shard.keeper._log = cast(StateLog, self.log)
+        self.shard = Shard(self.machines.holds, self.log)
         self.coordinator = TransactionCoordinator(
             cast(StateLog, self.log),
             self.machines.transactions,
@@ -181,14 +180,13 @@ def test_an_operator_sees_the_open_transactions_with_their_age_and_blocks() -> N
         await made.hold(first, 1, A, B, Target(A.topic, A.topic_id, 7))
         expected = TransactionState(ID, first, 1, 0, TIMEOUT_MS, {"clicks": 2, "orders": 1})
         assert await made.coordinator.transactions() == [expected]
-        await made.coordinator._roll_back_old()
-        await skip(4)
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(4.1)
         await made.hold(second, 1, B, id_=OTHER)
-        await made.coordinator._roll_back_old()
-        await skip(1.5)
+        await skip(1.4)
         assert [(each.id, each.open_ms) for each in await made.coordinator.transactions()] == [
             (ID, 5_500),
-            (OTHER, 1_500),
+            (OTHER, 1_250),
         ]
         made.log.on_fresh = lambda: made.machines.transactions.ids.pop(ID, None)
         assert [each.id for each in await made.coordinator.transactions()] == [OTHER], "a proof comes first"

@@ -21,6 +21,7 @@ from memq.errors import (
     TransactionAbortedError,
     UnreachableError,
 )
+from memq.format.blocks.builder import BlockBuilder
 from memq.notification.remote import wire_of
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
 from memq.topic import Committed, Position
@@ -167,8 +168,9 @@ def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> 
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()
         transaction.add(cast(Any, Way()), fields(b"x" * 100), 0)
-        (target,) = transaction._targets.values()
-        monkeypatch.setattr(core_module, "BLOCK_BYTES", target.builder.raw_bytes + 50)
+        builder = BlockBuilder()
+        builder.append(*fields(b"x" * 100))
+        monkeypatch.setattr(core_module, "BLOCK_BYTES", builder.raw_bytes + 50)
         transaction.add(cast(Any, Way()), fields(b"x" * 50), 0)
         (block,) = transaction.take(everything=False)
         assert check(block.block, 0).next_sequence == 2
