@@ -13,7 +13,7 @@ from memq.client.transactions.transaction import AsyncTransaction, Transaction
 from memq.errors import (
     InvalidRequestError,
 )
-from memq.notification.remote import wire_of
+from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import EndTransaction
 from memq.runtime.clock import SystemClock
 from memq.topic import Committed, Position

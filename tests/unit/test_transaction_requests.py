@@ -22,7 +22,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.builder import BlockBuilder
-from memq.notification.remote import wire_of
+from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
 from memq.topic import Committed, Position
 from tests.skipping_loop import now_s
