@@ -339,3 +339,23 @@ def test_an_owner_whose_log_has_ended_says_done_no_more() -> None:
         assert shard.decisions(DoneDecision) == []
 
     on_shard(work)
+
+
+def test_a_unit_that_is_not_done_yet_is_not_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "UNIT_BLOCKS_MAX", 1)
+
+    async def work(shard: Shard) -> None:
+        held(shard.machine, *((producer, A, 0) for producer in range(1, 4)), lane="1.1")
+        units = tuple(Unit(A, producer, (HoldId(producer, 0),)) for producer in range(1, 4))
+        shard.machine.apply(encode_decision(ReleaseDecision(units[:2])))
+        shard.log.delay_s = 1.0
+        shard.run()
+        await skip(1.5)  # the first is done, and the second on its way to it
+        assert list(shard.machine.units[A]) == [2]
+        shard.machine.apply(encode_decision(ReleaseDecision(units[2:])))
+        shard.keeper.carry_out()
+        await skip(20)
+        assert [(at_s, number) for at_s, _, number, _ in shard.appended] == [(0, 1), (0, 2), (1.5, 3)]
+        assert shard.machine.units == {}
+
+    on_shard(work)
