@@ -137,7 +137,7 @@ class HoldMachine:
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
         self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
         self.enter: Callable[[str], bool] = _any_lane
-        self._keys: dict[str, str] = {}  # one string for each object, lane and target
+        self.texts: dict[str, str] = {}  # one string for each object, lane and target
         self._targets: dict[Target, Target] = {}
 
     def apply(self, body: bytes) -> Answer:
@@ -213,7 +213,7 @@ class HoldMachine:
             del self.lanes[hold.lane][hold.block.id]
             if not self.lanes[hold.lane]:
                 del self.lanes[hold.lane]
-                self._keys.pop(hold.lane, None)
+                self.texts.pop(hold.lane, None)
 
     def _release(self, unit: Unit) -> bool:
         if unit.r != self.next_number(unit.target):  # H2: dense, and never given twice
@@ -284,10 +284,10 @@ class HoldMachine:
         self.objects[key] -= 1
         if not self.objects[key]:
             del self.objects[key]
-            self._keys.pop(key, None)
+            self.texts.pop(key, None)
 
     def _shared(self, text: str) -> str:
-        return self._keys.setdefault(text, text)
+        return self.texts.setdefault(text, text)
 
     # ---- snapshots -------------------------------------------------------------------------------
 

@@ -329,7 +329,6 @@ class StateLog:
 
     async def _idle(self, owner: StateOwner) -> None:
         """Wait for a proposal."""
-        self._answer(owner.take_settled())
         if not owner.has_ended():
             self._changed.clear()
             await self._changed.wait()

@@ -228,7 +228,7 @@ def test_a_sealed_target_takes_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_without_memory_or_room_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(target: Target) -> None:
         services, processor, blocks = target.broker.services, target.processor, target.put(1, 1)
-        before = services.pool.leased_bytes, len(processor.appender._streams)
+        leased = services.pool.leased_bytes
         with monkeypatch.context() as patch:
             patch.setattr(type(services.pool), "lease", lambda self, size: None)
             with pytest.raises(ThrottledError, match="no memory for held records"):
@@ -237,10 +237,12 @@ def test_a_target_without_memory_or_room_gives_back_what_it_took(monkeypatch: py
             patch.setattr(type(processor.ring), "extend_unit", lambda self, runs, unit, now_s: False)
             with pytest.raises(ThrottledError, match=r"the ring of .* is full"):
                 await target.take(1, blocks)
-            assert (services.pool.leased_bytes, len(processor.appender._streams)) == before
+            assert services.pool.leased_bytes == leased
         await target.take(1, blocks)
         assert await target.named() == [(2, SHARD, 1)]
-        assert len(processor.appender._streams) == before[1]
+        own = processor.own
+        assert own is not None
+        assert [own.producer(producer).streams for producer in (100, 101)] == [0, 0]
 
     on_target(work, monkeypatch)
 

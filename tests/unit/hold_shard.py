@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers.memory import MemoryHandler
-from tests.skipping_loop import now_s, run_skipping, skipping_runtime
+from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 from tests.unit.instant_log import InstantLog
 
 A, B = Target("clicks", "ab" * 16, 0), Target("orders", "cd" * 16, 1)
@@ -46,7 +45,7 @@ class Store(MemoryHandler):
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         self.puts.append((key, b"".join(buffers)))
-        await asyncio.sleep(self.delay_s)
+        await skip(self.delay_s)
         if self.errors:
             raise self.errors.pop(0)
         await super().put(key, buffers, checksum)
@@ -55,16 +54,17 @@ class Store(MemoryHandler):
 class Shard:
     """A keeper with a log and a store in memory, and targets that take each unit after `append_s`."""
 
-    def __init__(self, machine: HoldMachine | None = None) -> None:
+    def __init__(self, machine: HoldMachine | None = None, log: InstantLog | None = None) -> None:
         self.runtime = skipping_runtime()
         self.machine = machine or HoldMachine()
-        self.log = InstantLog({MACHINE: self.machine})
+        self.log = log or InstantLog({MACHINE: self.machine})
         self.store = Store(self.runtime.clock)
         self.append_s = 0.0
         self.refusals: list[Exception] = []
         self.appended: list[tuple[float, Target, int, list[int]]] = []  # time, target, number, producers
         self.events: list[tuple[str, str]] = []
         self.failures: list[BaseException] = []
+        self.counters = Counters()
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
         self.counters = Counters()
         parts = KeeperParts(
@@ -91,7 +91,7 @@ class Shard:
         self.appended.append((now_s(), released.unit.target, released.unit.r, producers))
         if self.refusals:
             raise self.refusals.pop(0)
-        await asyncio.sleep(self.append_s)
+        await skip(self.append_s)
 
     def run(self) -> None:
         """Begin to release."""

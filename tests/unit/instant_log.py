@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping
 
 from memq.errors import MemqError
 from memq.state_log import Answer, StateMachine
-from tests.skipping_loop import now_s
+from tests.skipping_loop import now_s, skip
 
 
 class InstantLog:
@@ -31,7 +30,7 @@ class InstantLog:
     async def propose(self, machine: str, body: bytes) -> Answer:
         """See `StateLog.propose`."""
         began_s = now_s()
-        await asyncio.sleep(self.delay_s)
+        await skip(self.delay_s)
         if self.errors:
             raise self.errors.pop(0)
         self.proved_s = began_s
@@ -42,7 +41,7 @@ class InstantLog:
     async def fresh(self) -> int:
         """See `StateLog.fresh`."""
         began_s = now_s()
-        await asyncio.sleep(self.delay_s)
+        await skip(self.delay_s)
         if self.errors:
             raise self.errors.pop(0)
         self.proofs += 1

@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from memq.errors import (
-    MemqError,
-)
+from memq.errors import MemqError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.format.state_log.entry import (
     StateEntry,
@@ -44,6 +42,8 @@ class Queue(MemoryQueue):
         self.hangs: set[str] = set()
         self.changes: list[Callable[[Any], Any]] = []  # of answers to reads
         self.span_ends: list[int] = []
+        self.lands = False  # whether a publish lands, and fails
+        self.delays_s: list[float] = []  # of the next publishes
 
     async def _call(self, kind: str) -> None:
         self.calls.append((kind, now_s()))
@@ -57,7 +57,11 @@ class Queue(MemoryQueue):
 
     async def publish(self, publication: Publication) -> int:
         await self._call("publish")
-        return await super().publish(publication)
+        await skip(self.delays_s.pop(0) if self.delays_s else 0)
+        offset = await super().publish(publication)
+        if self.lands:
+            raise QueueError("no answer")
+        return offset
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         await self._call("read")
@@ -85,7 +89,7 @@ class Store(MemoryHandler):
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         self.puts.append((key, now_s()))
-        await asyncio.sleep(self.delay_s)
+        await skip(self.delay_s)
         self._fail("put")
         await super().put(key, buffers, checksum)
 
@@ -169,7 +173,7 @@ def on_rig(work: Callable[[Rig], Awaitable[None]]) -> None:
             await work(rig)
         finally:
             for log in rig.logs:
-                await log._tasks.stop()
+                await log.close()
 
     run_skipping(run())
 

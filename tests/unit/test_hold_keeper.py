@@ -292,6 +292,9 @@ def test_a_cancel_is_dated_and_answers_for_each_hold() -> None:
         assert await shard.keeper.cancel([HoldId(2, 0), HoldId(5, 0)]) == [HoldState.DROPPED, None]
         ((_, decision),) = shard.decisions(DropDecision)
         assert decision == DropDecision(shard.now_ms(), (HoldId(2, 0), HoldId(5, 0)))
+        assert await shard.keeper.cancel([HoldId(2, 0), HoldId(1, 0)]) == [HoldState.DROPPED] * 2
+        counters = shard.counters
+        assert (counters.delayed_records, counters.delayed_cancelled_records) == (2, 2), "each once"
 
     on_shard(work)
 

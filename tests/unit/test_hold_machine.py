@@ -65,7 +65,7 @@ def test_a_state_keeps_no_text_of_objects_and_lanes_that_are_gone() -> None:
     decide(machine, DropDecision(1, (ONE,)))
     machine.release_lane("1.1")
     decide(machine, DoneDecision(2, ((TARGET, 1),)))
-    assert (machine._keys, machine.objects, machine.lanes, machine.waiting) == ({"": ""}, {}, {}, {})
+    assert (machine.texts, machine.objects, machine.lanes, machine.waiting) == ({"": ""}, {}, {}, {})
     assert machine.units == {}
 
 

@@ -56,7 +56,7 @@ async def last(store: Listing, *places: tuple[int, int], gone: str = "", damaged
             store.objects.pop(name, None)  # a sweep was faster
         return await get(name, checked=checked)
 
-    store.get = found  # type: ignore[method-assign]
+    store.get = found  # type: ignore[method-assign, assignment]
     return await snapshots.last(state_prefix(*PLACE))
 
 
@@ -89,7 +89,7 @@ def test_a_snapshot_that_is_read_back_with_another_content_is_not_named() -> Non
         async def other(name: str, *, checked: bool = True) -> bytes:
             return await get(name.replace("000008", "000007"), checked=checked)
 
-        store.get = other  # type: ignore[method-assign]
+        store.get = other  # type: ignore[method-assign, assignment]
         snapshots = SnapshotStore(store)
         await snapshots.put(saved(1, 7), key(1, 7))
         with pytest.raises(CorruptDataError):

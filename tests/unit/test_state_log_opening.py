@@ -23,6 +23,7 @@ from memq.format.state_log.entry import (
 )
 from memq.notification import Entries, Entry
 from memq.notification.memory import MemoryQueue
+from memq.state_log.log_reading import read_state_log
 from memq.state_log.state_log import SCANS_MAX
 from tests.model.state_log import MACHINE
 from tests.skipping_loop import LongestWait, now_s, skip
@@ -124,6 +125,7 @@ def test_an_opening_reads_to_its_own_entry_when_the_queue_states_an_earlier_end(
         await first.propose(MACHINE, claim(0, 1))
         await first.close()
         rig.queue.span_ends = [1]
+        rig.queue.changes = [lambda found: Entries(list(found)[:2], 2)]
         second = await rig.opened(2)
         assert second.counted().offset == 3
 
@@ -165,7 +167,9 @@ def test_a_store_that_fails_is_asked_again_by_the_opening() -> None:
         rig.store.errors["get"] = [StoreError("away")] * 40 + [DeniedError("no right")] * 40
         second = await rig.opened(2)
         assert second.counted().machines == {MACHINE: b"[[[0, 1]], [1]]"}
-        assert rig.names().count("state-log-retry") > 1
+        retries = [text for event, text in rig.events if event == "state-log-retry"]
+        assert len(retries) > 1
+        assert all(f"{NAME}, try 1: " in each for each in retries), "the pause is short: reads of the store pause, too"
         assert rig.store.errors["get"] == []
 
     on_rig(work)
@@ -193,5 +197,19 @@ def test_damage_that_one_read_shows_is_read_again() -> None:
             await rig.log().open(3)
         assert "state-entry-damaged" in rig.names()
         assert any(text.startswith(f"{NAME} offset 1: ") for _, text in rig.events)
+
+    on_rig(work)
+
+
+def test_a_reader_of_a_log_learns_its_machines_and_that_it_ends_in_a_hole() -> None:
+    async def work(rig: Rig) -> None:
+        log = await rig.opened()
+        await log.propose(MACHINE, claim(0, 1))
+        reading = await read_state_log(rig.queue, LOG)
+        assert (reading.machines, reading.scan.begin, reading.scan.end) == ({MACHINE}, 0, 2)
+        rig.queue.span_ends = [9]
+        rig.queue.changes = [lambda found: found, *[lambda found: Entries([], 9)] * 2]
+        reading = await read_state_log(rig.queue, LOG)
+        assert (reading.scan.begin, reading.scan.end) == (9, 9)
 
     on_rig(work)

@@ -24,17 +24,19 @@ def test_a_snapshot_is_taken_when_the_first_decision_is_old_enough() -> None:
         await log.propose(MACHINE, claim(0, 1))
         await skip(30)
         await log.propose(MACHINE, claim(0, 2))
-        await skip(29.9)
+        await skip(29.5)
+        await log.propose(MACHINE, claim(0, 5))
+        await skip(0.4)
         assert rig.store.puts == []
         await skip(0.2)
         ((key, at_s),) = rig.store.puts
         assert at_s == 271 + SNAPSHOT_S
         place = parse_state_key(key)
         assert place is not None
-        assert (place.epoch, place.offset) == (1, 5)
+        assert (place.epoch, place.offset) == (1, 6)
         (snapshot,) = rig.snapshots()
-        assert (snapshot.offset, snapshot.epoch, snapshot.number) == (5, 1, 4)
-        assert rig.queue.logs[LOG].begin == 5
+        assert (snapshot.offset, snapshot.epoch, snapshot.number) == (6, 1, 5)
+        assert rig.queue.logs[LOG].begin == 6
         await skip(500)
         assert len(rig.store.puts) == 1
         await log.propose(MACHINE, claim(0, 3))

@@ -57,9 +57,8 @@ class Coordinated:
 
     def __init__(self) -> None:
         self.machines = ServiceMachines()
-        self.shard = Shard(self.machines.holds)
         self.log = MachineLog(self.machines)
-        self.shard.keeper._log = cast(StateLog, self.log)
+        self.shard = Shard(self.machines.holds, self.log)
         self.coordinator = TransactionCoordinator(
             cast(StateLog, self.log),
             self.machines.transactions,
@@ -128,8 +127,9 @@ def test_a_commit_brings_the_records_to_their_targets_and_is_answered_again() ->
             assert made.shard.appended == [(1, A, 1, [1, 3]), (1, B, 1, [2])]
         block = made.shard.new(1, lane=f"{instance}.1")
         await made.coordinator.hold(ID, instance, 1, [block])  # comes again: it is there
-        assert not await made.coordinator.abort(ID, instance, 1, "was left"), "it is committed"
-        assert (made.shard.counters.committed_transactions, made.shard.counters.aborted_transactions) == (1, 0)
+        assert await made.coordinator.abort(ID, instance, 1, "was left") is False, "it is committed"
+        counters = made.shard.counters
+        assert (counters.committed_transactions, counters.aborted_transactions) == (1, 0), "once"
         with pytest.raises(InvalidRequestError, match="has ended"):
             await made.hold(instance, 1)
 
@@ -145,7 +145,7 @@ def test_a_transaction_without_all_its_blocks_is_rolled_back_with_the_cause() ->
         with pytest.raises(TransactionAbortedError, match="has 1 of its 2 blocks"):
             await made.coordinator.hold(ID, instance, 1, [made.shard.new(made.sent, lane=f"{instance}.1")])
         await made.hold(instance, 2)
-        await made.coordinator.abort(ID, instance, 2, "was left")
+        assert await made.coordinator.abort(ID, instance, 2, "was left") is True
         assert made.machines.holds.open == {}
         with pytest.raises(TransactionAbortedError, match="transaction 2 of producer 'pay' was left"):
             await made.hold(instance, 2)
@@ -180,14 +180,13 @@ def test_an_operator_sees_the_open_transactions_with_their_age_and_blocks() -> N
         await made.hold(first, 1, A, B, Target(A.topic, A.topic_id, 7))
         expected = TransactionState(ID, first, 1, 0, TIMEOUT_MS, {"clicks": 2, "orders": 1})
         assert await made.coordinator.transactions() == [expected]
-        await made.coordinator._roll_back_old()
-        await skip(4)
+        made.shard.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(4.1)
         await made.hold(second, 1, B, id_=OTHER)
-        await made.coordinator._roll_back_old()
-        await skip(1.5)
+        await skip(1.4)
         assert [(each.id, each.open_ms) for each in await made.coordinator.transactions()] == [
             (ID, 5_500),
-            (OTHER, 1_500),
+            (OTHER, 1_250),
         ]
         made.log.on_fresh = lambda: made.machines.transactions.ids.pop(ID, None)
         assert [each.id for each in await made.coordinator.transactions()] == [OTHER], "a proof comes first"
@@ -242,6 +241,8 @@ def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() ->
         await skip(1)
         assert made.open() == []
         assert [each.id for each in made.decisions(AbortDecision)] == [ID] * 2
+        counters = made.shard.counters
+        assert (counters.expired_transactions, counters.aborted_transactions) == (2, 2)
 
     coordinated(work)
 
@@ -283,41 +284,5 @@ def test_a_coordinator_ends_with_its_log() -> None:
         made.log.errors = [MovedError("another owner")]
         with pytest.raises(MovedError):
             await running
-
-    coordinated(work)
-
-
-# ---- counters ------------------------------------------------------------------------------------
-
-
-def test_a_coordinator_counts_the_end_of_each_transaction_once() -> None:
-    async def work(made: Coordinated) -> None:
-        counters = made.shard.counters
-
-        def ends() -> tuple[int, int, int]:
-            return counters.committed_transactions, counters.aborted_transactions, counters.expired_transactions
-
-        instance = await made.begin()
-        await made.hold(instance, 1, A, B)
-        assert made.coordinator.open_counts() == (1, 2, 0.0)
-        await asyncio.gather(*(made.coordinator.commit(ID, instance, 1, 2, None) for _ in range(2)))
-        assert (ends(), made.coordinator.open_counts()) == ((1, 0, 0), (0, 0, 0.0))
-        await made.hold(instance, 2)
-        for _ in range(2):
-            await made.coordinator.abort(ID, instance, 2, "was left")
-        assert ends() == (1, 1, 0)
-        with pytest.raises(ProducerFencedError):
-            await made.coordinator.commit(ID, instance - 1, 9, 0, None)
-        await made.hold(instance, 3)
-        made.shard.tasks.start(made.coordinator.run(), "coordinator")
-        await skip(5)
-        assert made.coordinator.open_counts() == (1, 1, 5.0)
-        await skip(TIMEOUT_MS / 1_000)
-        assert ends() == (1, 2, 1)
-        await made.hold(instance, 4)
-        again = await made.begin(token=2)  # it rolls back what the former instance has open
-        assert (await made.begin(token=2), ends()) == (again, (1, 3, 1))
-        await made.begin(token=3)
-        assert ends() == (1, 3, 1), "nothing was open"
 
     coordinated(work)
