@@ -6,13 +6,6 @@ from tests.simulation.bug import Planted, after, before, first, instead, omit, s
 
 KEEPING_BUGS = (
     Planted(
-        "a commit is stored after a later one of its member",
-        "memq.groups.group",
-        "Group.check_commit",
-        swap("newest_commit(name, current.commits, number)", "max(current.commits, number)"),
-        level="sleepy",
-    ),
-    Planted(
         "commit returns and stores nothing",
         "memq.client.consumer.group_session",
         "Committer.commit",

@@ -50,7 +50,11 @@ def test_a_cluster_has_the_same_trace_in_every_process() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("aspect", "level"), some_of(product(ASPECTS, ["calm", "stormy"]), part=3))
 def test_a_cluster_keeps_its_promises_in_every_aspect(aspect: str, level: str) -> None:
-    aspects = {"retired": ("house", "cold", "waiting", "operator"), "cold": ("cold",), "reports": ("reports", "auditor")}
+    aspects = {
+        "retired": ("house", "cold", "waiting", "operator"),
+        "cold": ("cold",),
+        "reports": ("reports", "auditor"),
+    }
     wanted = [count for count, having in aspects.items() if aspect in having]
     reports = (run_plan(draw_plan(seed, level, aspects=(aspect,))) for seed in range(3, 11))
     # A storm may be too much for anything to land, or to be compacted.
