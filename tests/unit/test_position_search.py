@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memq.broker.restore.position_search import PositionSearch
 from memq.client.consumer.progress import ReadProgress
-from memq.format.pointer import Location, Pointer, pointer_mark
+from memq.format.pointer import Location, NamedProducer, Pointer, pointer_mark
 from memq.limits import COVERED_MAX
 from memq.topic import Committed, Covered, Position, TopicSettings, Totals
 
@@ -112,6 +112,18 @@ def test_a_position_within_a_batch_stays_there_if_its_mark_is_that_of_the_batch(
     assert within.mark == pointer_mark(log[1])
     assert found(at(covers, index=3, mark=mark ^ 1), *log).position == Position(0, 1, 0)
     assert found(within, *log).position.pointer_offset == 1
+
+
+def test_a_staged_batch_is_read_again_whatever_its_number() -> None:
+    """A restore numbered a staged batch below the next one of the position: the group skipped its records."""
+    job = NamedProducer(producer=5, epoch=0, batch_id="1", pieces=1, last_sequence=1)
+    staged = replace(batch(1, 31, sealed_ms=1), named=(job,))
+    log = (batch(1, 30), staged, batch(1, 97))
+    assert found(at(((0, 1, (1, 97)),)), *log).position == Position(0, 1)
+    last = replace(batch(3, 0, sealed_ms=10 * COPIES_MS), named=(job,))  # says nothing about the batch 3, 0 of before
+    assert found(at(((0, 3, (3, 1)),)), batch(2, 9, sealed_ms=1), last).position == Position(0, 0)
+    opened = replace(batch(1, 40, kind="opened"), named=(job,))
+    assert found(at(((0, 1, (1, 97)),)), batch(1, 30), opened).position == Position(0, 2)
 
 
 def test_a_lower_batch_that_may_hide_later_copies_is_read_again() -> None:

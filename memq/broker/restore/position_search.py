@@ -9,6 +9,9 @@ tells them from others. It then leaves out the same blocks of later batches, for
 these blocks again, and perhaps they were published after the position. So a batch below the covered epochs counts as
 covered only if it was sealed earlier than this time before the last covered batch.
 
+A restore gives staged batches other numbers, because nothing in the store says after which batch they were published.
+So a staged batch is never covered, and its number tells nothing about others.
+
 A position that names no batches becomes the beginning. A position in the middle of a batch stays there, if its mark is
 that of the batch. The new positions name the same batches, so a second search finds the same.
 """
@@ -73,7 +76,9 @@ class PositionSearch:
     def look(self, offset: int, pointer: Pointer) -> None:
         """Note when the last covered batches were sealed."""
         batch = _batch_of(pointer)
-        if any(search.last.get(pointer.partition) == batch for search in self._searches.values()):
+        if not _is_staged(pointer) and any(
+            search.last.get(pointer.partition) == batch for search in self._searches.values()
+        ):
             self._sealed_ms[batch] = pointer.sealed_ms
 
     def place(self, offset: int, pointer: Pointer) -> None:
@@ -93,6 +98,8 @@ class PositionSearch:
         return search.begin or Committed(end, self._before, self._mark, committed.covered)
 
     def _is_covered(self, search: _Search, pointer: Pointer) -> bool:
+        if _is_staged(pointer):
+            return False
         writer, epoch, batch = _batch_of(pointer)
         if batch < search.next_.get((writer, epoch), 0):
             return True
@@ -121,3 +128,7 @@ class PositionSearch:
 
 def _batch_of(pointer: Pointer) -> Batch:
     return pointer.partition, pointer.epoch, pointer.batch_sequence
+
+
+def _is_staged(pointer: Pointer) -> bool:
+    return pointer.kind == "data" and any(each.batch_id for each in pointer.named)
