@@ -311,6 +311,7 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "clients": lambda admin: admin.clients("broker-1"),
     "load": lambda admin: admin.load("broker-1"),
     "delayed": lambda admin: admin.delayed("clicks"),
+    "delayed_topics": lambda admin: admin.delayed_topics(),
     "transactions": lambda admin: admin.transactions(),
     "commit_transaction": lambda admin: admin.commit_transaction("job"),
     "abort_transaction": lambda admin: admin.abort_transaction("job"),

@@ -471,8 +471,8 @@ class Checker:
             value
             for value, record in self.records.items()
             if record.held_s < FOREVER
-            and record.place is None
             and not record.lost
+            and record.place is None
             and (self.on_disk or not topic[record.stream[1]].may_lose(record.sent_s, record.held_s))
         ]
 
