@@ -184,9 +184,9 @@ class Scenario:
 
     def _all_done(self) -> bool:
         """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
-        drained = self.checker.groups.is_drained
-        missing = self.checker.missing() or self.delays.missing() or self.transactions.missing()
-        return all(self.done.values()) and all(map(drained, self.groups)) and not missing
+        if not all(self.done.values()) or not all(map(self.checker.groups.is_drained, self.groups)):
+            return False
+        return not (self.checker.missing() or self.delays.missing() or self.transactions.missing())
 
     def _check_life(self) -> None:
         """In a healed world everybody gets an answer, and every group reads to the end."""
