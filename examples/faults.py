@@ -31,7 +31,7 @@ OFFSET_END = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done: the records of one producer, half-open, and where."""
+    """One planted fault: the records of one producer, half-open, and where."""
 
     what: str
     partition: int

@@ -65,7 +65,9 @@ class Sent:
 def main() -> int:
     """Run the demo; the exit code is 0 when each step has the expected records, and the audit is clean."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("memq-messaging-demo"), help="folder for all data, made anew")
+    parser.add_argument(
+        "--data", type=Path, default=Path("memq-messaging-demo"), help="folder for all data, emptied first"
+    )
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its programs end with the demo

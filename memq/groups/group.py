@@ -1,6 +1,6 @@
-"""Consumer groups as a pure machine: members, generations and their partitions.
+"""The membership of one consumer group: members, generations and their partitions. Pure.
 
-The machine of groups on state logs uses it.
+`memq.groups.machine` has all groups of a service partition, with their positions.
 
 **Cooperative.** A partition moves from member A to B in two steps. The machine marks A's hold as revoking. B gets
 the partition only after A names it in a heartbeat's `released`, or A is gone. So at any time a partition has at

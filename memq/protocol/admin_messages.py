@@ -234,8 +234,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
     `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
-    `holds` has the state of each asked held block, `waiting` those that wait by partition, `delayed`
-    by topic.
+    `holds` has the state of each asked held block, `waiting` those that wait by partition,
+    `delayed` by topic.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
     `committed` is whether the transaction that a request ends is committed.
     """

@@ -142,7 +142,7 @@ def test_every_known_equivalent_is_a_mutant_still() -> None:
             rules = [mutant for mutant in made_by_hand if mutant.path == equivalent.path]
             by_path[equivalent.path] = [*mutants_of(equivalent.path), *rules]
         found = [mutant for mutant in by_path[equivalent.path] if equivalent.covers(mutant)]
-        assert found, f"{equivalent} is no mutant any more: remove it, or match it anew"
+        assert found, f"{equivalent} is no mutant any more: remove it, or match it again"
         assert equivalent.reason
 
 

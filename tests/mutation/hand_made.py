@@ -24,7 +24,7 @@ class Patch:
         """Return the mutant. The patch must apply: its text is there, once."""
         data = (ROOT / self.path).read_text(encoding="utf-8")
         count = data.count(self.old)
-        assert count == 1, f"{self.path}: '{self.old}' is there {count} times: plant '{self.reason}' anew"
+        assert count == 1, f"{self.path}: '{self.old}' is there {count} times: plant '{self.reason}' again"
         start = len(data[: data.index(self.old)].encode())
         line = data.count("\n", 0, data.index(self.old)) + 1
         first = line + len(self.old) - len(self.old.lstrip("\n"))

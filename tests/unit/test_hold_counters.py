@@ -1,4 +1,4 @@
-"""What a keeper counts of delayed records: those that begin to wait, come and are cancelled, and how late they come."""
+"""A keeper counts delayed records: those that begin to wait, come and are cancelled, and how late they come."""
 
 from __future__ import annotations
 
