@@ -118,7 +118,7 @@ class TransactionCoordinator:
             raise settled.error
 
     async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> bool:
-        """Roll a transaction back; return whether it is, or was committed before. Raises: as `commit`."""
+        """Roll a transaction back; return False if it was committed before. Raises: as `commit`."""
         settled = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
         return not settled.committed
 

@@ -66,7 +66,6 @@ class Shard:
         self.failures: list[BaseException] = []
         self.counters = Counters()
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
-        self.counters = Counters()
         parts = KeeperParts(
             cluster="memq",
             store=self.store,
