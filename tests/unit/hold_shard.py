@@ -112,11 +112,11 @@ class Shard:
         return [(unit.target, unit.r, [hold.producer for hold in unit.holds]) for unit in units]
 
 
-def on_shard(work: Callable[[Shard], Awaitable[None]], machine: HoldMachine | None = None) -> None:
+def on_shard(work: Callable[[Shard], Awaitable[None]]) -> None:
     """Run a test, and end the tasks of the keeper."""
 
     async def run() -> None:
-        shard = Shard(machine)
+        shard = Shard()
         try:
             await work(shard)
         finally:
