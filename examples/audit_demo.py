@@ -34,7 +34,7 @@ INTERVAL_MS = 500  # of reports
 def main() -> int:
     """Run the demo; the exit code is 0 when every fault is named, and no sound record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("memq-audit-demo"), help="folder for all data, emptied first")
+    parser.add_argument("--data", type=Path, default=Path("memq-audit-demo"), help="data folder, emptied first")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     with claim(options.data):

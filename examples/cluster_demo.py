@@ -35,9 +35,7 @@ GOVERNS = re.compile(r"broker '([^']+)' governs in term (\d+)")
 def main() -> int:
     """Run the demo; the exit code is 0 when every byte came back and the audit is clean."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--data", type=Path, default=Path("memq-cluster-demo"), help="folder for all data, emptied first"
-    )
+    parser.add_argument("--data", type=Path, default=Path("memq-cluster-demo"), help="data folder, emptied first")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with the demo

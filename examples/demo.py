@@ -29,9 +29,7 @@ Lines = dict[bytes, list[bytes]]  # carrier -> its flights, in order
 def main() -> int:
     """Run the demo; the exit code is 0 when every byte came back and the audit is clean."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--data", type=Path, default=Path("memq-demo"), help="folder for the broker's data, emptied first"
-    )
+    parser.add_argument("--data", type=Path, default=Path("memq-demo"), help="data folder, emptied first")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     with claim(options.data):

@@ -65,9 +65,7 @@ class Sent:
 def main() -> int:
     """Run the demo; the exit code is 0 when each step has the expected records, and the audit is clean."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--data", type=Path, default=Path("memq-messaging-demo"), help="folder for all data, emptied first"
-    )
+    parser.add_argument("--data", type=Path, default=Path("memq-messaging-demo"), help="data folder, emptied first")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its programs end with the demo
@@ -210,9 +208,9 @@ class MessagingDemo:
         )
         print(f"filters: exactly the flights with tags={NOTICED_CARRIERS!r}, and those with where={FAR!r}", flush=True)
 
-    def _read(self, topic: str = FLIGHTS, **options: Any) -> list[Sent]:
-        """Return the flights in a topic that a consumer gets up to the present end."""
-        with memq.Consumer(self.broker.address, topic, end="end", **options) as consumer:
+    def _read(self, **options: Any) -> list[Sent]:
+        """Return the flights that a consumer gets up to the present end."""
+        with memq.Consumer(self.broker.address, FLIGHTS, end="end", **options) as consumer:
             return [
                 Sent(str(record.position), json.loads(record.value or b"")) for batch in consumer for record in batch
             ]
@@ -226,14 +224,12 @@ class MessagingDemo:
 
     def retry(self) -> None:
         """Two listeners of a group retry and give up records; one is killed; the letters are sent back."""
-        flights_of = self._read(tags=NOTICED_CARRIERS)
-        cancelled = {each.position for each in flights_of if each.flight["dep_time"] is None}
+        noticed = self._read(tags=NOTICED_CARRIERS)
+        cancelled = {each.position for each in noticed if each.flight["dep_time"] is None}
         late = {
-            each.position
-            for each in flights_of
-            if each.position not in cancelled and each.flight["dep_delay"] >= LATE_MIN
+            each.position for each in noticed if each.position not in cancelled and each.flight["dep_delay"] >= LATE_MIN
         }
-        flown = {each.position for each in flights_of} - cancelled
+        flown = {each.position for each in noticed} - cancelled
         require(bool(cancelled and late), "no flight was cancelled or late: send more records")
         workers = [self._start("listen", f"listener-{number}") for number in range(2)]
 
@@ -311,9 +307,11 @@ class MessagingDemo:
         broken = expected[BROKEN_CARRIER]
         others = [key for key in expected if key != BROKEN_CARRIER]
 
+        repaired = threading.Event()
+
         def gate(message: memq.Message) -> None:
             time.sleep(0.01)
-            if str(message.position) == broken[0]:
+            if str(message.position) == broken[0] and not repaired.is_set():
                 raise RuntimeError("the gate is closed")
 
         options = {"ordered": True, "when_failing": "park", "concurrency": 8}
@@ -327,11 +325,9 @@ class MessagingDemo:
             until(lambda: {str(each.origin) for each in queue.letters()} == set(broken), "the carrier is parked")
             require(all(handled.first_of(key) == expected[key] for key in others), "records of a key changed places")
             require(not handled.first_of(BROKEN_CARRIER), "a record of the parked carrier was handled")
-            broken_first = broken[0]
-            broken[0] = ""  # repaired
+            repaired.set()
             queue.redrive()
             until(lambda: len(handled.first_of(BROKEN_CARRIER)) == len(broken), "parked records are handled")
-            broken[0] = broken_first
             require(handled.first_of(BROKEN_CARRIER) == broken, "parked records changed places")
         print(
             f"order: {sum(map(len, expected.values()))} flights, each carrier in its order; {len(broken)} of "

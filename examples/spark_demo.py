@@ -31,7 +31,7 @@ STARTS = 6
 def main() -> int:
     """Run the demo; the exit code is 0 when batch and stream equal pandas."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("memq-spark-demo"), help="folder for all data, emptied first")
+    parser.add_argument("--data", type=Path, default=Path("memq-spark-demo"), help="data folder, emptied first")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     with claim(options.data):

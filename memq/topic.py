@@ -172,7 +172,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept_ms_max(self) -> int:
-        """How long retention by age may leave a record, and logs remember names; 0: for ever."""
+        """Longest age in ms of a record that retention by age keeps; logs remember names as long. 0: no limit."""
         return max(self.retention_ms, self.retention_groups_ms_max) if self.retention_ms else 0
 
     @property

@@ -11,7 +11,7 @@ from memq.client.log_answers import ask_logs
 from memq.client.producer.fields import check_switch
 from memq.client.topic_admin import AsyncTopicAdmin, TopicAdmin
 from memq.errors import MemqError, NotFoundError
-from memq.groups import GroupState
+from memq.groups import OUTSIDE_GENERATION, GroupState
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
@@ -120,7 +120,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
             totals = await self._totals_before(found, partition, position)
             resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
         if not dry_run and resets:
-            await self._groups.commit(group, "", -1, resets)
+            await self._groups.commit(group, "", OUTSIDE_GENERATION, resets)
         return [
             Reset(
                 topic_partition_of(partition),

@@ -20,7 +20,7 @@ TRIES = 10  # of one group, while brokers open its state log
 
 @dataclass(frozen=True, slots=True)
 class GroupMigration:
-    """A group as it was in the groups. It was not moved if there is an `error`, or in a dry run."""
+    """A group as it was in the queue. It was not moved if there is an `error`, or in a dry run."""
 
     group: str
     members: tuple[str, ...]

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from memq.topic import Committed, ReadPartition
 
+OUTSIDE_GENERATION = -1  # of the member "", which commits from outside the membership
+
 
 @dataclass(frozen=True, slots=True)
 class Membership:
@@ -71,8 +73,8 @@ class Groups(Protocol):
         `number` counts the commits of a member, from 1. A commit with a smaller number than the member's newest
         one is refused: it comes late, from a connection that the member gave up. 0: the caller does not count.
 
-        The member "" with generation -1 commits from outside the membership. That is allowed only while the group has
-        no members.
+        The member "" with generation OUTSIDE_GENERATION commits from outside the membership. That is allowed only
+        while the group has no members.
 
         Raises: GenerationFencedError, also for a late commit; InvalidRequestError; QueueError.
         """

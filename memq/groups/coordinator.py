@@ -9,10 +9,10 @@ keeps no member alive for longer than F after the opening of the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.errors import GenerationFencedError, MemqError, NotReadyError, OutcomeUnknownError, QueueError
+from memq.errors import GenerationFencedError, MemqError, NotReadyError, QueueError
 from memq.groups import GroupState, Membership
 from memq.groups.group import Group, Member, check_member
 from memq.groups.machine import (
@@ -35,7 +35,7 @@ from memq.groups.machine import (
 from memq.notification import FormerGroup, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
-from memq.state_log import Answer
+from memq.state_log import known_outcome
 from memq.state_log.state_log import StateLog
 from memq.topic import Committed, ReadPartition, check_group
 
@@ -111,7 +111,7 @@ class GroupCoordinator:
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
         check_group(group)
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         if member in self._machine.membership(group).members:
             await self._decide(group, lambda state: state.leave(member, self._now_ms()))
 
@@ -162,7 +162,7 @@ class GroupCoordinator:
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
         check_group(group)
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         stored = self._machine.groups.get(group)
         found = stored.positions if stored is not None else {}
         return {partition: found[partition] for partition in partitions if partition in found}
@@ -171,13 +171,13 @@ class GroupCoordinator:
 
     async def groups(self) -> list[str]:
         """See `Groups.groups`; those of this service partition only."""
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         return sorted(self._machine.groups)
 
     async def describe(self, group: str) -> GroupState:
         """See `Groups.describe`."""
         await self._expire(group)
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         state = self._existing(group)
         positions = dict(sorted(self._machine.groups[group].positions.items()))
         return GroupState(group, state.generation, state.held(), positions)
@@ -251,7 +251,7 @@ class GroupCoordinator:
             ends = [_end_of(change, after) for change in changes]
             after.settle()
             if after.generation == generation:
-                await _known(self._log.fresh())
+                await known_outcome(self._log.fresh())
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
@@ -266,7 +266,7 @@ class GroupCoordinator:
             return ends
 
     async def _propose(self, decision: Decision) -> None:
-        answer = await _known(self._log.propose(MACHINE, encode_decision(decision)))
+        answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError | StalePlanError):
             raise answer
 
@@ -275,7 +275,7 @@ class GroupCoordinator:
         known = self._machine.membership(group).members.get(member)
         fresh_ms = known.session_timeout_ms // FRESH_SHARE if known is not None else 0
         if known is None or self._clock.monotonic() - self._log.proved_s > fresh_ms / 1_000:
-            await _known(self._log.fresh())
+            await known_outcome(self._log.fresh())
 
     def _existing(self, group: str) -> Group:
         stored = self._machine.groups.get(check_group(group))
@@ -322,14 +322,6 @@ class GroupCoordinator:
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1_000)
-
-
-async def _known(work: Awaitable[Answer]) -> Answer:
-    """Return an outcome. Raises: NotReadyError for an unknown one, so that the client asks the next owner."""
-    try:
-        return await work
-    except OutcomeUnknownError as error:
-        raise NotReadyError(f"the outcome is unknown: {error}") from error
 
 
 def _closed() -> NotReadyError:

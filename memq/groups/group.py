@@ -30,7 +30,7 @@ from operator import attrgetter
 import msgspec
 
 from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
-from memq.groups import Membership
+from memq.groups import OUTSIDE_GENERATION, Membership
 from memq.notification import active_members, check_position
 from memq.topic import Committed, ReadPartition, check_name
 
@@ -38,7 +38,6 @@ GROUP_MEMBERS_MAX = 1_000
 PARTITIONS_PER_MEMBER_MAX = 65_536
 SESSION_TIMEOUT_MS_MIN = 100
 SESSION_TIMEOUT_MS_MAX = 3_600_000
-OUTSIDE_GENERATION = -1  # of the member "", which commits from outside the membership
 
 
 def balance(
@@ -235,8 +234,8 @@ class Group(msgspec.Struct):
         """Refuse a commit that the member may not make; note its `number`, as in `Groups.commit`.
 
         Raises: GenerationFencedError, for all positions, when one partition is not held, or after a later commit of
-        the member. InvalidRequestError for a
-        commit from outside (member "", generation -1) while the group has members, or a position of another partition.
+        the member. InvalidRequestError for a position of another partition, or for a commit from outside (member "",
+        generation -1) while the group has members.
         """
         self.expire(now_ms)
         for partition, committed in positions.items():

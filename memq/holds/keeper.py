@@ -16,7 +16,7 @@ from typing import Protocol
 
 from awscrt.checksums import crc32c
 
-from memq.errors import MemqError, NotReadyError, OutcomeUnknownError, ThrottledError
+from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.key import held_object_key
 from memq.holds.machine import (
@@ -37,7 +37,7 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
-from memq.state_log import Answer
+from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
@@ -184,7 +184,7 @@ class HoldKeeper:
 
         That is in Unix ms; 0: it has no time.
         """
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         return {target: found for target, found in self.all_waiting().items() if target.topic_id == topic_id}
 
     # ---- holding ---------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ class HoldKeeper:
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _propose(self, decision: HoldsDecision) -> Answer:
-        return await _known(self._log.propose(MACHINE, encode_decision(decision)))
+        return await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
 
     def _now_ms(self) -> int:
         return self._parts.runtime.clock.wall_ms()
@@ -455,11 +455,3 @@ def _seen(future: asyncio.Future[HoldState]) -> None:
     """Mark the error of a future as seen: all its callers may be gone."""
     if not future.cancelled():
         future.exception()
-
-
-async def _known(work: Awaitable[Answer]) -> Answer:
-    """Return an outcome. Raises: NotReadyError for an unknown one, so that the caller asks again."""
-    try:
-        return await work
-    except OutcomeUnknownError as error:
-        raise NotReadyError(f"the outcome is unknown: {error}") from error

@@ -18,7 +18,7 @@ from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
 ANSWER_S = 1.0  # for the answer to a question that begins late: a peer that answers it is not silent
-LATE_S = 3.5  # healthy brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
+LATE_S = 3.5  # healthy brokers answer an empty poll after 2 s
 KEPT_S = 60.0  # a failure without a retry is described for so long
 OWING_MAX = 1_000
 TEXT_CHARS_MAX = 1_000

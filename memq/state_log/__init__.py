@@ -9,8 +9,10 @@ the same state. The log alone decides, without clocks. docs/state-log.md has the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
+
+from memq.errors import NotReadyError, OutcomeUnknownError
 
 Answer = object
 
@@ -39,3 +41,14 @@ class StateMachine(Protocol):
 
 
 Machines = Callable[[], Mapping[str, StateMachine]]  # makes all machines of a log, with empty states
+
+
+async def known_outcome(work: Awaitable[Answer]) -> Answer:
+    """Return the answer of a proposal or a proof, for services whose callers may repeat each request.
+
+    Raises: NotReadyError for an unknown outcome, so that the caller asks again, perhaps the next owner.
+    """
+    try:
+        return await work
+    except OutcomeUnknownError as error:
+        raise NotReadyError(f"the outcome is unknown: {error}") from error

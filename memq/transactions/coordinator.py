@@ -7,7 +7,7 @@ an operator race: the first decision that counts wins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,14 +15,12 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     NotFoundError,
-    NotReadyError,
-    OutcomeUnknownError,
     ThrottledError,
 )
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import HoldMachine, HoldState
 from memq.runtime.clock import Clock
-from memq.state_log import Answer
+from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.transactions.machine import (
     ANY_BLOCKS,
@@ -118,7 +116,7 @@ class TransactionCoordinator:
             raise settled.error
 
     async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> bool:
-        """Roll a transaction back; return whether it is, or was committed before. Raises: as `commit`."""
+        """Roll a transaction back; return False if it was committed before. Raises: as `commit`."""
         settled = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
         return not settled.committed
 
@@ -127,7 +125,7 @@ class TransactionCoordinator:
     async def transactions(self, *, proven: bool = True) -> list[TransactionState]:
         """Return the open transactions; without a proof, another owner may know better."""
         if proven:
-            await _known(self._log.fresh())
+            await known_outcome(self._log.fresh())
         now_s, found = self._clock.monotonic(), list[TransactionState]()
         for id_, known in self._machine.ids.items():
             if known.open:
@@ -153,7 +151,7 @@ class TransactionCoordinator:
 
         Raises: NotFoundError if none is open; as `commit`.
         """
-        await _known(self._log.fresh())
+        await known_outcome(self._log.fresh())
         known = self._machine.ids.get(id_)
         if known is None or not known.open:
             raise NotFoundError(
@@ -212,15 +210,7 @@ class TransactionCoordinator:
         return answer
 
     async def _propose(self, decision: TransactionDecision) -> Answer:
-        answer = await _known(self._log.propose(MACHINE, encode_decision(decision)))
+        answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError):
             raise answer
         return answer
-
-
-async def _known(work: Awaitable[Answer]) -> Answer:
-    """Return an outcome. Raises: NotReadyError for an unknown one, so that the caller asks again."""
-    try:
-        return await work
-    except OutcomeUnknownError as error:
-        raise NotReadyError(f"the outcome is unknown: {error}") from error

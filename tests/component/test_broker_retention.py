@@ -261,7 +261,7 @@ def test_sweep_deletes_objects_that_a_store_error_left_over() -> None:
     run(work())
 
 
-def test_an_old_last_pointer_is_restated_and_then_goes() -> None:
+def test_an_old_last_pointer_is_published_again_and_then_goes() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)

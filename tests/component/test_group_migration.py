@@ -15,13 +15,12 @@ from memq.client.group_migration import GroupMigration, migrate_groups
 from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCoordinator
+from memq.groups import OUTSIDE_GENERATION
 from memq.notification import FormerGroup
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
 from tests.component.test_service_hosts import filled, member_at, read_of
-
-OUTSIDE = -1
 
 
 @asynccontextmanager
@@ -84,7 +83,7 @@ def test_a_broker_answers_no_group_while_the_queue_has_groups() -> None:
                 member.groups(),
                 member.committed("report", logs),
                 member.join("new", "m", logs, 6_000),
-                member.commit("new", "", OUTSIDE, {logs[0]: Committed(Position(0, 1), Totals())}),
+                member.commit("new", "", OUTSIDE_GENERATION, {logs[0]: Committed(Position(0, 1), Totals())}),
             ):
                 with pytest.raises(InvalidRequestError, match="2 groups of an earlier release, first 'other'") as error:
                     await ask

@@ -345,8 +345,8 @@ def test_a_batch_that_is_stored_while_another_pointer_is_on_its_way_is_published
     run(work())
 
 
-def test_restated_producers_are_published_before_a_stored_batch() -> None:
-    """Who waits for it holds back blocks of a name; a batch may have to wait for its queue for long."""
+def test_republished_producers_are_published_before_a_stored_batch() -> None:
+    """A caller that waits for it holds back blocks of a name; a batch may have to wait for its queue for long."""
 
     async def work() -> None:
         async with owning() as (broker, client, topic):

@@ -66,7 +66,6 @@ class Shard:
         self.failures: list[BaseException] = []
         self.counters = Counters()
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
-        self.counters = Counters()
         parts = KeeperParts(
             cluster="memq",
             store=self.store,
@@ -113,11 +112,11 @@ class Shard:
         return [(unit.target, unit.r, [hold.producer for hold in unit.holds]) for unit in units]
 
 
-def on_shard(work: Callable[[Shard], Awaitable[None]], machine: HoldMachine | None = None) -> None:
+def on_shard(work: Callable[[Shard], Awaitable[None]]) -> None:
     """Run a test, and end the tasks of the keeper."""
 
     async def run() -> None:
-        shard = Shard(machine)
+        shard = Shard()
         try:
             await work(shard)
         finally:

@@ -1,4 +1,4 @@
-"""A keeper counts delayed records: those that begin to wait, come and are cancelled, and how late they come."""
+"""The counters of a keeper: delayed records that begin to wait, come and are cancelled, and their delay."""
 
 from __future__ import annotations
 

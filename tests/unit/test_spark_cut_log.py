@@ -23,11 +23,11 @@ from tests.unit.test_spark_stream import ALL, Follow, Offsets, follow, numbers, 
 __all__ = ["follow"]
 
 
-def grow(topic: StoredTopic, count: int, *, left: int = 1) -> None:
-    """Cut the log after its first `left` batches of a record, and append `count` others."""
-    topic.cut(left)
+def grow(topic: StoredTopic, count: int) -> None:
+    """Cut the log after its first batch of one record, and append `count` others."""
+    topic.cut(1)
     for number in range(count):
-        before = Totals(left + number, left + number)
+        before = Totals(1 + number, 1 + number)
         topic.write(block([b"%d" % (100 + number)], producer=2, first=number), time_ms=NOW_MS + 9_000, totals=before)
 
 

@@ -1,4 +1,4 @@
-"""Lends the notification queue to clients: pointers by POLL, groups by JOIN, HEARTBEAT and COMMIT."""
+"""Requests of consumers: pointers of the queue by POLL, and groups by JOIN, HEARTBEAT and COMMIT."""
 
 from __future__ import annotations
 

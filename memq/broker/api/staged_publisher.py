@@ -118,7 +118,7 @@ def _check_remembered(processor: TopicProcessor, own: Ownership, ask: PublishSta
     if age_ms > kept_ms - 2 * CLOCK_ERROR_MS:
         raise TooOldError(
             f"batch {ask.batch_id} of writer '{ask.writer}' was first committed {age_ms} ms ago; since then topic"
-            f" '{processor.topic.name}' which keeps records for {kept_ms} ms, may have published and forgotten it",
+            f" '{processor.topic.name}', which keeps records for {kept_ms} ms, may have published and forgotten it",
             hint="read whether the topic had the batch; if it did not, stage its rows again under a new batch id",
         )
 

@@ -169,7 +169,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
             return now_ms  # the entries in the queue are younger
         begin = max((await services.queue.span(partition)).begin, compacted.next)
     found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0, order, unread)
-    await _opened_is_due(partitions, topic, found.holding)
+    await _republish_opened(partitions, topic, found.holding)
     if found.before <= begin:
         return now_ms
     if found.before > unread and not (order is not None and found.before <= order.before):
@@ -219,7 +219,7 @@ async def _delete_unnamed(
     return deleted
 
 
-async def _opened_is_due(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
+async def _republish_opened(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
     """Publish `opened` again in partitions whose last pointers are too old: the next round removes those."""
     for partition in holding:
         processor = partitions.processors.get((topic.id, partition))

@@ -27,7 +27,7 @@ class AsyncTransactionAdmin(AsyncGroupAdmin):
     async def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
         """Return the open transactions with held records, by producer.
 
-        Without a proof of its coordinators the answer writes nothing, and may be old after a takeover.
+        Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
         """
         found = (await self._ask(AdminRequest(ask=ListTransactions(proven=proven)))).transactions
         return [ShownTransaction(each.name, each.group, each.open_ms, each.timeout_ms, each.blocks) for each in found]
@@ -55,7 +55,7 @@ class TransactionAdmin(GroupAdmin):
     def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
         """Return the open transactions with held records, by producer.
 
-        Without a proof of its coordinators the answer writes nothing, and may be old after a takeover.
+        Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
         """
         return self._background.run(self._core.transactions(proven=proven))
 

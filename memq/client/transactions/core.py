@@ -28,6 +28,7 @@ from memq.errors import (
     TransactionAbortedError,
 )
 from memq.format.blocks.builder import BlockBuilder
+from memq.groups import OUTSIDE_GENERATION
 from memq.groups.remote import wire_of
 from memq.limits import (
     HOLD_BYTES_MAX,
@@ -101,7 +102,7 @@ class OpenTransaction:
         self.number = number
         self.blocks = 0
         self.committer: Committer | None = None  # of the consumer whose positions move
-        self.member = "", -1
+        self.member = "", OUTSIDE_GENERATION
         self.before: dict[ReadPartition, Committed] = {}
         self.after: dict[ReadPartition, Committed] = {}
         self.ended = ""  # how it has ended

@@ -84,8 +84,8 @@ class SqliteQueue:
     It belongs to one event loop.
     Every commit is an fsync; publishes that wait together share one. Publishes of this process wake its waiters at
     once, those of other processes within `poll_interval_ms`. If another process holds a lock for longer than
-    `busy_timeout_ms`, calls raise QueueError. The monotonic clock must be the machine's: members of an
-    earlier release have its times.
+    `busy_timeout_ms`, calls raise QueueError. The monotonic clock must be the machine's: rows of an
+    earlier release hold times of members by it.
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, QueueError.
     """
 

@@ -25,7 +25,7 @@ from memq.topic import Committed, Position, ReadPartition, is_state_topic
 NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
 READ_LIES = ("denied", "not-found")
-GROUP_LIES = ("denied", "denied-landed")
+ADMIN_LIES = ("denied", "denied-landed")
 OWNERS_WORK = ("open", "publish", "forward", "leave")
 CUT_S = 8.0  # a log whose end is below a proven one for so long was cut; with Kafka it is 120 s
 
@@ -303,7 +303,7 @@ class SimQueue:
         for partition in wanted:
             self._monitor.log(partition).stale_s = stale_publish_ms / 1000
         await self._caller.call(
-            f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms), lies=GROUP_LIES
+            f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms), lies=ADMIN_LIES
         )
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
@@ -320,7 +320,7 @@ class SimQueue:
             self._observer.trimmed(partition, before)
             return None
 
-        await self._caller.call(f"trim {partition.topic} {before}", land, lies=GROUP_LIES)
+        await self._caller.call(f"trim {partition.topic} {before}", land, lies=ADMIN_LIES)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`."""
@@ -333,7 +333,7 @@ class SimQueue:
                 self._proven.pop(partition, None)
             self._observer.dropped(wanted)
 
-        await self._caller.call(f"drop {len(wanted)}", land, lies=GROUP_LIES)
+        await self._caller.call(f"drop {len(wanted)}", land, lies=ADMIN_LIES)
 
     async def check(self) -> None:
         """See `NotificationQueue.check`."""

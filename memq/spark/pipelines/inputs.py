@@ -12,6 +12,7 @@ import click
 
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, NotFoundError
+from memq.groups import OUTSIDE_GENERATION
 from memq.runtime.runtime import Runtime
 from memq.spark.access import GroupPositions, open_access
 from memq.spark.options import ReadOptions, read_options
@@ -138,4 +139,4 @@ async def commit_positions(options: ReadOptions, group: str, positions: Mapping[
                 mark = await access.resolver.checked_mark(partition, position)
                 commits[partition] = Committed(position, totals.plus(position.record_index, 0), mark)
         if commits:
-            await access.groups.commit(group, "", -1, commits)
+            await access.groups.commit(group, "", OUTSIDE_GENERATION, commits)

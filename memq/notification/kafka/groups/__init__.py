@@ -1,1 +1,1 @@
-"""Consumer groups by Kafka's own protocol."""
+"""Requests about groups in Kafka, and the groups of an earlier release."""

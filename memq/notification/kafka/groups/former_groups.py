@@ -21,7 +21,7 @@ from memq.notification import (
     check_position,
 )
 from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
-from memq.notification.kafka.groups.requests import KafkaGroupRequests, Positions
+from memq.notification.kafka.groups.requests import COORDINATOR_MOVES, KafkaGroupRequests, Positions
 from memq.notification.kafka.settings import KafkaSettings, Names
 from memq.topic import Committed, Position, ReadPartition, Totals, check_group
 
@@ -31,8 +31,6 @@ from memq.topic import Committed, Position, ReadPartition, Totals, check_group
 _METADATA = re.compile(
     r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})(?: (\d{1,10}))?\Z"
 )  # record index, records, bytes, mark
-# While Kafka creates its topic of positions (at the first commit) or moves a part of it, no node coordinates the group.
-_MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
 MOVING_S_MAX = 5.0
 MOVING_PAUSE_S = 0.1
 Refusal = tuple[KafkaError, Sequence[TopicPartition]]  # an error, and the offsets that are not stored
@@ -78,7 +76,7 @@ class FormerKafkaGroups:
         until_s = loop.time() + MOVING_S_MAX
         while (refused := await self._set_once(group, offsets)) is not None:
             error, failed = refused
-            if error.code() not in _MOVING or loop.time() >= until_s:
+            if error.code() not in COORDINATOR_MOVES or loop.time() >= until_s:
                 if error.code() in _ACTIVE:
                     raise await self._active(group, "positions can't be set")
                 raise self._refused(error, failed, group)

@@ -37,7 +37,7 @@ CONSUMERS_MAX = 4  # kept idle, since a new one must first connect, and the same
 PARTITIONS_MAX = 1_000  # in one request
 COORDINATOR_TRIES = 200
 COORDINATOR_PAUSE_S = 0.05
-_MOVES = (
+COORDINATOR_MOVES = (  # also while Kafka creates its topic of positions, at the first commit
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -108,7 +108,7 @@ class Positions:
                     [TopicPartition(*partition) for partition in partitions], timeout=self._timeout_s
                 )
             except KafkaException as error:
-                if last == 1 or error.args[0].code() not in _MOVES:
+                if last == 1 or error.args[0].code() not in COORDINATOR_MOVES:
                     raise self._errors.group_failure(error, doing) from error
                 consumer.poll(COORDINATOR_PAUSE_S)  # returns no message: the consumer looks for the coordinator
             else:
