@@ -16,6 +16,7 @@ from memq.errors import (
     MemqError,
     NotFoundError,
     ThrottledError,
+    TransactionAbortedError,
 )
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import HoldMachine, HoldState
@@ -111,13 +112,23 @@ class TransactionCoordinator:
     ) -> None:
         """Commit a transaction, once. Raises: why it was rolled back; ProducerFencedError; as above."""
         now_ms = self._clock.wall_ms()
-        settled = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
+        settled, _ = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
         if not settled.committed:
             raise settled.error
 
+    async def refuse(self, id_: TransactionalId, instance: int, number: int, error: InvalidRequestError) -> None:
+        """Roll back a transaction whose commit is not possible, so that each error is its end.
+
+        A repeated commit may be refused by now, for example after the deletion of a topic: it is answered like the
+        first one. Raises: TransactionAbortedError, unless it was committed before; as `commit`.
+        """
+        reason = f"was rolled back: {error}"
+        if await self.abort(id_, instance, number, reason):
+            raise TransactionAbortedError(f"transaction {number} of producer '{id_.name}' {reason}") from error
+
     async def abort(self, id_: TransactionalId, instance: int, number: int, reason: str) -> bool:
         """Roll a transaction back; return False if it was committed before. Raises: as `commit`."""
-        settled = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
+        settled, _ = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
         return not settled.committed
 
     # ---- operators -------------------------------------------------------------------------------
@@ -181,15 +192,17 @@ class TransactionCoordinator:
                 continue
             reason = f"was open for over {known.timeout_ms} ms"
             try:
-                settled = await self._settle(AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason))
+                decision = AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason)
+                settled, fresh = await self._settle(decision)
             except ThrottledError:
                 continue
-            self._counters.expired_transactions += settled.text.endswith(reason)
+            self._counters.expired_transactions += fresh and not settled.committed
         self._met_s = met_s
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> SettledTransaction:
+    async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> tuple[SettledTransaction, bool]:
+        """Return the end of a transaction, and whether it was open until now and no other request settles it."""
         named = decision.instance, decision.number
         known = self._machine.ids.get(decision.id)
         fresh = known is not None and known.instance == decision.instance and known.settled.number < decision.number
@@ -207,7 +220,7 @@ class TransactionCoordinator:
         elif fresh:
             self._counters.aborted_transactions += 1
         self._keeper.carry_out()
-        return answer
+        return answer, fresh
 
     async def _propose(self, decision: TransactionDecision) -> Answer:
         answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))

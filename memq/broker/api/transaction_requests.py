@@ -8,7 +8,7 @@ from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import PROGRAM, ServiceHosts
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError, TransactionAbortedError
+from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.groups.remote import committed_of
@@ -70,11 +70,7 @@ class TransactionRequests:
         return AdminAnswer()
 
     async def end(self, call: Call[EndTransaction]) -> Answer:
-        """Commit a transaction, or roll it back; answer whether it is committed.
-
-        Positions that can't move roll it back, so that each error is the end of the transaction. A repeated commit may
-        name a topic that was deleted after the first one: it is answered like the first.
-        """
+        """Commit a transaction, or roll it back; answer whether it is committed."""
         ask, named = call.ask, call.ask.transaction
         id_ = _id(named.name, named.group)
         if named.number < 1 or ask.blocks < 0:
@@ -88,10 +84,7 @@ class TransactionRequests:
         try:
             moves = await self._moves(ask) if ask.after else None
         except InvalidRequestError as error:
-            reason = f"was rolled back: {error}"
-            if await home.abort(id_, named.instance, named.number, reason):
-                text = f"transaction {named.number} of producer '{id_.name}' {reason}"
-                raise TransactionAbortedError(text) from error
+            await home.refuse(id_, named.instance, named.number, error)
         else:
             await home.commit(id_, named.instance, named.number, ask.blocks, moves)
         return AdminAnswer(committed=True)
