@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from memq.errors import PositionLostError
-from memq.spark.options import read_options
+from memq.spark.options import ReadOptions, read_options
+from memq.spark.pipelines import inputs
 from memq.spark.pipelines.rounds import plan_round
 from memq.spark.pipelines.topic_files import FilesManifest, decode_manifest, encode_manifest
 from memq.topic import Position, Totals
@@ -136,3 +137,20 @@ def test_a_round_keeps_the_marks_of_partitions_that_it_did_not_read() -> None:
     manifest = FilesManifest(number=0, topic="clicks", topic_id="0a" * 16).next({}, {0: first, 1: second}, ())
     later = manifest.next({}, {1: Position(1, 9, 0, mark=9)}, ()).positions
     assert {number: position.mark for number, position in later.items()} == {0: 7, 1: 9}
+
+
+def test_a_group_is_not_set_to_the_end_of_a_round_that_the_log_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position is compared with the log before anything is asked of the group."""
+
+    async def no_positions(options: ReadOptions, group: str) -> dict[int, Position]:
+        return {}
+
+    monkeypatch.setattr(inputs, "positions_of", no_positions)
+    topic = topic_of(tmp_path, 1, 1, 1)
+    options = read_options(topic.options)
+    ends = asyncio.run(plan_round(options, {}, settled=False)).ends
+    grow(topic, 4)
+    with pytest.raises(PositionLostError):
+        asyncio.run(inputs.commit_positions(options, "g", ends))
