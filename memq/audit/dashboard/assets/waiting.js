@@ -16,7 +16,8 @@ export function waitingPage([group]) {
 
   function showDelayed() {
     const found = one("delayed");
-    delayed.replaceChildren(...(found ? [more(found), plainTable("Delayed records", ["Topic", "#Waiting", "#Next due"],
+    const sum = () => h("p", { class: "note" }, `${count(found.records)} of ${count(found.total)} topics`);
+    delayed.replaceChildren(...(found ? [found.total ? sum() : "", more(found), plainTable("Delayed records", ["Topic", "#Waiting", "#Next due"],
       found.shown.map((row) => [h("a", { href: topicLink(row.topic) }, row.topic), count(row.records), row.next_ms ? time(row.next_ms) : "–"]), "No delayed record waits.")] : [notYet()]));
   }
 
