@@ -51,7 +51,7 @@ class RepeatedBatches:
 
     Theory. The queue may be slow with a try to publish, so that the next try and later batches land before it: 5 6 7 5
     8. A log that begins with the second 5 shows no 6 and 7, as if it had lost them. Then the sweep keeps and reports
-    their objects (`memq.broker.upkeep.log_coverage`). So retention and compaction leave the first 5, too.
+    their objects (`memq.broker.sweep.log_coverage`). So retention and compaction leave the first 5, too.
 
     First all pointers of the log go through `note`, in order, then those from its beginning through `take`.
     """

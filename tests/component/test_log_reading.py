@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memq.broker.services import Services
-from memq.broker.upkeep.log_reading import LogReading, whole_log
+from memq.broker.sweep.log_reading import LogReading, whole_log
 from memq.broker.upkeep.retention import retire
 from memq.errors import QueueError
 from memq.format.pointer import Pointer, encode_pointer

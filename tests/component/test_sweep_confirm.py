@@ -13,9 +13,9 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.broker.sweep.log_reading import keys_of
 from memq.broker.sweep.sweep import Sweep, Unnamed
 from memq.broker.sweep.sweep_lists import ALL
-from memq.broker.upkeep.log_reading import keys_of
 from memq.errors import CorruptDataError, InvalidRequestError, UnsupportedFormatError
 from memq.format.key import object_key, parse_sweep_list_key, sweep_list_key, sweep_prefix, topic_prefix
 from memq.format.packed_file import (

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 import memq
-from memq.broker.upkeep.log_reading import keys_of, whole_log
+from memq.broker.sweep.log_reading import keys_of, whole_log
 from memq.errors import PositionExpiredError
 from memq.runtime.clock import SystemClock
 from memq.topic import Position, read_partitions

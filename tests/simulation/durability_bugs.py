@@ -77,7 +77,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "gap of batch numbers ignored",
-        "memq.broker.upkeep.log_coverage",
+        "memq.broker.sweep.log_coverage",
         "LogCoverage.accounts_for",
         swap("return epoch not in self._whole and batch_sequence < numbers.least", "return True"),
         level="calm",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from awscrt.checksums import crc32c
 
+from memq.broker.sweep.log_reading import keys_of
 from memq.broker.sweep.sweep import Sweep
-from memq.broker.upkeep.log_reading import keys_of
 from memq.format.key import is_staged_object
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor import Assignment

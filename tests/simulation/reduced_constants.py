@@ -26,7 +26,7 @@ CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
     # broker: reads of the log, what an owner remembers, what one step takes
-    "memq.broker.upkeep.log_reading:READ_BYTES": (1, 2_000),  # retention, restore, and the search for stored blocks
+    "memq.broker.sweep.log_reading:READ_BYTES": (1, 2_000),  # retention, restore, and the search for stored blocks
     "memq.notification.stored_blocks:STEP_OFFSETS": (1, 3),
     "memq.broker.partition.known_blocks:RECENT_BATCHES": (1,),
     "memq.broker.partition.known_blocks:RECENT_BLOCKS_MAX": (0, 2),

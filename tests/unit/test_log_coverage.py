@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from memq.broker.upkeep.log_coverage import LogCoverage
+from memq.broker.sweep.log_coverage import LogCoverage
 from memq.broker.upkeep.retention import expired
 from memq.format.pointer import Pointer
 from memq.notification import Entry

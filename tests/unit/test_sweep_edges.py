@@ -9,10 +9,10 @@ from typing import cast
 import msgspec
 import pytest
 
+from memq.broker.sweep.log_reading import READINGS_MAX, whole_log
 from memq.broker.sweep.orphan_objects import OrphanObjects, OrphanTopics, forgotten_topic, lost_log
 from memq.broker.sweep.sweep import Sweep
 from memq.broker.sweep.sweep_lists import ALL, PendingObject, SweepLists
-from memq.broker.upkeep.log_reading import READINGS_MAX, whole_log
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, QueueError, StoreError
 from memq.format.compaction_manifest import LeftPart, ManifestPart, encode_manifest_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from typing import NamedTuple
 
-from memq.broker.upkeep.log_coverage import LogCoverage
+from memq.broker.sweep.log_coverage import LogCoverage
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedFormatError
 from memq.format.key import ObjectKey, has_many_batches, is_large_object, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic

@@ -16,7 +16,7 @@ after the queue. The original objects of moved pointers stay for the safety age 
 part that retention removes from a manifest.
 
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
-not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
+not account for (`memq.broker.sweep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
 retention has trimmed the older pointers (`memq.broker.sweep.unproven_objects`). So do staged objects that a commit
 has named, with its manifest. Snapshots of state logs and objects of held blocks have their own rules
@@ -29,6 +29,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from memq.broker.sweep.log_coverage import LogCoverage
+from memq.broker.sweep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.sweep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.sweep.sweep_lists import SweepLists
 from memq.broker.sweep.unnamed_held import UNHELD, UnnamedHeld
@@ -40,8 +42,6 @@ from memq.broker.sweep.unnamed_snapshots import (
     unknown_state_topic,
 )
 from memq.broker.sweep.unproven_objects import committed_objects, unproven_objects
-from memq.broker.upkeep.log_coverage import LogCoverage
-from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from memq.broker.upkeep.log_reading import LogReading
+from memq.broker.sweep.log_reading import LogReading
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.key import manifest_prefix, writer_of
 from memq.format.object import BlockEntry

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
+from memq.broker.sweep.log_reading import keys_of, whole_log
 from memq.broker.sweep.sweep import Sweep, Unnamed
-from memq.broker.upkeep.log_reading import keys_of, whole_log
 from memq.compaction.compaction import leave_queue
 from memq.compaction.plan import RepeatedBatches, TailNeeds, window_since_ms, without
 from memq.errors import MemqError, NotFoundError, QueueError
