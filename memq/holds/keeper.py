@@ -134,6 +134,7 @@ class HoldKeeper:
         self._finished: list[tuple[Target, int]] = []
         self._some_finished = asyncio.Event()
         self._cancelling: set[HoldId] = set()
+        self._deciding: Sequence[Unit] = ()  # units of a decision that does not count yet: their holds are in no heap
         for hold in machine.open.values():
             self._expect(hold.target, hold.block.id, hold.block.due_ms)
 
@@ -171,13 +172,13 @@ class HoldKeeper:
         units = [each for found in self._machine.units.values() for each in found.values() if each.holds]
         left = (each for each in units if each.unit.r > self._sent.get(each.unit.target, 0))
         released = (each.holds[0].block.due_ms for each in left)  # those of a unit are in the order of their due times
-        waiting = (self._next_due(target) for target in list(self._due))
+        waiting = (self._first_due(target) for target in list(self._machine.waiting))
         due_ms = min((each for each in (*released, *waiting) if each), default=None)
         return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
 
     def all_waiting(self) -> dict[Target, tuple[int, int]]:
         """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
-        return {target: (count, self._next_due(target) or 0) for target, count in self._machine.waiting.items()}
+        return {target: (count, self._first_due(target) or 0) for target, count in self._machine.waiting.items()}
 
     async def waiting(self, topic_id: str) -> dict[Target, tuple[int, int]]:
         """Return how many holds of each partition of a topic wait, and when the next is due.
@@ -284,18 +285,22 @@ class HoldKeeper:
         for target in self._machine.units:
             self._send_to(target)
         while True:
-            units = self._due_units()
+            self._deciding = units = self._due_units()
             if not units:
                 await self._wait_until_due()
                 continue
+            pause_s = 0.0
             try:
                 await self._propose(ReleaseDecision(tuple(units)))
             except ThrottledError:
-                await asyncio.sleep(THROTTLED_S)
+                pause_s = THROTTLED_S
             for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
                 self._expect_again(unit)
+            self._deciding = ()
             for target in dict.fromkeys(unit.target for unit in units):
                 self._send_to(target)
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
     def carry_out(self) -> None:
         """Bring all released units to their targets: a decision of another machine may have released some."""
@@ -314,6 +319,12 @@ class HoldKeeper:
             known = self._machine.open.get(hold)
             if known is not None:
                 self._expect(unit.target, hold, known.block.due_ms)
+
+    def _first_due(self, target: Target) -> int | None:
+        """Return when the next hold of a target is or was due that is not released."""
+        deciding = (hold for unit in self._deciding if unit.target == target for hold in unit.holds)
+        known = next((found for hold in deciding if (found := self._machine.open.get(hold)) is not None), None)
+        return known.block.due_ms if known is not None else self._next_due(target)
 
     def _next_due(self, target: Target) -> int | None:
         """Return when the next hold of a target is due; forget those that were dropped."""

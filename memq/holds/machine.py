@@ -50,7 +50,11 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReleaseDecision(msgspec.Struct, frozen=True, tag="release"):
-    """Units that are released. A unit with a number that is not the next one changes nothing."""
+    """Units that are released, of each target in the order of their numbers.
+
+    A unit with a number that is not the next one changes nothing, and neither do the later ones of its target: their
+    records would come before its own.
+    """
 
     units: tuple[Unit, ...]
 
@@ -147,7 +151,7 @@ class HoldMachine:
             case HoldDecision():
                 return self._hold(decision)
             case ReleaseDecision():
-                return tuple(self._release(unit) for unit in decision.units)
+                return self._release_all(decision.units)
             case DropDecision():
                 return tuple(self._drop(hold, decision.now_ms) for hold in decision.holds)
             case DoneDecision():
@@ -214,6 +218,14 @@ class HoldMachine:
             if not self.lanes[hold.lane]:
                 del self.lanes[hold.lane]
                 self.texts.pop(hold.lane, None)
+
+    def _release_all(self, units: tuple[Unit, ...]) -> tuple[bool, ...]:
+        refused, answers = set[Target](), list[bool]()
+        for unit in units:
+            answers.append(unit.target not in refused and self._release(unit))
+            if not answers[-1]:
+                refused.add(unit.target)
+        return tuple(answers)
 
     def _release(self, unit: Unit) -> bool:
         if unit.r != self.next_number(unit.target):  # H2: dense, and never given twice

@@ -7,7 +7,8 @@ an operator race: the first decision that counts wins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from memq.errors import (
     MemqError,
     NotFoundError,
     ThrottledError,
+    TooLargeError,
     TransactionAbortedError,
 )
 from memq.holds.keeper import HoldKeeper, NewHold
@@ -92,9 +94,10 @@ class TransactionCoordinator:
         """Begin a new instance; return its number. Raises: ProducerFencedError for a former token; as above."""
         now_ms = self._clock.wall_ms()
         former = self._machine.ids.get(id_)
-        answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_MS))
+        with self._ending(*((former.instance, former.open) if former is not None else (0, 0))) as first:
+            answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_MS))
         assert isinstance(answer, int), "the machine answers with the instance"
-        if former is not None and former.open and former.instance != answer:
+        if former is not None and former.open and former.instance != answer and first:
             self._counters.aborted_transactions += 1  # T2
         return answer
 
@@ -112,7 +115,11 @@ class TransactionCoordinator:
     ) -> None:
         """Commit a transaction, once. Raises: why it was rolled back; ProducerFencedError; as above."""
         now_ms = self._clock.wall_ms()
-        settled, _ = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
+        try:
+            settled, _ = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
+        except TooLargeError as error:  # no entry takes these positions
+            await self.refuse(id_, instance, number, error)
+            return
         if not settled.committed:
             raise settled.error
 
@@ -203,17 +210,11 @@ class TransactionCoordinator:
 
     async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> tuple[SettledTransaction, bool]:
         """Return the end of a transaction, and whether it was open until now and no other request settles it."""
-        named = decision.instance, decision.number
         known = self._machine.ids.get(decision.id)
         fresh = known is not None and known.instance == decision.instance and known.settled.number < decision.number
-        fresh &= named not in self._settling  # a request that is repeated meanwhile is not counted again
-        if fresh:
-            self._settling.add(named)
-        try:
+        with self._ending(decision.instance, decision.number) as first:
             answer = await self._propose(decision)
-        finally:
-            if fresh:
-                self._settling.discard(named)
+        fresh &= first
         assert isinstance(answer, SettledTransaction), "the machine answers with the end of the transaction"
         if fresh and answer.committed:
             self._counters.committed_transactions += 1
@@ -221,6 +222,18 @@ class TransactionCoordinator:
             self._counters.aborted_transactions += 1
         self._keeper.carry_out()
         return answer, fresh
+
+    @contextmanager
+    def _ending(self, instance: int, number: int) -> Iterator[bool]:
+        """Yield whether no other request ends this transaction meanwhile: one that is repeated is counted once."""
+        named = instance, number
+        first = named not in self._settling
+        self._settling.add(named)
+        try:
+            yield first
+        finally:
+            if first:
+                self._settling.discard(named)
 
     async def _propose(self, decision: TransactionDecision) -> Answer:
         answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))

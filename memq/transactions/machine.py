@@ -19,6 +19,7 @@ from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
     MemqError,
+    OutcomeUnknownError,
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
@@ -190,7 +191,7 @@ class TransactionMachine:
             return self._begin(decision)
         known = self._present(decision)
         if known is None:
-            return self._settled_before(decision) or _fenced(decision.id)
+            return self._settled_before(decision) or self._unknown_or_fenced(decision)
         if decision.number < known.settled.number:
             return InvalidRequestError(f"transaction {decision.number} of {_text(decision.id)} was settled long ago")
         if decision.number > known.settled.number:
@@ -243,6 +244,14 @@ class TransactionMachine:
             if each.instance == decision.instance and each.settled.number == decision.number:
                 return each.settled
         return None
+
+    def _unknown_or_fenced(self, decision: CommitTransactionDecision | AbortDecision) -> MemqError:
+        """Return the error for a former instance: of one before the known ones the last end is not known."""
+        known = self.ids.get(decision.id)
+        if known is not None and len(known.former) == FORMER_MAX and decision.instance < known.former[0].instance:
+            text = f"{_text(decision.id)} has had over {FORMER_MAX} newer instances"
+            return OutcomeUnknownError(f"{text}: whether transaction {decision.number} was committed is not known")
+        return _fenced(decision.id)
 
     def _present(self, decision: CommitTransactionDecision | AbortDecision) -> PresentInstance | None:
         known = self.ids.get(decision.id)

@@ -43,6 +43,18 @@ def test_a_keeper_counts_each_cancelled_record_once() -> None:
     on_shard(work)
 
 
+def test_a_record_is_overdue_while_the_log_does_not_take_its_release() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        await shard.keeper.hold([shard.new(1, due_s=2)])
+        due_ms = shard.now_ms() + 2_000
+        shard.log.delay_s = 300
+        await skip(200)
+        assert (shard.keeper.overdue_s(), shard.keeper.all_waiting()) == (198, {A: (1, due_ms)})
+
+    on_shard(work)
+
+
 def test_a_record_is_overdue_from_its_due_time_until_its_target_has_it() -> None:
     async def work(shard: Shard) -> None:
         await shard.keeper.hold([shard.new(1, due_s=2), shard.new(2, B, due_s=4), shard.new(3, lane="7.1")])

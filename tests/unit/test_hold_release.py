@@ -209,6 +209,30 @@ def test_a_release_whose_number_a_transaction_took_meanwhile_is_decided_again() 
     on_shard(work)
 
 
+def test_a_release_whose_number_was_taken_keeps_the_order_of_due_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second unit of the decision counted, and its records came before those of the first one."""
+    monkeypatch.setattr(keeper_module, "UNIT_BLOCKS_MAX", 2)
+
+    async def work(shard: Shard) -> None:
+        shard.run()
+        delayed = [shard.new(producer, due_s=5) for producer in (1, 2, 3, 4, 5)]
+        await shard.keeper.hold([*delayed, shard.new(9, lane="7.1")])
+        await skip(4)
+        shard.log.delay_s = 2
+        await skip(2)
+        shard.machine.release_lane("7.1")  # its decision is before that of the delayed records in the log
+        shard.keeper.carry_out()
+        await skip(20)
+        assert [(number, producers) for _, _, number, producers in shard.appended] == [
+            (1, [9]),
+            (2, [1, 2]),
+            (3, [3, 4]),
+            (4, [5]),
+        ]
+
+    on_shard(work)
+
+
 def test_an_owner_ends_with_its_log() -> None:
     async def run() -> None:
         shard = Shard()

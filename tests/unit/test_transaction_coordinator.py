@@ -16,6 +16,7 @@ from memq.errors import (
     OutcomeUnknownError,
     ProducerFencedError,
     ThrottledError,
+    TooLargeError,
     TransactionAbortedError,
 )
 from memq.format.held_object import Target
@@ -149,6 +150,33 @@ def test_a_transaction_without_all_its_blocks_is_rolled_back_with_the_cause() ->
         assert made.machines.holds.open == {}
         with pytest.raises(TransactionAbortedError, match="transaction 2 of producer 'pay' was left"):
             await made.hold(instance, 2)
+
+    coordinated(work)
+
+
+def test_a_commit_that_no_entry_takes_rolls_back() -> None:
+    """The producer was told of a roll-back, the transaction was open, and an operator could commit it."""
+
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        made.log.errors = [TooLargeError("decision of machine 'transactions' has 112860 bytes")]
+        with pytest.raises(TransactionAbortedError, match="was rolled back: decision of machine"):
+            await made.coordinator.commit(ID, instance, 1, 1, None)
+        assert made.open() == []
+
+    coordinated(work)
+
+
+def test_a_begin_that_is_repeated_meanwhile_counts_one_roll_back() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin(token=1)
+        await made.hold(instance, 1)
+        first, second = await asyncio.gather(made.begin(token=2), made.begin(token=2))
+        assert first == second
+        assert made.shard.counters.aborted_transactions == 1
+        await made.begin(token=3)
+        assert made.shard.counters.aborted_transactions == 1, "nothing was open"
 
     coordinated(work)
 

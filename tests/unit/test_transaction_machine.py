@@ -9,6 +9,7 @@ from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
     MemqError,
+    OutcomeUnknownError,
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
@@ -22,6 +23,7 @@ from memq.holds.machine import encode_decision as encode_hold
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.topic import Committed, Position, ReadPartition
 from memq.transactions.machine import (
+    FORMER_MAX,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
@@ -186,6 +188,19 @@ def test_positions_move_with_the_decision_and_from_the_expected_ones_alone() -> 
     assert log.machines.groups.apply(encode_group(outside)) is None
     assert log.commit(instance, 7, 0, moves_of("", -1, at(9), at(11))) == SettledTransaction(7, True)
     assert log.position() == 11
+
+
+def test_the_end_of_an_instance_before_the_known_ones_is_unknown() -> None:
+    """Its commit may have counted, and its producer must not send the records again."""
+    log, instance = begun()
+    log.hold(instance, 1)
+    assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
+    for token in range(FORMER_MAX):
+        log.begin(token + 2)
+    assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
+    log.begin(99)
+    assert isinstance(log.commit(instance, 1, 1), OutcomeUnknownError)
+    assert isinstance(log.commit(10**15, 1, 1), ProducerFencedError)  # no instance that this log gave
 
 
 def test_an_id_that_is_not_used_is_forgotten_unless_it_is_open() -> None:
