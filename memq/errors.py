@@ -370,10 +370,10 @@ class EpochFencedError(FencedError):
 
 
 class ProducerFencedError(FencedError):
-    """A newer instance of the named producer has started: this one may not send."""
+    """A newer instance of the producer has started, with its name or transactional id: it may not send."""
 
     code = "producer-fenced"
-    default_hint = "stop this instance; two that run at once need two names"
+    default_hint = "stop this instance; two that run at once need two names, or transactional ids"
 
 
 class TermFencedError(FencedError):

@@ -50,7 +50,7 @@ KAFKA_WORDS: dict[str, str] = {
     "queue_buffering_max_kbytes": "memq's word is pending_bytes_max",
     "queue_buffering_max_ms": "memq's word is linger_ms",
     "retries": _RETRIES,
-    "transactional_id": "memq's word is name: a producer with a name continues after its last stored record",
+    "transactional_id": "memq's word is transactional_id, an argument of Producer; see docs/transactions.md",
     "value_serializer": _SERIALIZE,
     # consumers
     "auto_offset_reset": _START,

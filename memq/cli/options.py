@@ -209,7 +209,7 @@ def delay_of(deliver_at: str | None, deliver_after: str | None) -> dict[str, Any
     if deliver_at is not None and deliver_after is not None:
         raise click.UsageError("--deliver-at and --deliver-after exclude each other")
     if deliver_at is not None:
-        return {"deliver_at": _parse_time(deliver_at.removeprefix("@"), 0, "write 2030-01-31T08:00:00Z, or Unix ms")}
+        return {"deliver_at": _parse_time(deliver_at.removeprefix("@"), 0, "write YYYY-MM-DDTHH:MM:SSZ, or Unix ms")}
     if deliver_after is None:
         return {}
     after_ms = parse_time_ms(deliver_after.removeprefix("-"))

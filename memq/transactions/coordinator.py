@@ -225,7 +225,7 @@ class TransactionCoordinator:
 
     @contextmanager
     def _ending(self, instance: int, number: int) -> Iterator[bool]:
-        """Yield whether no other request ends this transaction meanwhile: one that is repeated is counted once."""
+        """Yield whether no other request ends this transaction now: a repeated one is counted once."""
         named = instance, number
         first = named not in self._settling
         self._settling.add(named)

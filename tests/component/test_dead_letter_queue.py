@@ -56,6 +56,17 @@ def test_letters_have_all_of_their_record_and_the_cause(cluster: Cluster) -> Non
     assert (first.value, first.key, first.headers, first.tag) == (b"0", b"k", (("a", b"1"),), "web")
 
 
+def test_letters_go_back_into_a_retry_topic_with_its_settings(cluster: Cluster) -> None:
+    """The send made a deleted topic again, with one partition and the retention of any topic."""
+    letter(cluster, "0")
+    with memq.Admin(cluster.address) as admin:
+        admin.delete_topic("billing.retry")
+        with memq.DeadLetterQueue(cluster.address, "billing") as queue:
+            assert queue.redrive() == 1
+        made = admin.topic("billing.retry").topic
+    assert (len(made.partitions), made.settings.retention_groups) == (8, "billing.retry")
+
+
 def test_letters_are_sent_back_oldest_first_each_once(cluster: Cluster) -> None:
     letter(cluster, "0", "1", "2")
     letter(cluster, "3", "4")

@@ -353,6 +353,20 @@ def test_a_listener_that_meets_damage_stops_with_the_error_and_commits_what_is_d
     assert first < (committed(cluster) or first) <= second
 
 
+def test_a_listener_in_the_background_shows_the_error_that_stopped_it(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It handled no more, and neither its methods nor the log said why."""
+    with listener(cluster, Handler()) as working:
+        working.start()
+        with memq.Admin(cluster.address) as admin:
+            admin.delete_topic("orders")
+        until(lambda: "listener.ended" in caplog.text)
+        with pytest.raises(NotFoundError, match="'orders'"):
+            working.start()
+    assert "group 'billing' is handled here no more: NotFoundError" in caplog.text
+
+
 def test_a_listener_that_starts_at_the_end_reads_retries_from_their_beginning(cluster: Cluster) -> None:
     send(cluster, "before")
     failing = Handler(fails)

@@ -64,6 +64,15 @@ def test_missing_package_is_reported_in_one_line(package: str, pipeline: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"memq.spark.pipelines: {needed}\n")
 
 
+def test_only_values_of_avro_need_fastavro() -> None:
+    """Each read failed where it was not installed, such as a demo in a fresh clone."""
+    code = "import sys; sys.modules['fastavro'] = None; import memq.spark.read.arrow_rows as rows; print('read')"
+    words = [sys.executable, "-c", f"{code}; rows.avro_decoder('{{}}')"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.stdout == "read\n"
+    assert "ImportError: valueFormat = avro needs fastavro (pip install 'memq[avro]')" in done.stderr
+
+
 def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @click.command()
     def interrupted() -> None:

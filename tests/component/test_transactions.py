@@ -22,7 +22,15 @@ from memq.errors import (
     TooLargeError,
     TransactionAbortedError,
 )
+from memq.groups.remote import wire_of
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
+from memq.protocol.link import connect_link
+from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, WireTransaction
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
+from memq.topic import Committed, Position, ReadPartition
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
 
@@ -267,6 +275,34 @@ def test_positions_in_a_topic_that_is_gone_roll_a_transaction_back() -> None:
                 async with producer.transaction() as transaction:
                     await transaction.send("out", "b")
             await until_stored(brokers, ["b"], "out")
+
+    run(work())
+
+
+def test_a_repeated_end_of_a_committed_transaction_is_answered_like_the_first() -> None:
+    """Also when a topic of its positions was deleted after the first commit, and also if it is a roll-back."""
+
+    async def work() -> None:
+        async with cluster_of(1) as (_, brokers), AsyncAdmin(brokers[0].address) as admin:
+            link = await connect_link(Runtime(), None, parse_address(brokers[0].address), client="test")
+
+            async def ask(request: BeginTransactions | EndTransaction) -> AdminAnswer:
+                return await link.request(Api.ADMIN, AdminRequest(ask=request), AdminAnswer)
+
+            begun = await ask(BeginTransactions(name="pay", group="g", token=f"{7:016x}", timeout_ms=60_000))
+            named = WireTransaction(name="pay", group="g", instance=begun.transactional, number=1)
+            topic = (await admin.topic("in")).topic
+            partition = ReadPartition(topic.name, topic.id, 0)
+            after = [wire_of(partition, Committed(Position(0, 0)))]
+            end = EndTransaction(transaction=named, commit=True, blocks=0, member="", generation=-1, after=after)
+            assert (await ask(end)).committed
+            await admin.delete_topic("in")
+            assert (await ask(end)).committed
+            assert (await ask(EndTransaction(transaction=named, commit=False))).committed
+            end.transaction = WireTransaction(name="pay", group="g", instance=begun.transactional, number=2)
+            with pytest.raises(TransactionAbortedError, match="topic 'in'"):
+                await ask(end)
+            link.close()
 
     run(work())
 

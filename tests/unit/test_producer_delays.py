@@ -44,6 +44,7 @@ def test_a_delay_gives_the_time_at_which_the_record_is_due(at: DeliverAt, after:
         (None, DELAY_MS_MAX / 1_000 + 1, "over the limit of 366 days"),
         (NOW_MS + DELAY_MS_MAX + 1, None, "over the limit of 366 days"),
         (datetime(2030, 1, 1), None, "no time zone"),  # noqa: DTZ001
+        (NOW_MS // 1_000 + 60, None, "is a time before 1974"),  # seconds
         (None, float("inf"), "is no time"),
         (float("nan"), None, "is no time"),
     ],

@@ -168,6 +168,24 @@ def test_a_commit_that_no_entry_takes_rolls_back() -> None:
     coordinated(work)
 
 
+def test_a_commit_that_is_repeated_meanwhile_or_after_a_refusal_counts_once() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        for number, errors in ((1, []), (2, [ThrottledError("many wait")])):
+            await made.hold(instance, number)
+            made.log.errors = list(errors)
+            for _ in errors:
+                with pytest.raises(ThrottledError):
+                    await made.coordinator.commit(ID, instance, number, 1, None)
+            commits = (made.coordinator.commit(ID, instance, number, 1, None) for _ in range(2))
+            await asyncio.gather(*commits)
+            assert made.shard.counters.committed_transactions == number
+        assert await made.coordinator.abort(ID, instance, 2, "late") is False
+        assert made.shard.counters.aborted_transactions == 0
+
+    coordinated(work)
+
+
 def test_a_begin_that_is_repeated_meanwhile_counts_one_roll_back() -> None:
     async def work(made: Coordinated) -> None:
         instance = await made.begin(token=1)

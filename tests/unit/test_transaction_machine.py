@@ -16,7 +16,8 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.groups.machine import CommitDecision, pack_positions
+from memq.groups.group import Group
+from memq.groups.machine import CommitDecision, StoredGroup, pack_positions
 from memq.groups.machine import encode_decision as encode_group
 from memq.holds.machine import HoldDecision, HoldState
 from memq.holds.machine import encode_decision as encode_hold
@@ -188,6 +189,18 @@ def test_positions_move_with_the_decision_and_from_the_expected_ones_alone() -> 
     assert log.machines.groups.apply(encode_group(outside)) is None
     assert log.commit(instance, 7, 0, moves_of("", -1, at(9), at(11))) == SettledTransaction(7, True)
     assert log.position() == 11
+
+
+def test_positions_that_are_not_possible_roll_a_transaction_back() -> None:
+    log, instance = begun()
+    log.hold(instance, 1)
+    membership = Group()
+    membership.join("m", (INPUT,), 10_000, 0)
+    log.machines.groups.groups["g"] = StoredGroup(membership, {})
+    error = error_of(log.commit(instance, 1, 1, moves_of("", -1, {}, at(5))))  # from outside of its members
+    assert isinstance(error, TransactionAbortedError)
+    assert "positions of group 'g' can't move" in str(error)
+    assert (log.position(), log.units()) == (None, {})
 
 
 def test_the_end_of_an_instance_before_the_known_ones_is_unknown() -> None:

@@ -15,6 +15,7 @@ from memq.errors import (
     MemqError,
     NotFoundError,
     OutcomeUnknownError,
+    ProducerFencedError,
     TransactionAbortedError,
     UnreachableError,
 )
@@ -79,6 +80,19 @@ def test_a_producer_asks_no_more_after_a_proven_roll_back() -> None:
     with pytest.raises(TransactionAbortedError):
         commit(brokers)
     assert brokers.ends == [True]
+
+
+def test_a_producer_asks_no_more_after_it_is_fenced() -> None:
+    brokers = Brokers(ProducerFencedError("another instance has begun"))
+    with pytest.raises(ProducerFencedError):
+        commit(brokers)
+    assert brokers.ends == [True]
+
+
+def test_the_roll_back_after_a_refusal_is_repeated_until_a_broker_answers() -> None:
+    brokers = Brokers(NotFoundError("topic 'in' is unknown"), UnreachableError("lost"), COMMITTED)
+    assert commit(brokers) == "is committed"
+    assert brokers.ends == [True, False, False]
 
 
 def test_a_refused_commit_that_no_broker_rolls_back_has_an_unknown_end() -> None:

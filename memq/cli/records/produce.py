@@ -41,7 +41,7 @@ INTERRUPTED_FLUSH_S = 0.3
 )
 @click.option("--tag", metavar="TAG", help="Tag of every record.")
 @click.option("--deliver-after", metavar="DELAY", help="Readers get each record this long after it is sent, as 5m.")
-@click.option("--deliver-at", metavar="TIME", help="Readers get the records at this time, as 2030-01-31T08:00:00Z.")
+@click.option("--deliver-at", metavar="TIME", help="Readers get the records at this time, as YYYY-MM-DDTHH:MM:SSZ.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Separator of key and value in a line.")
 @click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")

@@ -124,8 +124,10 @@ class ListenerCore:
     async def start(self) -> None:
         """Make the group's topics, join the group, and begin; a second call does nothing.
 
-        Raises: as the consumer.
+        Raises: as the consumer; the error that has stopped the listener meanwhile.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._closing is not None:
             raise ClosedError("the listener is closed")
         if self._sources:
@@ -191,9 +193,11 @@ class ListenerCore:
             await self._admin.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Stop because of an error; `run` raises it."""
+        """Stop because of an error; `run` raises it, and so does another `start`."""
         if self._failure is None:
             self._failure = error
+            text = f"group '{self.settings.group}' is handled here no more: {type(error).__name__}: {error}"
+            self._events.error("listener.ended", text)
         self.stop()
 
     # ---- reading --------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
 
         Letters whose value is left out can't be sent: they move to the end of the waiting ones.
         """
+        await self._check()
+        await self._side.make()  # the retry topic may have been deleted: one that a send makes lacks its settings
         return await self._handle(count, self._send_back)
 
     async def purge(self, count: int | None = None) -> int:

@@ -44,6 +44,7 @@ DeliverAfter = float | timedelta | None
 MakeDelivery = Callable[[], Delivery | AsyncDelivery]
 REQUEST_BYTES_MAX = 600 * 1024  # of the blocks in one request, which has them as text
 REQUESTS_AT_ONCE = 8
+SECONDS_MIN, SECONDS_END = 1_000_000_000, 100_000_000_000  # of 2001 and 5138 as seconds; of 1970 and 1973 as ms
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 _ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,6 +85,9 @@ def due_ms_of(deliver_at: DeliverAt, deliver_after: DeliverAfter, now_ms: int) -
         _check_number("deliver_at", deliver_at, "Unix ms or datetime")
         assert deliver_at is not None, "checked"
         due_ms = math.ceil(deliver_at)
+        if SECONDS_MIN <= due_ms < SECONDS_END:
+            text = f"deliver_at = {due_ms} ms is a time before 1974"
+            raise InvalidRequestError(text, hint="give Unix milliseconds, not seconds, or a datetime")
     if due_ms - now_ms > DELAY_MS_MAX:
         days = (due_ms - now_ms) / 86_400_000
         raise InvalidRequestError(f"a delay of {days:.1f} days is over the limit of {DELAY_MS_MAX // 86_400_000} days")

@@ -119,7 +119,9 @@ class KafkaSettings:
     `library` has librdkafka's names, `servers` comes from the queue's URL.
     """
 
-    prefix: str = section_setting("memq.", "first part of the name of every Kafka topic and group of this cluster")
+    prefix: str = section_setting(
+        "memq.", "first part of the name of every Kafka topic of this cluster, and of its groups of an earlier release"
+    )
     replication_factor: int = section_setting(-1, "copies of each Kafka topic; -1 for Kafka's own default", -1, 100)
     min_insync_replicas: int = section_setting(0, "copies that must have a pointer; 0 for Kafka's own default", 0, 100)
     request_timeout_ms: int = section_setting(10_000, "timeout of a request", 100, 300_000)

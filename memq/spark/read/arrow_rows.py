@@ -210,19 +210,17 @@ def _offset(source: _Source) -> int:
     return Position(origin.partition, origin.pointer_offset, origin.first + source.low).offset
 
 
-try:
-    from fastavro import parse_schema, schemaless_reader
-except ModuleNotFoundError as error:
-    raise ImportError("valueFormat = avro needs fastavro (pip install 'memq[avro]')", name="fastavro") from error
-
-
 def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
     """Return a maker of decoders for values that were written with `schema` (JSON).
 
     A value is one datum without a header. A null value has null fields.
 
-    Raises: InvalidSettingError for text that is no schema, or a schema of another type than a record.
+    Raises: InvalidSettingError for text that is no schema, or a schema of another type than a record; ImportError.
     """
+    try:
+        from fastavro import parse_schema, schemaless_reader
+    except ModuleNotFoundError as error:
+        raise ImportError("valueFormat = avro needs fastavro (pip install 'memq[avro]')", name="fastavro") from error
     try:
         written = parse_schema(msgspec.json.decode(schema))
     except Exception as error:
@@ -235,7 +233,7 @@ def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
             rows: list[dict[str, Any]] = []
             malformed: list[int] = []
             for number, value in enumerate(values.to_pylist()):
-                row = {} if value is None else _read(value, written)
+                row = {} if value is None else _read(schemaless_reader, value, written)
                 if row is None:
                     malformed.append(number)
                 rows.append(row or {})
@@ -258,11 +256,11 @@ def _column(cells: list[Any], field: pyarrow.Field) -> pyarrow.Array:
         ) from error
 
 
-def _read(value: bytes, written: Any) -> dict[str, Any] | None:
+def _read(reader: Callable[..., object], value: bytes, written: Any) -> dict[str, Any] | None:
     """Return the record of a value; None if the value is not exactly one record."""
     stream = io.BytesIO(value)
     try:
-        found = schemaless_reader(stream, written, None)
+        found = reader(stream, written, None)
     except Exception:  # noqa: BLE001 - the library raises what its parts raise: of unpacking, of indexes, of UTF-8
         return None
     return found if isinstance(found, dict) and stream.tell() == len(value) else None
