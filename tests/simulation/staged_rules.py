@@ -74,7 +74,12 @@ class StagedRules:
         return found
 
     def committed(self, name: str, batch: int, manifest: Manifest) -> None:
-        """A commit has returned: all records of the manifest are readable, whichever process wrote it."""
+        """A commit has returned: all records of the manifest are readable, whichever process wrote it.
+
+        An id below the writer's last one counts as committed, also that of a batch that was refused and given up.
+        """
+        if (name, batch) in self._given_up:
+            return
         known = self._committed.setdefault((name, batch), manifest)
         if known != manifest:
             self._fail(f"batch {batch} of {name} is another one than before")

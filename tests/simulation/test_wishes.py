@@ -150,6 +150,7 @@ def test_a_group_with_a_filter_that_breaks_a_rule_is_found(deed: Callable[[Filte
         ("lacks one", ["1 records instead of 2, the first difference at -1"]),
         ("has another", ["3 records instead of 2, the first difference at -1"]),
         ("position", ["it ends at 0:1:4"]),
+        ("position behind what retention took", []),
         ("records", ["it counts 3 records, and gave out 2"]),
         ("left out", ["it counts 3 records as left out, they are 2 to 2"]),
     ],
@@ -165,7 +166,8 @@ def test_a_read_with_an_end_is_compared_with_its_part_of_the_log(change: str, wo
     elif change == "has another":
         found.append((offset, 4, log.stream[4].value))
     counts = Counts(records=2 + (change == "records"), filtered_records=2 + (change == "left out"))
-    position = end if change != "position" else Position(0, offset + 1, 4)
+    counts.expired_offsets = int("retention" in change)
+    position = end if "position" not in change else Position(0, offset + 1, 4)
     said = part.findings(found, [], position, counts)
     assert [each.replace(f"0:{offset + 1}", "0:1") for each in said] == words
 
