@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memq.broker.restore.position_search import PositionSearch
 from memq.client.consumer.progress import ReadProgress
-from memq.format.pointer import Location, NamedProducer, Pointer, pointer_mark
+from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, pointer_mark
 from memq.limits import COVERED_MAX
 from memq.topic import Committed, Covered, Position, TopicSettings, Totals
 
@@ -112,6 +112,34 @@ def test_a_position_within_a_batch_stays_there_if_its_mark_is_that_of_the_batch(
     assert within.mark == pointer_mark(log[1])
     assert found(at(covers, index=3, mark=mark ^ 1), *log).position == Position(0, 1, 0)
     assert found(within, *log).position.pointer_offset == 1
+
+
+def test_reading_begins_at_the_first_copy_of_a_block_that_comes_again_behind_the_position() -> None:
+    """A block acked with 1 was forwarded after a minute: a reader behind its first batch dropped it as a copy."""
+
+    def with_blocks(pointer: Pointer, *ranges: tuple[int, int], producer: int = 5) -> Pointer:
+        return replace(pointer, producers=(ProducerRanges(producer, ranges),))
+
+    last_ms = 10 * COPIES_MS
+    never_named = with_blocks(batch(2, 4, sealed_ms=1), (0, 3), (9, 12))
+    read = [with_blocks(batch(3, number, sealed_ms=last_ms), (20 + number, 21 + number)) for number in range(2)]
+    covers = ((0, 3, (3, 2)),)
+    for ranges, offset in (
+        (((2, 3),), 1),
+        (((11, 14),), 1),
+        (((3, 9),), 4),
+        (((12, 20), (22, 23)), 4),
+        (((0, 40),), 1),
+        (((21, 22),), 3),
+    ):
+        again = with_blocks(batch(3, 2, sealed_ms=last_ms), *ranges)
+        log = (with_blocks(batch(2, 0, sealed_ms=1), (50, 51)), never_named, *read, again)
+        assert found(at(covers), *log).position == Position(0, offset), ranges
+    other = with_blocks(batch(3, 2, sealed_ms=last_ms), (2, 3), producer=6)
+    assert found(at(covers), never_named, *read, other).position == Position(0, 3)
+    copied = with_blocks(batch(3, 2, sealed_ms=last_ms), (2, 3))
+    assert found(at(covers), batch(2, 0, sealed_ms=1), never_named, *read, copied).totals == Totals(5, 10)
+    assert found(at(((0, 3, (3, 3)),)), never_named, *read, copied).position == Position(0, 4)  # it was read, too
 
 
 def test_a_staged_batch_is_read_again_whatever_its_number() -> None:

@@ -9,6 +9,10 @@ tells them from others. It then leaves out the same blocks of later batches, for
 these blocks again, and perhaps they were published after the position. So a batch below the covered epochs counts as
 covered only if it was sealed earlier than this time before the last covered batch.
 
+A broker may forward blocks acked with 1 much later, when their first batch had no pointer. Then the restored log names
+both. A reader behind the first one would drop the second one as a copy. So reading begins at the first one, if the
+second one is behind the position.
+
 A restore gives staged batches other numbers, because nothing in the store says after which batch they were published.
 So a staged batch is never covered, and its number tells nothing about others.
 
@@ -18,6 +22,7 @@ that of the batch. The new positions name the same batches, so a second search f
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -55,6 +60,55 @@ class _Search:
 
 
 @dataclass(slots=True)
+class _Copies:
+    """The sequences that a log names more than once.
+
+    `pairs` has for each pointer with such sequences its offset, and that of the first pointer with one of them.
+    """
+
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    _known: dict[int, tuple[list[int], list[tuple[int, int]]]] = field(default_factory=dict)
+
+    def add(self, offset: int, pointer: Pointer) -> None:
+        """Compare the next pointer with all before it."""
+        before = [
+            found
+            for named in pointer.producers
+            for each in named.ranges
+            if (found := self._first(named.producer, *each)) is not None
+        ]
+        if before:
+            self.pairs.append((offset, min(before)))
+        for named in pointer.producers:
+            for first, next_ in named.ranges:
+                self._note(named.producer, first, next_, offset)
+
+    def _first(self, producer: int, first: int, next_: int) -> int | None:
+        """Return the offset of the first pointer with one of these sequences."""
+        firsts, rest = self._known.get(producer, ([], []))
+        at = max(bisect_right(firsts, first) - 1, 0)
+        found: list[int] = []
+        while at < len(firsts) and firsts[at] < next_:
+            if rest[at][0] > first:
+                found.append(rest[at][1])
+            at += 1
+        return min(found, default=None)
+
+    def _note(self, producer: int, first: int, next_: int, offset: int) -> None:
+        """Note those of these sequences that no pointer before has."""
+        firsts, rest = self._known.setdefault(producer, ([], []))
+        while first < next_:
+            at = bisect_right(firsts, first)
+            if at and rest[at - 1][0] > first:
+                first = rest[at - 1][0]
+                continue
+            end = min(next_, firsts[at]) if at < len(firsts) else next_
+            firsts.insert(at, first)
+            rest.insert(at, (end, offset))
+            first = end
+
+
+@dataclass(slots=True)
 class PositionSearch:
     """Searches for positions of one read partition: call `look` for each pointer, then `place` for each.
 
@@ -65,6 +119,8 @@ class PositionSearch:
     begin: Position
     _searches: dict[Committed, _Search] = field(default_factory=dict)
     _sealed_ms: dict[Batch, int] = field(default_factory=dict)
+    _copies: _Copies = field(default_factory=_Copies)
+    _places: dict[int, tuple[Totals, int]] = field(default_factory=dict)  # by offset: totals and mark before it
     _before: Totals = field(default_factory=Totals)  # of all pointers that were placed
     _mark: int = 0  # of the last one
     _end: int = 0
@@ -86,6 +142,8 @@ class PositionSearch:
         for committed, search in self._searches.items():
             if search.begin is None and not self._is_covered(search, pointer):
                 search.begin = self._at(committed, offset, pointer)
+        self._copies.add(offset, pointer)
+        self._places[offset] = self._before, self._mark
         self._before = self._before.plus(pointer.records, pointer.stored_bytes)
         self._mark, self._end = pointer_mark(pointer), offset + 1
 
@@ -95,7 +153,13 @@ class PositionSearch:
         if search is None:
             return Committed(self.begin, Totals())
         end = Position(self.begin.read_partition, max(self._end, self.begin.pointer_offset))
-        return search.begin or Committed(end, self._before, self._mark, committed.covered)
+        found = search.begin or Committed(end, self._before, self._mark, committed.covered)
+        begin = found.position.pointer_offset
+        copied = min((first for offset, first in self._copies.pairs if first < begin <= offset), default=None)
+        if copied is None:
+            return found
+        totals, mark = self._places[copied]
+        return Committed(Position(self.begin.read_partition, copied), totals, mark, committed.covered)
 
     def _is_covered(self, search: _Search, pointer: Pointer) -> bool:
         if _is_staged(pointer):
