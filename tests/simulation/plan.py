@@ -27,7 +27,7 @@ from memq.simulation.ports.wrong_answers import (
 )
 from memq.topic import BROADCAST_GROUP
 from tests.simulation.plan_settings import draw_settings, that_remembers_names
-from tests.simulation.reduced_constants import CLOCK_ERROR, FORGET, SNAPSHOTS, Constants, draw_constants
+from tests.simulation.reduced_constants import CLOCK_ERROR, SNAPSHOTS, Constants, constants_of, draw_constants
 from tests.simulation.wishes import WISHES, Wish
 
 ASPECTS = (
@@ -118,7 +118,7 @@ def draw_plan(
     plan = _draw_bare_plan(seed, level, producers, retry_ms)
     for name in sorted(names, key=lambda name: (name != SCALE, ASPECTS.index(name))):  # in one order, however given
         plan = _CHANGES[name](plan, level, random.Random(f"{seed}/{name}"))
-    return plan
+    return replace(plan, constants={**constants_of(seed), **plan.constants})
 
 
 def _draw_retry_ms(seed: int, level: str) -> int:
@@ -332,7 +332,7 @@ def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 def _with_reports(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let clients report what they do; plain producers can't."""
-    shape = replace(plan.shape, audit_interval_ms=draw.choice([200, 1_000, 5_000]))
+    shape = replace(plan.shape, audit_interval_ms=draw.choice([500, 1_000, 5_000]))
     reporting = any(kind != "plain" for kind in plan.producers)
     return replace(plan, shape=shape, producers=plan.producers if reporting else (*plan.producers, "product"))
 
@@ -493,8 +493,8 @@ def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Let snapshots of state logs come often, and owners forget deleted topics soon."""
-    return replace(plan, constants={**plan.constants, FORGET: 4.0, SNAPSHOTS: draw.choice([3.0, 15.0])})
+    """Let snapshots of state logs come often."""
+    return replace(plan, constants={**plan.constants, SNAPSHOTS: draw.choice([3.0, 15.0])})
 
 
 def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:

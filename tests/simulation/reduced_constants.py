@@ -22,6 +22,7 @@ FETCHES = "memq.client.consumer.fetch.fetch_scheduler:FETCHES_MAX"
 LOOK_BACKS = "memq.client.consumer.fetch.fetch_scheduler:LOOK_BACKS_MAX"
 SNAPSHOTS = "memq.state_log.state_log:SNAPSHOT_S"
 FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
+STATES = "memq.broker.service_hosts:STATE_PARTITIONS"
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
@@ -64,7 +65,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.consumer.offset_resolver:TAIL_OFFSETS": (1, 3),
     FETCHES: (1, 2),
     LOOK_BACKS: (1,),
-    "memq.client.consumer.fetch.polling:POLL_WAIT_MS": (20, 200),
+    "memq.client.consumer.fetch.polling:POLL_WAIT_MS": (100, 500),
     "memq.client.consumer.core:REFRESH_S": (0.5,),  # that of the reader of compacted parts, too
     "memq.client.producer.core:METADATA_AGE_S_MAX": (0.5, 5.0),
     "memq.client.link_pool:DEAD_S": (0.1,),
@@ -76,6 +77,11 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.compaction.compaction:READS_MAX": (1,),
     "memq.compaction.reader:PARTS_BYTES_MAX": (0, 2_000),
 }
+
+
+def constants_of(seed: int) -> Constants:
+    """Return the constants that each run has, also one without thin margins: it waits at its end for two FORGET_S."""
+    return {FORGET: 4.0, STATES: random.Random(f"{seed}/states").choice([1, 2, 4, 8])}
 
 
 def draw_constants(draw: random.Random) -> Constants:

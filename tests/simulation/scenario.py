@@ -121,6 +121,7 @@ class Scenario:
             checker.on_delivered, checker.is_held = self._landed, states.names
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
+        self.consumers = [f"consumer-{number}" for number in range(len(plan.consumers))]
         self._live_faults: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
@@ -154,7 +155,7 @@ class Scenario:
         world.run(self.plan.end_s, done=self._all_done, poll_s=POLL_S)
         self._check_life()
         self._wait_for_reports()
-        for name in (AUDIT_COMMAND, BOUNDED_READER):
+        for name in (*self.consumers, AUDIT_COMMAND, BOUNDED_READER):  # half of all steps of the checks were theirs
             if name in self.world.nodes:
                 self.world.nodes[name].kill()
         self.checker.finish(world.random("finish").randrange)
@@ -211,12 +212,11 @@ class Scenario:
             self.world.run(2 * interval_ms / 1000 + REPORT_S)
 
     def _check_sweep(self) -> None:
-        """Give the sweep its time, without the consumers, and check that it left nothing behind."""
+        """Give the sweep its time, and check that it left nothing behind."""
         shape = self.plan.shape
         if shape.housekeeping_s:
-            others = [f"consumer-{number}" for number in range(len(self.plan.consumers))]
-            for name in (*others, *([COMPACTOR] if shape.compaction else [])):
-                self.world.nodes[name].kill()
+            if shape.compaction:
+                self.world.nodes[COMPACTOR].kill()
             # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
             errors_ms = shape.clock_error_ms * (4 if shape.compaction else 2)
             sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000
@@ -259,8 +259,8 @@ class Scenario:
         """Start all processes of the plan but the brokers."""
         for name in self.done:
             self._start_producer(name)
-        for number in range(len(self.plan.consumers)):
-            self._start_consumer(f"consumer-{number}")
+        for name in self.consumers:
+            self._start_consumer(name)
         if self.plan.shape.compaction:
             self._start_compactor()
         if self.plan.audits:
