@@ -17,6 +17,7 @@ from memq.broker.broker import Broker
 from memq.errors import NotFoundError, UnreachableError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
 from memq.protocol.frames import AckLevel, Api, Frame, encode_frame
+from memq.protocol.group_messages import CommitRequest, HeartbeatRequest
 from memq.protocol.link import REQUEST_TIMEOUT_S
 from memq.protocol.messages import (
     Close,
@@ -24,6 +25,7 @@ from memq.protocol.messages import (
     MetadataRequest,
     Nack,
     Open,
+    PartitionRef,
     ReadRequest,
     decode_message,
     encode_message,
@@ -241,6 +243,24 @@ def test_so_many_requests_of_a_connection_wait_and_each_answer_makes_room() -> N
                 assert code_of(await client.frame()) == ""
             assert (await client.topic()).name == "clicks"
             await other.close()
+
+    run(work())
+
+
+def test_heartbeats_and_commits_have_room_while_other_requests_fill_theirs() -> None:
+    beat = HeartbeatRequest(group="g", member="m", generation=1)
+
+    async def work() -> None:
+        async with client_of() as (broker, client, topic):
+            commit = CommitRequest(group="g", fetch=[PartitionRef(topic="clicks", topic_id=topic.id, partition=0)])
+            store = broker.services.stores["main"] = Hanging()
+            most = requests.REQUESTS_PER_CONNECTION_MAX
+            client.write(b"".join(read_frame(number, 1) for number in range(most)))
+            await until(lambda: store.reading == most)
+            assert code_of(await ask(client, Api.METADATA, MetadataRequest(topics=["clicks"]))) == "throttled"
+            assert code_of(await ask(client, Api.HEARTBEAT, beat)) == "not-found", "no group has members"
+            assert code_of(await ask(client, Api.COMMIT, commit)) == ""
+            store.gate.set()
 
     run(work())
 

@@ -42,6 +42,9 @@ from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
 
 REQUESTS_PER_CONNECTION_MAX = 64
+# These have as much room again: a POLL that its client gave up keeps its own for seconds, and a consumer that often
+# seeks, or reads a log that hangs, would lose its group.
+KEEPING_ALIVE = frozenset({Api.OPEN, Api.CLOSE, Api.COMMIT, Api.JOIN, Api.HEARTBEAT})
 REQUESTS_PER_BROKER_MAX = 4_096  # that another broker forwards by one connection: those of many members
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
@@ -94,6 +97,8 @@ class Requests:
             return
         working = self._working.setdefault(connection, {})
         most = REQUESTS_PER_BROKER_MAX if connection.program == PROGRAM else REQUESTS_PER_CONNECTION_MAX
+        if frame.api in KEEPING_ALIVE:
+            most *= 2
         error = self._too_much(len(working), len(frame.body), most)
         if error is not None:
             connection.send(_error_frame(frame, error))
