@@ -180,7 +180,7 @@ def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
     sweep_age_ms = CALM_SWEEP_AGE_MS if calm else SWEEP_AGE_MS
     shape = replace(
         plan.shape,
-        settings=settings,
+        settings=that_remembers_names(settings, plan.named_rest_s_max),
         brokers=brokers,
         housekeeping_s=1.0 if calm else 5.0,
         sweep_age_ms=sweep_age_ms,
@@ -346,8 +346,6 @@ def _with_compaction(plan: Plan, level: str, draw: random.Random) -> Plan:
         if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s:
             return plan
         plan = _with_house(plan, level, draw)
-        settings = that_remembers_names(plan.shape.settings, plan.named_rest_s_max)
-        plan = replace(plan, shape=replace(plan.shape, settings=settings))
     settings = plan.shape.settings
     clock_error_ms = plan.shape.clock_error_ms
     compact_age_ms = settings.dedup_window_ms + clock_error_ms

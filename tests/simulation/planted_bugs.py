@@ -194,6 +194,7 @@ BUGS = (
         "memq.client.consumer.offset_resolver",
         "OffsetResolver.window_before",
         swap("start > span.begin", "False"),
+        level="sleepy",
         seed=1003,
     ),
     Planted(

@@ -49,6 +49,7 @@ LONG = frozenset(
         "an attempt after the release is complete",
         "auditor judges though a log was not read",
         "T2: a new instance commits what the former one had open",
+        "an owner reads on in a log that was cut and filled again",
     }
 )
 

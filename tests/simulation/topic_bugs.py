@@ -48,7 +48,7 @@ TOPIC_BUGS = (
         "memq.broker.partition.appender",
         "Appender._closed",
         swap("not processor.topic.sealed_ms or stream.limiters is None", "True"),
-        level="calm",
+        level="stormy",
         aspects=("seal",),
     ),
     Planted(
