@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
 from memq.broker.ingest.connection import Connection
@@ -132,8 +133,9 @@ class Broker:
         held = HeldRecords(self.partitions, self.replay)
         self.idle_topics = IdleTopics(self.services, self.partitions)
         self.sealing = Sealing(self.services, self.partitions, held)
-        self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
-        self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
+        self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
+        migrator = GroupMigrator(self.services, alone=alone)
+        self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts, migrator)
         self._listener: BoundPort | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()

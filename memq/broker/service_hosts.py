@@ -21,9 +21,8 @@ from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_s
 from memq.broker.partitions import Partitions, not_owner
-from memq.broker.services import Services
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
-from memq.broker.upkeep.group_move import GroupMove
 from memq.errors import (
     EpochFencedError,
     LogLostError,
@@ -53,7 +52,6 @@ from memq.transactions.machines import service_machines
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
 OPENING_TRIES = 5  # then the waiting requests get the error; the next one begins another opening
-PROGRAM = "memq-broker"  # in the HELLO of a broker: its requests are not forwarded again
 
 
 def shard_name(topic_id: str, partition: int) -> str:
@@ -93,15 +91,9 @@ class ServiceKind(Generic[Made]):
 
 
 class ServiceHosts:
-    """Opens, finds and closes the services. `failed` gets the error of a task that dies.
+    """Opens, finds and closes the services. `failed` gets the error of a task that dies."""
 
-    `former` has the groups in the queue. `alone`: as for `GroupMove`.
-    """
-
-    def __init__(
-        self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None], *, alone: bool
-    ) -> None:
-        self.former = GroupMove(services, alone=alone)
+    def __init__(self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None]) -> None:
         self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, self._make_groups)
         self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, self._make_keeper)
         self.transactions: ServiceKind[TransactionCoordinator] = ServiceKind(TRANSACTIONS, self._make_transactions)
@@ -186,7 +178,9 @@ class ServiceHosts:
             link = self._links.get(address)
             if link is None or not link.open:
                 try:
-                    link = await connect_link(self._services.runtime, None, parse_address(address), client=PROGRAM)
+                    link = await connect_link(
+                        self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM
+                    )
                 except UnreachableError as error:
                     if error.refused:
                         self._services.suspicions.report(address)

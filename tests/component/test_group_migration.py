@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.broker import Broker
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.group_migration import GroupMigration, migrate_groups
@@ -192,7 +193,7 @@ def test_a_move_that_ended_early_is_repeated(monkeypatch: pytest.MonkeyPatch, *,
                 with monkeypatch.context() as patch:
                     patch.setattr(part, name, ended)
                     with pytest.raises(QueueError, match="the broker ended"):
-                        await broker.hosts.former.move("report", coordinator)
+                        await GroupMigrator(broker.services, alone=False).move("report", coordinator)
             assert await cluster.queue.former.names() == ["other", "report"]
             with pytest.raises(InvalidRequestError, match="earlier release"):
                 await (await member_at(brokers[0])).committed("report", logs)

@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker import service_hosts
 from memq.broker.broker import Broker
-from memq.broker.service_hosts import PROGRAM
+from memq.broker.services import BROKER_PROGRAM
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.broker.upkeep.retention import run_upkeep
 from memq.client.admin import AsyncAdmin
@@ -152,7 +152,7 @@ def test_a_request_that_a_broker_forwarded_is_not_forwarded_again() -> None:
             await (await member_at(brokers[0])).join("report", "m", logs, SESSION_MS)
             owner, _ = owner_of(cluster, brokers)
             for broker in brokers:
-                forwarded = await member_at(broker, program=PROGRAM)
+                forwarded = await member_at(broker, program=BROKER_PROGRAM)
                 if broker is owner:
                     assert await forwarded.groups() == ["report"]
                 else:

@@ -177,7 +177,6 @@ class Hosts:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self.former = self
 
     async def check(self, home: object) -> None:
         pass
@@ -185,7 +184,7 @@ class Hosts:
     async def at(self, kind: None, group: str, *, forwarded: bool) -> Queue:
         return self._queue
 
-    async def homes(self, kind: None) -> list[Queue]:
+    async def homes(self, kind: None, *, create: bool) -> list[Queue]:
         return [self._queue]
 
 
@@ -200,7 +199,8 @@ class Handlers:
             queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, hot=None, counters=Counters()
         )
         self.topics = Topics()
-        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics), cast(Any, Hosts(self.queue)))
+        hosts = cast(Any, Hosts(self.queue))  # the `GroupMigrator`, too
+        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics), hosts, hosts)
 
     async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api.group_migration import GroupMigrator
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups import Membership
@@ -21,7 +23,7 @@ from memq.groups.remote import committed_of, wire_of
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Span
 from memq.notification.remote import partition_of, ref_of
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.frames import Api
 from memq.protocol.group_messages import (
     CommitAnswer,
@@ -62,9 +64,12 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 class GroupRequests:
     """Answers the requests of consumers to the queue."""
 
-    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts) -> None:
+    def __init__(
+        self, services: Services, partitions: Partitions, hosts: ServiceHosts, migrator: GroupMigrator
+    ) -> None:
         self._services = services
         self._hosts = hosts
+        self._migrator = migrator
         self._queue = services.queue
         self._pointers = services.pointers
         self._recent = services.recent_pointers
@@ -323,21 +328,18 @@ class GroupRequests:
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
-        names: list[str] = []
-        await self._hosts.former.check(self._own_home)
-        for home in await self._hosts.homes(self._hosts.groups):
-            if not isinstance(home, str):
-                names += await home.groups()
-            elif call.connection.program != PROGRAM:
-                link = await self._hosts.link(home)
-                names += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).groups
+        await self._migrator.check(self._own_home)
+        hosts = self._hosts
+        names = await ask_all_services(
+            hosts, hosts.groups, call, lambda home: home.groups(), lambda answer: answer.groups, create=True
+        )
         return AdminAnswer(groups=sorted(names))
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
         """Delete a group."""
         home = await self._home(call, call.ask.group)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
+            return await forward(home, call.ask)
         await home.delete_group(call.ask.group)
         return AdminAnswer()
 
@@ -345,26 +347,26 @@ class GroupRequests:
         """Return members and positions of a group."""
         home = await self._home(call, call.ask.group)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
+            return await forward(home, call.ask)
         state = await home.describe(call.ask.group)
         return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
         """Return the names of the groups that an earlier release kept in the queue."""
-        return AdminAnswer(groups=await self._hosts.former.names())
+        return AdminAnswer(groups=await self._migrator.names())
 
     async def move(self, call: Call[MoveGroup]) -> Answer:
         """Move a group from the queue to its state log, at the broker that has it; or show it."""
-        ask, hosts = call.ask, self._hosts
+        ask = call.ask
         check_group(ask.group)
         if ask.dry_run:
-            found = await hosts.former.read(ask.group)
+            found = await self._migrator.read(ask.group)
         else:
-            await hosts.former.check_brokers()
+            await self._migrator.check_brokers()
             home = await self._at(call, ask.group)
             if isinstance(home, Link):
-                return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
-            found = await hosts.former.move(ask.group, home)
+                return await forward(home, ask)
+            found = await self._migrator.move(ask.group, home)
         members: dict[str, tuple[ReadPartition, ...]] = dict.fromkeys(found.members, ())
         return AdminAnswer(group=_wire_group(found.group, found.generation, members, found.committed))
 
@@ -374,12 +376,11 @@ class GroupRequests:
         Raises: InvalidNameError; MovedError for the request of a broker that takes this one for the owner.
         """
         check_group(group)
-        await self._hosts.former.check(self._own_home)
+        await self._migrator.check(self._own_home)
         return await self._at(call, group)
 
     async def _at(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
-        hosts = self._hosts
-        return await hosts.at(hosts.groups, group, forwarded=call.connection.program == PROGRAM)
+        return await find_service(self._hosts, self._hosts.groups, group, call)
 
     async def _own_home(self, group: str) -> GroupCoordinator:
         """Return the coordinator of a group at the only broker. Raises: NotReadyError; as `ServiceHosts.home`."""

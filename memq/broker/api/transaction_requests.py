@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from memq.broker.api import Answer, Call
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
@@ -15,8 +16,7 @@ from memq.groups.remote import committed_of
 from memq.holds.keeper import NewHold
 from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.notification.remote import ref_of
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
-from memq.protocol.frames import Api
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
     BeginTransactions,
@@ -53,7 +53,7 @@ class TransactionRequests:
             raise InvalidRequestError(f"time-out of transactions is {ask.timeout_ms} ms, {bounds} are allowed")
         home = await self._home(call, id_)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(home, ask)
         return AdminAnswer(transactional=await home.begin(id_, int(ask.token, 16), ask.timeout_ms))
 
     async def hold(self, call: Call[HoldTransaction]) -> Answer:
@@ -65,7 +65,7 @@ class TransactionRequests:
         id_ = _id(named.name, named.group)
         home = await self._home(call, id_)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(home, ask)
         await home.hold(id_, named.instance, named.number, holds)
         return AdminAnswer()
 
@@ -77,7 +77,7 @@ class TransactionRequests:
             raise InvalidRequestError(f"transaction {named.number} with {ask.blocks} blocks is not possible")
         home = await self._home(call, id_)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(home, ask)
         if not ask.commit:
             reason = "was rolled back by its producer"
             return AdminAnswer(committed=not await home.abort(id_, named.instance, named.number, reason))
@@ -91,13 +91,13 @@ class TransactionRequests:
 
     async def list_open(self, call: Call[ListTransactions]) -> Answer:
         """Return the open transactions; for another broker, those whose coordinators are here."""
-        hosts, found = self._hosts, list[WireOpenTransaction]()
-        for home in await hosts.homes(hosts.transactions, create=False):
-            if isinstance(home, TransactionCoordinator):
-                found += [_wire(each) for each in await home.transactions(proven=call.ask.proven)]
-            elif call.connection.program != PROGRAM:
-                link = await hosts.link(home)
-                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).transactions
+
+        async def open_at(coordinator: TransactionCoordinator) -> list[WireOpenTransaction]:
+            return [_wire(each) for each in await coordinator.transactions(proven=call.ask.proven)]
+
+        found = await ask_all_services(
+            self._hosts, self._hosts.transactions, call, open_at, lambda answer: answer.transactions
+        )
         return AdminAnswer(transactions=sorted(found, key=lambda each: (each.name, each.group)))
 
     async def settle(self, call: Call[SettleTransaction]) -> Answer:
@@ -106,7 +106,7 @@ class TransactionRequests:
         id_ = _id(ask.name, ask.group)
         home = await self._home(call, id_)
         if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(home, ask)
         await home.settle(id_, commit=ask.commit)
         return AdminAnswer()
 
@@ -145,9 +145,8 @@ class TransactionRequests:
         return moves_of(ask.member, ask.generation, before, after)
 
     async def _home(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
-        """Return the coordinator of an id (T1), or a link to its broker. Raises: as `ServiceHosts.at`."""
-        forwarded = call.connection.program == PROGRAM
-        return await self._hosts.at(self._hosts.transactions, id_.group or id_.name, forwarded=forwarded)
+        """Return the coordinator of an id (T1), or a link to its broker. Raises: as `find_service`."""
+        return await find_service(self._hosts, self._hosts.transactions, id_.group or id_.name, call)
 
 
 def _id(name: str, group: str) -> TransactionalId:

@@ -21,7 +21,7 @@ KNOWN_S = 1.0  # the names are read again after this time, while the queue has g
 Home = Callable[[str], Awaitable[GroupCoordinator]]
 
 
-class GroupMove:
+class GroupMigrator:
     """The groups in the queue of a broker.
 
     `alone`: no other process uses the queue, as in a data folder. Then the broker moves the groups itself, and former
