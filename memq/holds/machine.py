@@ -141,7 +141,7 @@ class HoldMachine:
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
         self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
         self.enter: Callable[[str], bool] = _any_lane
-        self.texts: dict[str, str] = {}  # one string for each object, lane and target
+        self._texts: dict[str, str] = {}  # one string for each object, lane and target
         self._targets: dict[Target, Target] = {}
 
     def apply(self, body: bytes) -> Answer:
@@ -217,7 +217,7 @@ class HoldMachine:
             del self.lanes[hold.lane][hold.block.id]
             if not self.lanes[hold.lane]:
                 del self.lanes[hold.lane]
-                self.texts.pop(hold.lane, None)
+                self._texts.pop(hold.lane, None)
 
     def _release_all(self, units: tuple[Unit, ...]) -> tuple[bool, ...]:
         refused, answers = set[Target](), list[bool]()
@@ -296,10 +296,10 @@ class HoldMachine:
         self.objects[key] -= 1
         if not self.objects[key]:
             del self.objects[key]
-            self.texts.pop(key, None)
+            self._texts.pop(key, None)
 
     def _shared(self, text: str) -> str:
-        return self.texts.setdefault(text, text)
+        return self._texts.setdefault(text, text)
 
     # ---- snapshots -------------------------------------------------------------------------------
 
