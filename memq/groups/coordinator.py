@@ -41,7 +41,7 @@ from memq.topic import Committed, ReadPartition, check_group
 
 MACHINE = "groups"  # the name of the machine in the log
 FRESH_SHARE = 4  # F is this part of a session time-out
-EXPIRY_S = 0.25  # between two searches for silent members
+EXPIRY_CHECK_S = 0.25  # between two searches for silent members
 
 Change = Callable[[Group], object]
 
@@ -123,7 +123,7 @@ class GroupCoordinator:
     async def run(self) -> None:
         """Expire members until cancelled. Raises: MemqError when the log has ended."""
         while True:
-            await asyncio.sleep(EXPIRY_S)
+            await asyncio.sleep(EXPIRY_CHECK_S)
             await self.expire()
 
     async def _expire(self, group: str) -> None:

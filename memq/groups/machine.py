@@ -31,7 +31,7 @@ from memq.state_log import Answer
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 STATE_VERSION = 1
-WANTED_MAX = 256  # sets of partitions that members want, which are kept to share them
+WANTED_SETS_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
 
@@ -264,7 +264,7 @@ def shared_wanted(partitions: Iterable[ReadPartition]) -> SharedWanted:
     return _unpacked(pack(partitions))
 
 
-@lru_cache(maxsize=WANTED_MAX)
+@lru_cache(maxsize=WANTED_SETS_MAX)
 def _unpacked(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
     found = SharedWanted(unpack(packed))
     found.packed = packed

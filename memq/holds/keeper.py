@@ -50,9 +50,9 @@ DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
 BLOCK_COST, HOLD_COST, PLACE_COST = 56, 24, 64  # bytes of a decision: for a block, a hold, a target beside its names
 UNIT_BLOCKS_MAX = 512  # as many as a pointer has ranges
 UNIT_BYTES_MAX = 4 * MIB
-IDLE_S_MAX = 3_600.0  # a wall clock may jump: look again
+TIMER_S_MAX = 3_600.0  # a wall clock may jump, so the due time is checked again
 BACKOFF_S_MAX = 2.0
-THROTTLED_S = 0.1
+THROTTLE_RETRY_S = 0.1
 
 Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target has the unit in its log, or is deleted
 
@@ -293,7 +293,7 @@ class HoldKeeper:
             try:
                 await self._propose(ReleaseDecision(tuple(units)))
             except ThrottledError:
-                pause_s = THROTTLED_S
+                pause_s = THROTTLE_RETRY_S
             for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
                 self._expect_again(unit)
             self._deciding = ()
@@ -366,7 +366,7 @@ class HoldKeeper:
         """Wait until the next hold is due, or another one may be due earlier."""
         self._changed.clear()
         known = [due_ms for target in list(self._due) if (due_ms := self._next_due(target)) is not None]
-        wait_s = min(max(min(known) - self._now_ms(), 0) / 1_000, IDLE_S_MAX) if known else IDLE_S_MAX
+        wait_s = min(max(min(known) - self._now_ms(), 0) / 1_000, TIMER_S_MAX) if known else TIMER_S_MAX
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -429,7 +429,7 @@ class HoldKeeper:
                 await self._propose(DoneDecision(self._now_ms(), tuple(finished)))
             except ThrottledError:
                 self._finished += finished
-                await asyncio.sleep(THROTTLED_S)
+                await asyncio.sleep(THROTTLE_RETRY_S)
             except MemqError:
                 return  # the log has ended: the next owner asks the targets again
             for target in dict.fromkeys(target for target, _ in finished):

@@ -63,7 +63,7 @@ SNAPSHOT_S = 60.0  # greatest age of a decision that no snapshot has
 BACKOFF_S_MAX = 2.0
 SCANS_MAX = 3  # of one opening without the state, while a newer owner may trim the log or replace its snapshot
 # A queue that is starting or loses a certificate also answers "not found" or "denied".
-DOUBTFUL = (RetryableError, EpochFencedError, TimeoutError, DeniedError, NotFoundError)
+OUTCOME_UNKNOWN = (RetryableError, EpochFencedError, TimeoutError, DeniedError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class StateLog:
                         at = entries.next
                     if scan.end < end:
                         scan.pass_over(end)
-            except DOUBTFUL as error:
+            except OUTCOME_UNKNOWN as error:
                 tries += 1
                 await self._rest_after(error, tries)
             else:
@@ -304,7 +304,7 @@ class StateLog:
             try:
                 async with asyncio.timeout(self._settings.answer_s):
                     await self._execute(owner, step)
-            except DOUBTFUL as error:
+            except OUTCOME_UNKNOWN as error:
                 if isinstance(error, LogCutError):
                     owner.end(error)
                     continue

@@ -37,7 +37,7 @@ from memq.topic import Committed, Position, ReadPartition
 MACHINE = "transactions"  # its name in the log
 STATE_VERSION = 1
 TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
-FORMER_MAX = 16  # earlier instances that are known
+FORMER_INSTANCES_MAX = 16  # earlier instances that are known
 ANY_BLOCKS = -1  # in place of the number of blocks: an operator decides
 
 
@@ -227,7 +227,7 @@ class TransactionMachine:
             if known.open:  # T2
                 self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
                 known.settled = _aborted(known.open, _fenced(decision.id))
-            former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_MAX:]
+            former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_INSTANCES_MAX:]
             self._forget(decision.id)
         self._last = max(self._last + 1, decision.now_ms)  # by time: after a restore from a snapshot it is new, too
         self.ids[decision.id] = PresentInstance(
@@ -248,8 +248,12 @@ class TransactionMachine:
     def _unknown_or_fenced(self, decision: CommitTransactionDecision | AbortDecision) -> MemqError:
         """Return the error for a former instance: of one before the known ones the last end is not known."""
         known = self.ids.get(decision.id)
-        if known is not None and len(known.former) == FORMER_MAX and decision.instance < known.former[0].instance:
-            text = f"{_text(decision.id)} has had over {FORMER_MAX} newer instances"
+        if (
+            known is not None
+            and len(known.former) == FORMER_INSTANCES_MAX
+            and decision.instance < known.former[0].instance
+        ):
+            text = f"{_text(decision.id)} has had over {FORMER_INSTANCES_MAX} newer instances"
             return OutcomeUnknownError(f"{text}: whether transaction {decision.number} was committed is not known")
         return _fenced(decision.id)
 

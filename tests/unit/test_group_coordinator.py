@@ -19,7 +19,7 @@ from memq.errors import (
     QueueError,
 )
 from memq.groups import Membership
-from memq.groups.coordinator import EXPIRY_S, MACHINE, GroupCoordinator
+from memq.groups.coordinator import EXPIRY_CHECK_S, MACHINE, GroupCoordinator
 from memq.groups.machine import (
     CommitDecision,
     Decision,
@@ -389,9 +389,9 @@ def test_a_coordinator_searches_for_silent_members_all_the_time() -> None:
         await made.join("a")
         await made.join("b", group="h")
         made.tasks.start(made.coordinator.run(), "coordinator")
-        await skip(SESSION_S - EXPIRY_S / 2)
+        await skip(SESSION_S - EXPIRY_CHECK_S / 2)
         assert (made.members(), made.members("h")) == (["a"], ["b"])
-        await skip(EXPIRY_S)
+        await skip(EXPIRY_CHECK_S)
         assert (made.members(), made.members("h")) == ([], [])
 
     hosted(work)

@@ -196,7 +196,7 @@ class Handlers:
         self.pointers = Pointers(self.queue)
         self.recent = RecentPointerCache()
         self.services = SimpleNamespace(
-            queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, hot=None, counters=Counters()
+            queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, counters=Counters()
         )
         self.topics = Topics()
         hosts = cast(Any, Hosts(self.queue))  # the `GroupMigrator`, too

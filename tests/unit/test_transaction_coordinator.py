@@ -21,7 +21,7 @@ from memq.errors import (
 )
 from memq.format.held_object import Target
 from memq.state_log.state_log import StateLog
-from memq.transactions.coordinator import LOOK_S, UNUSED_MS, TransactionCoordinator, TransactionState
+from memq.transactions.coordinator import TIMEOUT_CHECK_S, UNUSED_ID_KEPT_MS, TransactionCoordinator, TransactionState
 from memq.transactions.machine import (
     ANY_BLOCKS,
     MACHINE,
@@ -106,7 +106,7 @@ def test_a_coordinator_begins_an_instance_at_its_time() -> None:
         await skip(3)
         now_ms = made.shard.now_ms()
         first = await made.begin()
-        assert made.decisions(BeginDecision) == [BeginDecision(ID, 1, TIMEOUT_MS, now_ms, now_ms - UNUSED_MS)]
+        assert made.decisions(BeginDecision) == [BeginDecision(ID, 1, TIMEOUT_MS, now_ms, now_ms - UNUSED_ID_KEPT_MS)]
         second = await made.begin(token=2)
         assert second > first
         with pytest.raises(ProducerFencedError):
@@ -274,10 +274,10 @@ def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() ->
         made.shard.tasks.start(made.coordinator.run(), "coordinator")
         await skip(1)
         await made.hold(instance, 1)
-        met_s = now_s() + LOOK_S  # the next look
+        met_s = now_s() + TIMEOUT_CHECK_S  # the next check
         await skip(met_s + TIMEOUT_MS / 1_000 + 0.01 - now_s())
         assert made.open() == ["pay"], "for exactly its time"
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == []
         with pytest.raises(TransactionAbortedError, match="was open for over 10000 ms"):
             await made.hold(instance, 1)
@@ -314,9 +314,9 @@ def test_a_throttled_roll_back_is_tried_again_and_the_others_are_rolled_back() -
         made.shard.tasks.start(made.coordinator.run(), "coordinator")
         await skip(TIMEOUT_MS / 1_000 + 0.1)
         made.log.errors = [ThrottledError("full")]
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == ["pay"]
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == []
 
     coordinated(work)

@@ -32,7 +32,7 @@ from memq.topic import check_group, check_name, is_internal
 from memq.transactions.coordinator import TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
-MOVES_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
+MOVED_POSITIONS_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
 
 
 class TransactionRequests:
@@ -133,8 +133,8 @@ class TransactionRequests:
         """
         if not ask.transaction.group:
             raise InvalidRequestError("this transactional producer has no group, and moves no positions")
-        if len(ask.after) > MOVES_MAX:
-            raise TooLargeError(f"a transaction moves {len(ask.after)} positions, {MOVES_MAX} are allowed")
+        if len(ask.after) > MOVED_POSITIONS_MAX:
+            raise TooLargeError(f"a transaction moves {len(ask.after)} positions, {MOVED_POSITIONS_MAX} are allowed")
         before, after = committed_of(ask.before), committed_of(ask.after)
         if before.keys() - after.keys():
             raise InvalidRequestError("a transaction names a former position without a new one")
