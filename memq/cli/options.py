@@ -79,9 +79,9 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
     return environment_settings(flags, config, profile)
 
 
-def section_values(settings: Settings, name: str) -> dict[str, object]:
-    """Return the settings of a section, by name."""
-    return {setting: value for setting, (value, _) in settings.parts().section(name).items()}
+def s3_values(settings: Settings) -> dict[str, object]:
+    """Return the settings of the section `s3`, by name."""
+    return {setting: value for setting, (value, _) in settings.parts().section("s3").items()}
 
 
 def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 
 import click
 
-from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
+from memq.cli.options import LastRecords, Start, json_option, parse_start, s3_values, setting_options, settings_of
 from memq.cli.output import count_text, print_message
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
 from memq.client.consumer.batch import Batch, Record, TopicPartition
@@ -127,7 +127,7 @@ def consume(
     if sys.__stdout__ is None:  # its replacement takes everything, and a group would commit it
         raise click.ClickException("stdout is closed, so no record can be printed: send it to a file or a pipe")
     found = settings_of(config, profile, **flags)
-    settings, s3 = found.client(), section_values(found, "s3")
+    settings, s3 = found.client(), s3_values(found)
     start = parse_start(offset, SystemClock().wall_ms())
     stored = group if broadcast is None else broadcast
     if isinstance(start, Position) and stored is None:

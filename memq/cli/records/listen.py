@@ -14,7 +14,7 @@ from contextlib import suppress
 import click
 
 from memq.cli.commands import INTERRUPTED
-from memq.cli.options import section_values, setting_options, settings_of
+from memq.cli.options import s3_values, setting_options, settings_of
 from memq.cli.output import print_message
 from memq.client.listener.answers import DeadLetter, Message, Park, Retry
 from memq.client.listener.core import ListenerStats
@@ -102,7 +102,7 @@ def listen(
         tags=tags,
         where=where,
         prefetch_bytes_max=settings.prefetch_bytes_max,
-        s3=section_values(found, "s3"),
+        s3=s3_values(found),
     )
     stopped = asyncio.run(_listen(listener, programs))
     print_message(f"memq: {_summary(listener.stats())}")

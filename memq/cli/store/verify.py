@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdict, check_file
-from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
+from memq.cli.options import broker_options, brokers_of, json_option, s3_values, settings_of
 from memq.cli.output import count_text, print_json, print_message
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
@@ -85,7 +85,7 @@ def verify(
             asyncio.run(_verify_folder(folder, tally))
         for topic in topics:
             try:
-                s3 = section_values(settings, "s3")
+                s3 = s3_values(settings)
                 asyncio.run(_verify_topic(brokers_of(config, profile, flags), topic, s3, tally))
             except DeniedError as error:
                 hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
