@@ -28,7 +28,7 @@ from memq.storage_handlers import (
     check_prefix,
 )
 from memq.storage_handlers.files import joined_crc
-from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.answers import CREDENTIAL_CODES, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder, release_views
 from memq.storage_handlers.s3.settings import Bucket
@@ -355,7 +355,7 @@ async def _refusal(
         await attempts.run("check", 0, request, f"{bucket.location} not checked")
     except DeniedError as error:
         cause = error.__cause__
-        if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
+        if isinstance(cause, StoreAnswer) and cause.code in CREDENTIAL_CODES:
             raise
         return cause
     except StoreAnswer as answer:
