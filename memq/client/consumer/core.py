@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from memq.client.arguments import check_kind
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
 from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, topic_partition_of
@@ -27,7 +28,6 @@ from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
-from memq.client.producer.fields import check_kind
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.groups.remote import RemoteGroups
