@@ -25,7 +25,7 @@ from memq.settings import Value, parse_time_ms
 
 DEAD, TEMPORARY, PARKED = 65, 75, 79  # exit codes of a program; the first two are those of sysexits.h
 VARIABLE_BYTES_MAX = 64 << 10  # of a variable of the environment; Linux allows 128 KiB
-TAIL_BYTES = 4_096  # of stderr, in which the last line is looked for
+TAIL_BYTES = 4_096  # of stderr, in which the last line is searched
 STDERR_S = 1.0  # a process that the program left behind may hold its stderr open
 CHUNK_BYTES = 64 << 10
 
