@@ -30,6 +30,7 @@ from memq.limits import KIB
 from memq.state_log import Answer
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
+GROUPS_MACHINE = "groups"  # its name in the log
 STATE_VERSION = 1
 WANTED_SETS_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB

@@ -20,7 +20,7 @@ from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.state_log import Answer
 
-MACHINE = "holds"  # its name in the log
+HOLDS_MACHINE = "holds"  # its name in the log
 STATE_VERSION = 1
 
 

@@ -27,7 +27,7 @@ from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.transactions.machine import (
     ANY_BLOCKS,
-    MACHINE,
+    TRANSACTIONS_MACHINE,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
@@ -236,7 +236,7 @@ class TransactionCoordinator:
                 self._settling.discard(named)
 
     async def _propose(self, decision: TransactionDecision) -> Answer:
-        answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
+        answer = await known_outcome(self._log.propose(TRANSACTIONS_MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError):
             raise answer
         return answer

@@ -28,13 +28,20 @@ from memq.errors import (
     kind_of,
 )
 from memq.groups.group import Group
-from memq.groups.machine import GroupMachine, PackedPositions, StoredGroup, pack_positions, unpack_positions
-from memq.holds.machine import HoldMachine
+from memq.groups.machine import (
+    GROUPS_MACHINE,
+    GroupMachine,
+    PackedPositions,
+    StoredGroup,
+    pack_positions,
+    unpack_positions,
+)
+from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
-from memq.state_log import Answer
+from memq.state_log import Answer, StateMachine
 from memq.topic import Committed, Position, ReadPartition
 
-MACHINE = "transactions"  # its name in the log
+TRANSACTIONS_MACHINE = "transactions"  # its name in the log
 STATE_VERSION = 1
 TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
 FORMER_INSTANCES_MAX = 16  # earlier instances that are known
@@ -386,3 +393,19 @@ def _fenced(id_: TransactionalId) -> ProducerFencedError:
         f"another instance of the transactional producer '{id_.name}' has begun, or this one was not used for long",
         hint="stop this instance; two that run at once need two transactional ids",
     )
+
+
+class ServiceMachines:
+    """The machines of one state log, with empty states.
+
+    They share state: transactions change groups and holds.
+    """
+
+    def __init__(self) -> None:
+        self.groups = GroupMachine()
+        self.holds = HoldMachine()
+        self.transactions = TransactionMachine(self.groups, self.holds)
+
+    def by_name(self) -> dict[str, StateMachine]:
+        """Return them by their names in the log."""
+        return {GROUPS_MACHINE: self.groups, HOLDS_MACHINE: self.holds, TRANSACTIONS_MACHINE: self.transactions}

@@ -186,7 +186,7 @@ def test_a_move_that_ended_early_is_repeated(monkeypatch: pytest.MonkeyPatch, *,
     async def work() -> None:
         async with upgraded() as (cluster, brokers, logs):
             for broker in brokers:
-                coordinator = await broker.hosts.home(broker.hosts.groups, "report")
+                coordinator = await broker.hosts.service_or_address(broker.hosts.groups, "report")
                 if isinstance(coordinator, str):
                     continue
                 part, name = (coordinator, "import_group") if imports else (cluster.queue.former, "remove")

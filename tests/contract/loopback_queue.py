@@ -59,15 +59,15 @@ class _Hosts:
     def __init__(self, lender: NotificationQueue) -> None:
         self._lender = lender
 
-    async def check(self, home: object) -> None:
+    async def check(self, find: object) -> None:
         """The queue has no groups of an earlier release."""
 
-    async def at(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
+    async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
         assert isinstance(self._lender, StateLogQueue), "this queue has no groups"
         return self._lender
 
-    async def homes(self, kind: None, *, create: bool) -> list[StateLogQueue]:
-        return [await self.at(None, "", forwarded=False)]
+    async def all_services(self, kind: None, *, create: bool) -> list[StateLogQueue]:
+        return [await self.service_or_link(None, "", forwarded=False)]
 
 
 class LoopbackQueue(RemoteQueue, RemoteGroups):

@@ -178,13 +178,13 @@ class Hosts:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    async def check(self, home: object) -> None:
+    async def check(self, find: object) -> None:
         pass
 
-    async def at(self, kind: None, group: str, *, forwarded: bool) -> Queue:
+    async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> Queue:
         return self._queue
 
-    async def homes(self, kind: None, *, create: bool) -> list[Queue]:
+    async def all_services(self, kind: None, *, create: bool) -> list[Queue]:
         return [self._queue]
 
 

@@ -24,15 +24,15 @@ from memq.state_log.state_log import StateLog
 from memq.transactions.coordinator import TIMEOUT_CHECK_S, UNUSED_ID_KEPT_MS, TransactionCoordinator, TransactionState
 from memq.transactions.machine import (
     ANY_BLOCKS,
-    MACHINE,
+    TRANSACTIONS_MACHINE,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
+    ServiceMachines,
     TransactionalId,
     TransactionDecision,
     decode_decision,
 )
-from memq.transactions.machines import ServiceMachines
 from tests.skipping_loop import now_s, run_skipping, skip
 from tests.unit.hold_shard import A, B, Shard
 from tests.unit.instant_log import InstantLog
@@ -81,7 +81,11 @@ class Coordinated:
         await self.coordinator.hold(id_, instance, number, blocks)
 
     def decisions(self, kind: type[TransactionDecision]) -> list[TransactionDecision]:
-        named = [body for name, (_, body) in zip(self.log.names, self.log.applied, strict=True) if name == MACHINE]
+        named = [
+            body
+            for name, (_, body) in zip(self.log.names, self.log.applied, strict=True)
+            if name == TRANSACTIONS_MACHINE
+        ]
         return [each for each in map(decode_decision, named) if isinstance(each, kind)]
 
     def open(self) -> list[str]:

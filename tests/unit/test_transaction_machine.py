@@ -29,6 +29,7 @@ from memq.transactions.machine import (
     BeginDecision,
     CommitTransactionDecision,
     PositionMoves,
+    ServiceMachines,
     SettledTransaction,
     TransactionalId,
     TransactionMachine,
@@ -36,7 +37,6 @@ from memq.transactions.machine import (
     lane_of,
     moves_of,
 )
-from memq.transactions.machines import ServiceMachines
 
 ID = TransactionalId("pay", "g")
 CLICKS, ORDERS = Target("clicks", "ab" * 16, 0), Target("orders", "cd" * 16, 3)

@@ -18,7 +18,7 @@ from memq.notification import FormerGroup
 
 EQUAL_READS_TRIES = 5  # until two reads of a group in a row are equal
 NAMES_KEPT_S = 1.0  # the names are read again after this time, while the queue has groups
-Home = Callable[[str], Awaitable[GroupCoordinator]]
+FindCoordinator = Callable[[str], Awaitable[GroupCoordinator]]
 
 
 class GroupMigrator:
@@ -44,7 +44,7 @@ class GroupMigrator:
         """
         return sorted({name for _ in range(2) for name in await self._former.names()})
 
-    async def check(self, home: Home) -> None:
+    async def check(self, find: FindCoordinator) -> None:
         """Return if the queue has no groups, and no broker of an earlier release can make one.
 
         Raises: InvalidRequestError, which names the tool; as `move`.
@@ -57,7 +57,7 @@ class GroupMigrator:
                 self._names = tuple(await self.names())
                 if self._alone and self._names:
                     for name in self._names:
-                        await self.move(name, await home(name))
+                        await self.move(name, await find(name))
                     self._names = tuple(await self.names())
                 if not self._names:
                     await self.check_brokers()
@@ -90,7 +90,7 @@ class GroupMigrator:
             before = found
         raise QueueError(f"{EQUAL_READS_TRIES} reads of group '{name}' in the queue differ", hint="stop its consumers")
 
-    async def move(self, name: str, home: GroupCoordinator) -> FormerGroup:
+    async def move(self, name: str, coordinator: GroupCoordinator) -> FormerGroup:
         """Move a group to its coordinator, and return it as it was in the queue.
 
         Raises: NotFoundError; InvalidRequestError if it has members; QueueError if it changes meanwhile; as
@@ -102,7 +102,7 @@ class GroupMigrator:
                 f"group '{name}' has {len(former.members)} active members in the queue, first '{former.members[0]}'",
                 hint="stop its consumers, wait for the end of their sessions, and repeat the command",
             )
-        await home.import_group(former)
+        await coordinator.import_group(former)
         if not self._alone and await self.read(name) != former:
             raise QueueError(f"group '{name}' was changed in the queue while it was moved", hint="stop its consumers")
         with suppress(NotFoundError):  # another run has removed it

@@ -292,63 +292,63 @@ class GroupRequests:
     async def join(self, call: Call[JoinRequest]) -> Answer:
         """Enter or leave a group."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.JOIN, ask, MembershipAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.JOIN, ask, MembershipAnswer)
         if ask.leave:
-            await home.leave(ask.group, ask.member)
+            await coordinator.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
         partitions = await self._all_known(ask.partitions)
-        return _answer(await home.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
+        return _answer(await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
         """Note that a member is alive."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.HEARTBEAT, ask, MembershipAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer)
         released = [partition_of(ref) for ref in ask.released]
-        return _answer(await home.heartbeat(ask.group, ask.member, ask.generation, released))
+        return _answer(await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
 
     async def commit(self, call: Call[CommitRequest]) -> Answer:
         """Store positions of a group, or read them."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.COMMIT, ask, CommitAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.COMMIT, ask, CommitAnswer)
         if ask.positions:
             positions = committed_of(ask.positions)
             for partition in positions:
                 await self._known(ref_of(partition))
-            await home.commit(ask.group, ask.member, ask.generation, positions, ask.number)
+            await coordinator.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
-        found = await home.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
+        found = await coordinator.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
         return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
-        await self._migrator.check(self._own_home)
+        await self._migrator.check(self._coordinator_here)
         hosts = self._hosts
         names = await ask_all_services(
-            hosts, hosts.groups, call, lambda home: home.groups(), lambda answer: answer.groups, create=True
+            hosts, hosts.groups, call, lambda one: one.groups(), lambda answer: answer.groups, create=True
         )
         return AdminAnswer(groups=sorted(names))
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
         """Delete a group."""
-        home = await self._home(call, call.ask.group)
-        if isinstance(home, Link):
-            return await forward(home, call.ask)
-        await home.delete_group(call.ask.group)
+        coordinator = await self._coordinator(call, call.ask.group)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, call.ask)
+        await coordinator.delete_group(call.ask.group)
         return AdminAnswer()
 
     async def describe(self, call: Call[DescribeGroup]) -> Answer:
         """Return members and positions of a group."""
-        home = await self._home(call, call.ask.group)
-        if isinstance(home, Link):
-            return await forward(home, call.ask)
-        state = await home.describe(call.ask.group)
+        coordinator = await self._coordinator(call, call.ask.group)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, call.ask)
+        state = await coordinator.describe(call.ask.group)
         return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
@@ -363,29 +363,32 @@ class GroupRequests:
             found = await self._migrator.read(ask.group)
         else:
             await self._migrator.check_brokers()
-            home = await self._at(call, ask.group)
-            if isinstance(home, Link):
-                return await forward(home, ask)
-            found = await self._migrator.move(ask.group, home)
+            coordinator = await self._coordinator_or_link(call, ask.group)
+            if isinstance(coordinator, Link):
+                return await forward(coordinator, ask)
+            found = await self._migrator.move(ask.group, coordinator)
         members: dict[str, tuple[ReadPartition, ...]] = dict.fromkeys(found.members, ())
         return AdminAnswer(group=_wire_group(found.group, found.generation, members, found.committed))
 
-    async def _home(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
-        """Return the part that has a group, or a link to the broker that has it.
+    async def _coordinator(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
+        """Return the coordinator of a group, or a link to the broker that has it.
 
         Raises: InvalidNameError; MovedError for the request of a broker that takes this one for the owner.
         """
         check_group(group)
-        await self._migrator.check(self._own_home)
-        return await self._at(call, group)
+        await self._migrator.check(self._coordinator_here)
+        return await self._coordinator_or_link(call, group)
 
-    async def _at(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
+    async def _coordinator_or_link(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
         return await find_service(self._hosts, self._hosts.groups, group, call)
 
-    async def _own_home(self, group: str) -> GroupCoordinator:
-        """Return the coordinator of a group at the only broker. Raises: NotReadyError; as `ServiceHosts.home`."""
+    async def _coordinator_here(self, group: str) -> GroupCoordinator:
+        """Return the coordinator of a group at the only broker.
+
+        Raises: NotReadyError; as `ServiceHosts.service_or_address`.
+        """
         hosts = self._hosts
-        found = await hosts.home(hosts.groups, group)
+        found = await hosts.service_or_address(hosts.groups, group)
         if isinstance(found, str):
             raise NotReadyError(f"the coordinator of group '{group}' is at {found}")
         return found

@@ -18,9 +18,9 @@ Item = TypeVar("Item")
 async def find_service(hosts: ServiceHosts, kind: ServiceKind[Made], name: str, call: Call[Any]) -> Made | Link:
     """Return the service that has a name, or a link to the broker that has it.
 
-    Raises: as `ServiceHosts.at`; so a request that a broker forwarded is not forwarded again.
+    Raises: as `ServiceHosts.service_or_link`; so a request that a broker forwarded is not forwarded again.
     """
-    return await hosts.at(kind, name, forwarded=call.connection.program == BROKER_PROGRAM)
+    return await hosts.service_or_link(kind, name, forwarded=call.connection.program == BROKER_PROGRAM)
 
 
 async def forward(link: Link, ask: Any) -> AdminAnswer:
@@ -39,10 +39,10 @@ async def ask_all_services(
 ) -> list[Item]:
     """Return the items of all services of a kind; for another broker, only those of the services here.
 
-    `create`: as for `ServiceHosts.homes`.
+    `create`: as for `ServiceHosts.all_services`.
     """
     found: list[Item] = []
-    for home in await hosts.homes(kind, create=create):
+    for home in await hosts.all_services(kind, create=create):
         if not isinstance(home, str):
             found += await items_here(home)
         elif call.connection.program != BROKER_PROGRAM:

@@ -51,10 +51,10 @@ class TransactionRequests:
         if not TRANSACTION_TIMEOUT_MS_MIN <= ask.timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
             bounds = f"{TRANSACTION_TIMEOUT_MS_MIN} to {TRANSACTION_TIMEOUT_MS_MAX}"
             raise InvalidRequestError(f"time-out of transactions is {ask.timeout_ms} ms, {bounds} are allowed")
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await forward(home, ask)
-        return AdminAnswer(transactional=await home.begin(id_, int(ask.token, 16), ask.timeout_ms))
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        return AdminAnswer(transactional=await coordinator.begin(id_, int(ask.token, 16), ask.timeout_ms))
 
     async def hold(self, call: Call[HoldTransaction]) -> Answer:
         """Hold blocks of a transaction; answer when that is in the state log."""
@@ -63,10 +63,10 @@ class TransactionRequests:
             raise TooLargeError(f"{len(ask.blocks)} blocks in one request, {HOLDS_PER_REQUEST_MAX} are allowed")
         holds = [await self._new_hold(named, each) for each in ask.blocks]
         id_ = _id(named.name, named.group)
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await forward(home, ask)
-        await home.hold(id_, named.instance, named.number, holds)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        await coordinator.hold(id_, named.instance, named.number, holds)
         return AdminAnswer()
 
     async def end(self, call: Call[EndTransaction]) -> Answer:
@@ -75,18 +75,18 @@ class TransactionRequests:
         id_ = _id(named.name, named.group)
         if named.number < 1 or ask.blocks < 0:
             raise InvalidRequestError(f"transaction {named.number} with {ask.blocks} blocks is not possible")
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await forward(home, ask)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
         if not ask.commit:
             reason = "was rolled back by its producer"
-            return AdminAnswer(committed=not await home.abort(id_, named.instance, named.number, reason))
+            return AdminAnswer(committed=not await coordinator.abort(id_, named.instance, named.number, reason))
         try:
             moves = await self._moves(ask) if ask.after else None
         except InvalidRequestError as error:
-            await home.refuse(id_, named.instance, named.number, error)
+            await coordinator.refuse(id_, named.instance, named.number, error)
         else:
-            await home.commit(id_, named.instance, named.number, ask.blocks, moves)
+            await coordinator.commit(id_, named.instance, named.number, ask.blocks, moves)
         return AdminAnswer(committed=True)
 
     async def list_open(self, call: Call[ListTransactions]) -> Answer:
@@ -104,10 +104,10 @@ class TransactionRequests:
         """Commit or roll back the open transaction of a producer, for an operator."""
         ask = call.ask
         id_ = _id(ask.name, ask.group)
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await forward(home, ask)
-        await home.settle(id_, commit=ask.commit)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        await coordinator.settle(id_, commit=ask.commit)
         return AdminAnswer()
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class TransactionRequests:
                 raise NotFoundError(f"topic '{topic.name}' has no read partition {ref_of(partition).partition}")
         return moves_of(ask.member, ask.generation, before, after)
 
-    async def _home(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
+    async def _coordinator(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
         """Return the coordinator of an id (T1), or a link to its broker. Raises: as `find_service`."""
         return await find_service(self._hosts, self._hosts.transactions, id_.group or id_.name, call)
 
