@@ -15,7 +15,6 @@ from collections.abc import Mapping
 import msgspec
 
 from memq.errors import (
-    CorruptDataError,
     GenerationFencedError,
     InvalidRequestError,
     MemqError,
@@ -23,7 +22,6 @@ from memq.errors import (
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
-    UnsupportedFormatError,
     error_from_wire,
     kind_of,
 )
@@ -39,6 +37,7 @@ from memq.groups.machine import (
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
 from memq.state_log import Answer, StateMachine
+from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Position, ReadPartition
 
 TRANSACTIONS_MACHINE = "transactions"  # its name in the log
@@ -145,23 +144,15 @@ class _SavedTransactions(msgspec.Struct, frozen=True):
     ids: list[tuple[TransactionalId, PresentInstance]]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_decision = msgspec.msgpack.Decoder(TransactionDecision).decode
-_decode_state = msgspec.msgpack.Decoder(_SavedTransactions).decode
-
-
-def encode_decision(decision: TransactionDecision) -> bytes:
-    """Return the bytes of a decision."""
-    return _encode(decision)
-
-
-def decode_decision(body: bytes) -> TransactionDecision:
-    """Return a decision. Raises: CorruptDataError."""
-    try:
-        decision: TransactionDecision = _decode_decision(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"decision about a transaction can't be read: {error}") from error
-    return decision
+_FORMAT: MachineFormat[TransactionDecision, _SavedTransactions] = MachineFormat(
+    TransactionDecision,
+    _SavedTransactions,
+    STATE_VERSION,
+    decision="decision about a transaction",
+    snapshot="snapshot of transactions",
+)
+encode_decision = _FORMAT.encode_decision
+decode_decision = _FORMAT.decode_decision
 
 
 def lane_of(instance: int, number: int) -> str:
@@ -361,16 +352,11 @@ class TransactionMachine:
 
     def snapshot(self) -> bytes:
         """Return the whole state as bytes."""
-        return _encode(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
+        return _FORMAT.encode_state(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
-        try:
-            saved = _decode_state(state)
-        except msgspec.MsgspecError as error:
-            raise CorruptDataError(f"snapshot of transactions can't be read: {error}") from error
-        if saved.version != STATE_VERSION:
-            raise UnsupportedFormatError(f"snapshot of transactions has version {saved.version}, not {STATE_VERSION}")
+        saved = _FORMAT.decode_state(state)
         self._last = saved.last
         self.ids = dict(saved.ids)
         self._instances = {known.instance: id_ for id_, known in self.ids.items()}
