@@ -54,6 +54,11 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def yes_option(command: Command) -> Command:
+    """Add `--yes`: the command does not ask before an irreversible step."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
 def setting_options(*names: str) -> Callable[[Command], Command]:
     """Add an option for each of these settings, with `--config` and `--profile`.
 
