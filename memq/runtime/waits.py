@@ -91,11 +91,6 @@ class Waits:
             del owing.waits[wait]
             self._settle(owing, wait, answered=answered)
 
-    def is_late(self, who: str) -> bool:
-        """Whether `who` has not answered for `LATE_AFTER_S`: it owes an answer, or failed within `KEPT_S`."""
-        owing = self._owing.get(who)
-        return owing is not None and self._is_late(owing)
-
     def describe(self, *, failing: bool = False) -> str:
         """Return text about late peers: the answer, since when, and why; with `failing`, only failed tries.
 
@@ -142,6 +137,7 @@ class Waits:
             self._events.warning("client.waits", self._text(owing))
 
     def _is_late(self, owing: _Owing) -> bool:
+        """Whether a peer has not answered for `LATE_AFTER_S`: it owes an answer, or failed within `KEPT_S`."""
         return self._is_fresh(owing) and self._clock.monotonic() - owing.since_s >= LATE_AFTER_S
 
     def _is_fresh(self, owing: _Owing) -> bool:
