@@ -55,13 +55,13 @@ class Attempts:
         self._counters = counters
         self._hedger = Hedger(settings.hedge_permille)
         self._request_s = settings.request_timeout_ms / 1000
-        self.deadline_s = settings.deadline_ms / 1000
+        self._call_s_max = settings.deadline_ms / 1000
         self._last = StoreAnswer(0)  # the last failure
         self.events = EventLog(runtime.clock)
 
-    def deadline(self) -> float:
+    def until_s(self) -> float:
         """Return the monotonic time at which a call that begins now gives up."""
-        return self._now() + self.deadline_s
+        return self._now() + self._call_s_max
 
     async def run(
         self,
@@ -71,14 +71,14 @@ class Attempts:
         failure: str,
         *,
         hedge: bool = False,
-        deadline_s: float | None = None,
+        until_s: float | None = None,
     ) -> T:
         """Send a request until it succeeds or a retry can't help, and return its result.
 
         `kind` and `size` determine its time limit and the hedge; `failure` begins the error's text.
         Raises: StoreAnswer for TAKEN, NO_KEY and NO_RANGE, which the caller must interpret; MemqError for all others.
         """
-        until_s = self.deadline() if deadline_s is None else deadline_s
+        until_s = self.until_s() if until_s is None else until_s
         tries = 0
         while True:
             await self._admission(until_s, failure)

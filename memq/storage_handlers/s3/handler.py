@@ -95,7 +95,7 @@ class S3Handler:
         A taken key without an object means that S3 has not decided yet between two puts (409), or that the object was
         just deleted. Then the put is retried.
         """
-        until_s, tries = self._attempts.deadline(), 0
+        until_s, tries = self._attempts.until_s(), 0
         others: list[_Taken] = []
         while True:
             try:
@@ -136,7 +136,7 @@ class S3Handler:
             await path.put(order)
 
         failure = f"object '{key}' not stored"
-        await self._attempts.run("put", order.size, send, failure, hedge=not in_parts, deadline_s=until_s)
+        await self._attempts.run("put", order.size, send, failure, hedge=not in_parts, until_s=until_s)
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""
@@ -188,7 +188,7 @@ class S3Handler:
 
         After a short answer, the object's size shows whether the object ends there, or the server erred.
         """
-        until_s, tries = self._attempts.deadline(), 0
+        until_s, tries = self._attempts.until_s(), 0
         while True:
             body = await self._get_at_most(key, offset, length, until_s) if length else b""
             if length and len(body) == length:
@@ -278,7 +278,7 @@ class S3Handler:
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
         try:
-            return await self._attempts.run(kind, size, request, f"{what} {failure}", hedge=hedge, deadline_s=until_s)
+            return await self._attempts.run(kind, size, request, f"{what} {failure}", hedge=hedge, until_s=until_s)
         except StoreAnswer as answer:
             if answer.meaning is Meaning.NO_RANGE:
                 raise
