@@ -87,7 +87,7 @@ async def coordinator_of(broker: Broker, group: str) -> GroupCoordinator:
     """Return the coordinator of a group at the only broker, as soon as its log is open."""
     while True:
         with suppress(NotReadyError):
-            found = await broker.hosts.home(broker.hosts.groups, group)
+            found = await broker.hosts.service_or_address(broker.hosts.groups, group)
             assert not isinstance(found, str), "another broker has it"
             return found
         await asyncio.sleep(0)

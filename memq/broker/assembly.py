@@ -15,6 +15,7 @@ from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
+from memq.broker.services import BROKER_PROGRAM
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_steps import first_answer, start_step
 from memq.broker.store_mark import StoreMark
@@ -209,7 +210,7 @@ async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime:
             continue
         try:
             async with asyncio.timeout(NAMESAKE_TIMEOUT_S):
-                link = await connect_link(runtime, None, parse_address(entry.address), client="memq-broker")
+                link = await connect_link(runtime, None, parse_address(entry.address), client=BROKER_PROGRAM)
         except (MemqError, TimeoutError):
             continue
         link.close()

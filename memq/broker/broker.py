@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
 from memq.broker.ingest.connection import Connection
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
 KEPT_PARTITIONS_MAX = 200  # partitions checked in one round: a check of thousands of idle ones took a tenth of a core
-HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
+RECENT_BATCHES_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of the memory budget, in addition to it, may wait in sockets of slow clients
 DRAIN_RETRY_MS = 500
 HAND_OVER_S = (
@@ -65,9 +66,9 @@ LOADS_INTERVAL_S = 10.0
 REGISTER_AGAIN_S = 3.0  # from the notice that this broker is no member to its registration
 AUDIT_TOPIC_S = 10.0  # how long a start waits for the audit topic, which only the audit needs
 # Each opening notifies of a change, and 10,000 rounds of governor and partitions would take 8 minutes. So a pause
-# follows each round: FOLLOW_REST times as long as the round, at most FOLLOW_REST_S_MAX.
-FOLLOW_REST = 4
-FOLLOW_REST_S_MAX = 1.0
+# follows each round: ROUND_PAUSE_FACTOR times as long as the round, at most ROUND_PAUSE_S_MAX.
+ROUND_PAUSE_FACTOR = 4
+ROUND_PAUSE_S_MAX = 1.0
 
 
 class Broker:
@@ -94,7 +95,7 @@ class Broker:
         alone: bool = False,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
-        recent_batches = RecentBatchCache(settings.memory_bytes_max // HOT_SHARE, pool.release)
+        recent_batches = RecentBatchCache(settings.memory_bytes_max // RECENT_BATCHES_SHARE, pool.release)
         pool.reclaim = recent_batches.reclaim
         pool.freed = self._memory_freed
         counters = Counters()
@@ -132,8 +133,9 @@ class Broker:
         held = HeldRecords(self.partitions, self.replay)
         self.idle_topics = IdleTopics(self.services, self.partitions)
         self.sealing = Sealing(self.services, self.partitions, held)
-        self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed, alone=alone)
-        self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts)
+        self.hosts = ServiceHosts(self.services, self.partitions, self._task_failed)
+        migrator = GroupMigrator(self.services, alone=alone)
+        self.requests = Requests(self.services, self.partitions, self.hand_over, held, self.hosts, migrator)
         self._listener: BoundPort | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
@@ -377,7 +379,7 @@ class Broker:
                 self._unrefreshed.passed()
                 self._check_id()  # only after a fresh read: an old one may show this broker's previous run
             took_s = self.services.runtime.clock.monotonic() - started_s
-            await asyncio.sleep(min(FOLLOW_REST * took_s, FOLLOW_REST_S_MAX))
+            await asyncio.sleep(min(ROUND_PAUSE_FACTOR * took_s, ROUND_PAUSE_S_MAX))
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()

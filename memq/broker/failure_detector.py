@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from memq.broker.services import Services
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.errors import MemqError, UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.governor import Governor
@@ -139,7 +139,7 @@ class FailureDetector:
         """Pass the report to the governor, or replace a governor that refuses, too. Return the success."""
         try:
             address = parse_address(governor.address)
-            link = await connect_link(self._services.runtime, None, address, client="memq-broker", timeout_s=REPORT_S)
+            link = await connect_link(self._services.runtime, None, address, client=BROKER_PROGRAM, timeout_s=REPORT_S)
         except UnreachableError as error:
             dead = error.refused and self._governor is not None and await self._is_dead(governor)
             return dead and await self._remove(governor, 0) and await self._take_over(suspect)

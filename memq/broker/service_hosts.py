@@ -19,11 +19,10 @@ import msgspec
 
 from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
-from memq.broker.partition.storing import key_s
+from memq.broker.partition.storing import key_valid_s
 from memq.broker.partitions import Partitions, not_owner
-from memq.broker.services import Services
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
-from memq.broker.upkeep.group_move import GroupMove
 from memq.errors import (
     EpochFencedError,
     LogLostError,
@@ -35,10 +34,10 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.key import state_prefix
-from memq.groups.coordinator import MACHINE, GroupCoordinator
+from memq.groups.coordinator import GroupCoordinator
+from memq.groups.machine import GROUPS_MACHINE
 from memq.holds.keeper import HoldKeeper, KeeperParts
-from memq.holds.machine import MACHINE as HOLDS
-from memq.holds.machine import HoldMachine
+from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.protocol.link import Link, connect_link
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
@@ -46,14 +45,11 @@ from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
 from memq.transactions.coordinator import TransactionCoordinator
-from memq.transactions.machine import MACHINE as TRANSACTIONS
-from memq.transactions.machine import TransactionMachine
-from memq.transactions.machines import service_machines
+from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionMachine
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
 OPENING_TRIES = 5  # then the waiting requests get the error; the next one begins another opening
-PROGRAM = "memq-broker"  # in the HELLO of a broker: its requests are not forwarded again
 
 
 def shard_name(topic_id: str, partition: int) -> str:
@@ -93,18 +89,14 @@ class ServiceKind(Generic[Made]):
 
 
 class ServiceHosts:
-    """Opens, finds and closes the services. `failed` gets the error of a task that dies.
+    """Opens, finds and closes the services. `failed` gets the error of a task that dies."""
 
-    `former` has the groups in the queue. `alone`: as for `GroupMove`.
-    """
-
-    def __init__(
-        self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None], *, alone: bool
-    ) -> None:
-        self.former = GroupMove(services, alone=alone)
-        self.groups: ServiceKind[GroupCoordinator] = ServiceKind(MACHINE, self._make_groups)
-        self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS, self._make_keeper)
-        self.transactions: ServiceKind[TransactionCoordinator] = ServiceKind(TRANSACTIONS, self._make_transactions)
+    def __init__(self, services: Services, partitions: Partitions, failed: Callable[[BaseException], None]) -> None:
+        self.groups: ServiceKind[GroupCoordinator] = ServiceKind(GROUPS_MACHINE, self._make_groups)
+        self.holds: ServiceKind[HoldKeeper] = ServiceKind(HOLDS_MACHINE, self._make_keeper)
+        self.transactions: ServiceKind[TransactionCoordinator] = ServiceKind(
+            TRANSACTIONS_MACHINE, self._make_transactions
+        )
         self._services = services
         self._partitions = partitions
         self._failed = failed
@@ -121,16 +113,19 @@ class ServiceHosts:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    async def home(self, kind: ServiceKind[Made], name: str) -> Made | str:
+    async def service_or_address(self, kind: ServiceKind[Made], name: str) -> Made | str:
         """Return the service that has a name, or the address of the broker that has it.
 
         Raises: NotReadyError while the service partition has no owner; as the coordinator port and the state log.
         """
         topic = await self._topic()
-        return await self.host(kind, topic, zlib.crc32(name.encode()) % len(topic.partitions))
+        return await self.service_in(kind, topic, zlib.crc32(name.encode()) % len(topic.partitions))
 
-    async def host(self, kind: ServiceKind[Made], topic: Topic, partition: int) -> Made | str:
-        """Return the service of a service partition, or the address of its owner. Raises: as `home`."""
+    async def service_in(self, kind: ServiceKind[Made], topic: Topic, partition: int) -> Made | str:
+        """Return the service of a service partition, or the address of its owner.
+
+        Raises: as `service_or_address`.
+        """
         if not self._partitions.serving:
             raise NotReadyError(f"broker '{self._services.settings.broker_id}' is starting")
         if not self._partitions.owns(topic, partition):
@@ -146,12 +141,12 @@ class ServiceHosts:
             host = opened
         return host.services[kind.machine]  # type: ignore[return-value]  # `kind` made it
 
-    async def at(self, kind: ServiceKind[Made], name: str, *, forwarded: bool) -> Made | Link:
+    async def service_or_link(self, kind: ServiceKind[Made], name: str, *, forwarded: bool) -> Made | Link:
         """Return the service that has a name, or a link to the broker that has it.
 
-        Raises: as `home`; MovedError for a request that another broker has forwarded to this one.
+        Raises: as `service_or_address`; MovedError for a request that another broker has forwarded to this one.
         """
-        home = await self.home(kind, name)
+        home = await self.service_or_address(kind, name)
         if not isinstance(home, str):
             return home
         if forwarded:
@@ -160,8 +155,8 @@ class ServiceHosts:
             raise moved
         return await self.link(home)
 
-    async def homes(self, kind: ServiceKind[Made], *, create: bool = True) -> list[Made | str]:
-        """Return the services of a kind here, and the addresses of others. Raises: as `home`.
+    async def all_services(self, kind: ServiceKind[Made], *, create: bool = True) -> list[Made | str]:
+        """Return the services of a kind here, and the addresses of others. Raises: as `service_or_address`.
 
         Without `create`, a cluster without service partitions has none.
         """
@@ -169,7 +164,7 @@ class ServiceHosts:
             topic = await self._topic() if create else self._partitions.topic(STATE_TOPIC)
         except NotFoundError:
             return []
-        found = [await self.host(kind, topic, part.partition) for part in topic.partitions]
+        found = [await self.service_in(kind, topic, part.partition) for part in topic.partitions]
         return list(dict.fromkeys(found))
 
     def open_here(self, kind: ServiceKind[Made]) -> list[Made]:
@@ -186,7 +181,9 @@ class ServiceHosts:
             link = self._links.get(address)
             if link is None or not link.open:
                 try:
-                    link = await connect_link(self._services.runtime, None, parse_address(address), client=PROGRAM)
+                    link = await connect_link(
+                        self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM
+                    )
                 except UnreachableError as error:
                     if error.refused:
                         self._services.suspicions.report(address)
@@ -207,21 +204,21 @@ class ServiceHosts:
         return [self.groups, self.holds, self.transactions]  # type: ignore[list-item]  # each makes its own kind
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
-        clock, machine = self._services.runtime.clock, opened.log.machine(MACHINE)
+        clock, machine = self._services.runtime.clock, opened.log.machine(GROUPS_MACHINE)
         made = self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
         opened.tasks.start(DeletedTopics(self._services, self._partitions, made).run(), "forget deleted topics")
         return made
 
     def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
-        services, machine = self._services, opened.log.machine(HOLDS)
-        assert isinstance(machine, HoldMachine), "`service_machines` made it"
+        services, machine = self._services, opened.log.machine(HOLDS_MACHINE)
+        assert isinstance(machine, HoldMachine), "`ServiceMachines` made it"
         shard = shard_id(opened.topic.id, opened.partition, machine.life)
         parts = KeeperParts(
             cluster=services.settings.cluster,
             store=services.store,
             runtime=services.runtime,
             events=services.events,
-            key_s=key_s(services.settings),
+            key_valid_s=key_valid_s(services.settings),
             window_ms=self._window_ms,
             append=UnitReleaser(services, self._partitions, self.link, shard).release,
             counters=services.counters,
@@ -229,11 +226,11 @@ class ServiceHosts:
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 
     def _make_transactions(self, opened: OpenLog) -> TransactionCoordinator:
-        log, keeper = opened.log, opened.services[HOLDS]
-        machine, holds = log.machine(TRANSACTIONS), log.machine(HOLDS)
+        log, keeper = opened.log, opened.services[HOLDS_MACHINE]
+        machine, holds = log.machine(TRANSACTIONS_MACHINE), log.machine(HOLDS_MACHINE)
         assert isinstance(keeper, HoldKeeper), "made before"
-        assert isinstance(machine, TransactionMachine), "`service_machines` made it"
-        assert isinstance(holds, HoldMachine), "`service_machines` made it"
+        assert isinstance(machine, TransactionMachine), "`ServiceMachines` made it"
+        assert isinstance(holds, HoldMachine), "`ServiceMachines` made it"
         services = self._services
         return TransactionCoordinator(log, machine, holds, keeper, services.runtime.clock, services.counters)
 
@@ -317,9 +314,9 @@ class ServiceHosts:
     def _log(self, topic: Topic, partition: int) -> StateLog:
         services = self._services
         own = services.settings
-        settings = StateLogSettings(cluster=own.cluster, broker=own.broker_id, key_s=own.sweep_age_ms / 2_000)
+        settings = StateLogSettings(cluster=own.cluster, broker=own.broker_id, key_valid_s=key_valid_s(own))
         parts = (services.queue, services.store, services.runtime, services.events)
-        return StateLog(*parts, topic.read_partition_of(partition), settings, service_machines)
+        return StateLog(*parts, topic.read_partition_of(partition), settings, lambda: ServiceMachines().by_name())
 
     def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> OpenLog:
         opened = OpenLog(topic, partition, epoch, log, TaskOwner(self._failed, self._services.events))

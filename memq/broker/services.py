@@ -32,6 +32,7 @@ from memq.topic import PartitionKey
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
 
+BROKER_PROGRAM = "memq-broker"  # in the HELLO of a broker: its requests are not forwarded again
 OPENINGS_AT_ONCE_MAX = 64  # so that the first of thousands of partitions are open before the last ones begin
 OPENING_TURN_S = 5.0  # a partition whose log or coordinator hangs delays the openings of others no longer than this
 CLOSINGS_AT_ONCE_MAX = 64  # if thousands published `closed` at once, the last pointers would be too old for the queue

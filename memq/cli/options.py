@@ -54,6 +54,11 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def yes_option(command: Command) -> Command:
+    """Add `--yes`: the command does not ask before an irreversible step."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
 def setting_options(*names: str) -> Callable[[Command], Command]:
     """Add an option for each of these settings, with `--config` and `--profile`.
 
@@ -79,9 +84,9 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
     return environment_settings(flags, config, profile)
 
 
-def section_values(settings: Settings, name: str) -> dict[str, object]:
-    """Return the settings of a section, by name."""
-    return {setting: value for setting, (value, _) in settings.parts().section(name).items()}
+def s3_values(settings: Settings) -> dict[str, object]:
+    """Return the settings of the section `s3`, by name."""
+    return {setting: value for setting, (value, _) in settings.parts().section("s3").items()}
 
 
 def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> str:

@@ -94,6 +94,18 @@ def check_str(name: str, value: str) -> str:
     return value
 
 
+def check_kind(name: str, value: object, kind: type[int | str]) -> None:
+    """Refuse a value that is neither None nor a `kind`; a bool is not an int. Raises: TypeError."""
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+
+
+def check_switch(name: str, value: object) -> None:
+    """Refuse a value other than True and False: the text "false" would be true. Raises: TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be bool, not {type(value).__name__}")
+
+
 def check_zone(value: str) -> str:
     """Return the zone of a client, or "" for none. Raises: InvalidSettingError, TypeError."""
     if len(check_str("zone", value)) > NAME_CHARS_MAX:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memq.client.arguments import check_switch
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
 from memq.client.log_answers import ask_logs
-from memq.client.producer.fields import check_switch
 from memq.client.topic_admin import AsyncTopicAdmin, TopicAdmin
 from memq.errors import MemqError, NotFoundError
 from memq.groups import OUTSIDE_GENERATION, GroupState

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from memq.client.arguments import runtime_of
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import MemqError, NotFoundError, RetryableError
@@ -29,14 +28,14 @@ class GroupMigration:
 
 
 async def migrate_groups(
-    brokers: str | Sequence[str] | None, *, dry_run: bool = False, runtime: Runtime | None = None
+    brokers: str | Sequence[str] | None, *, dry_run: bool = False
 ) -> AsyncIterator[GroupMigration]:
     """Move each group, and yield it. A run that was interrupted is continued by the next one.
 
     A group with active members is not moved. With `dry_run` nothing is changed.
     Raises: UnreachableError, QueueError; DeniedError, InvalidRequestError of the brokers about all groups.
     """
-    runtime = runtime_of(runtime)
+    runtime = Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers), owner="admin client")
     try:
         groups = RemoteGroups(BrokerRouter(pool))

@@ -7,7 +7,15 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of, with_kafka_hints
+from memq.client.arguments import (
+    check_connect_timeout,
+    check_kind,
+    check_number,
+    check_switch,
+    public_name,
+    runtime_of,
+    with_kafka_hints,
+)
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import OffsetResolver
@@ -16,7 +24,6 @@ from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, Kafk
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
-from memq.client.producer.fields import check_kind, check_switch
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, TimedOutError
 from memq.groups.remote import RemoteGroups
 from memq.limits import PARTITIONS_MAX

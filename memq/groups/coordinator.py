@@ -16,6 +16,7 @@ from memq.errors import GenerationFencedError, MemqError, NotReadyError, QueueEr
 from memq.groups import GroupState, Membership
 from memq.groups.group import Group, Member, check_member
 from memq.groups.machine import (
+    GROUPS_MACHINE,
     CommitDecision,
     Decision,
     DeleteDecision,
@@ -39,9 +40,8 @@ from memq.state_log import known_outcome
 from memq.state_log.state_log import StateLog
 from memq.topic import Committed, ReadPartition, check_group
 
-MACHINE = "groups"  # the name of the machine in the log
 FRESH_SHARE = 4  # F is this part of a session time-out
-EXPIRY_S = 0.25  # between two searches for silent members
+EXPIRY_CHECK_S = 0.25  # between two searches for silent members
 
 Change = Callable[[Group], object]
 
@@ -123,7 +123,7 @@ class GroupCoordinator:
     async def run(self) -> None:
         """Expire members until cancelled. Raises: MemqError when the log has ended."""
         while True:
-            await asyncio.sleep(EXPIRY_S)
+            await asyncio.sleep(EXPIRY_CHECK_S)
             await self.expire()
 
     async def _expire(self, group: str) -> None:
@@ -266,7 +266,7 @@ class GroupCoordinator:
             return ends
 
     async def _propose(self, decision: Decision) -> None:
-        answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
+        answer = await known_outcome(self._log.propose(GROUPS_MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError | StalePlanError):
             raise answer
 

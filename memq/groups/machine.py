@@ -19,19 +19,19 @@ from functools import lru_cache
 import msgspec
 
 from memq.errors import (
-    CorruptDataError,
     GenerationFencedError,
     InvalidRequestError,
     NotFoundError,
-    UnsupportedFormatError,
 )
 from memq.groups.group import Group, HeldPartition, Member, PlannedGroup
 from memq.limits import KIB
 from memq.state_log import Answer
+from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
+GROUPS_MACHINE = "groups"  # its name in the log
 STATE_VERSION = 1
-WANTED_MAX = 256  # sets of partitions that members want, which are kept to share them
+WANTED_SETS_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
 
@@ -161,23 +161,11 @@ class _SavedGroups(msgspec.Struct, frozen=True):
     groups: dict[str, _SavedGroup]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_decision = msgspec.msgpack.Decoder(Decision).decode
-_decode_groups = msgspec.msgpack.Decoder(_SavedGroups).decode
-
-
-def encode_decision(decision: Decision) -> bytes:
-    """Return the bytes of a decision."""
-    return _encode(decision)
-
-
-def decode_decision(body: bytes) -> Decision:
-    """Return a decision. Raises: CorruptDataError."""
-    try:
-        decision: Decision = _decode_decision(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"decision about a group can't be read: {error}") from error
-    return decision
+_FORMAT: MachineFormat[Decision, _SavedGroups] = MachineFormat(
+    Decision, _SavedGroups, STATE_VERSION, decision="decision about a group", snapshot="snapshot of groups"
+)
+encode_decision = _FORMAT.encode_decision
+decode_decision = _FORMAT.decode_decision
 
 
 def pack(partitions: Iterable[ReadPartition]) -> tuple[TopicPartitions, ...]:
@@ -264,7 +252,7 @@ def shared_wanted(partitions: Iterable[ReadPartition]) -> SharedWanted:
     return _unpacked(pack(partitions))
 
 
-@lru_cache(maxsize=WANTED_MAX)
+@lru_cache(maxsize=WANTED_SETS_MAX)
 def _unpacked(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
     found = SharedWanted(unpack(packed))
     found.packed = packed
@@ -405,16 +393,11 @@ class GroupMachine:
             )
             for name, stored in sorted(self.groups.items())
         }
-        return _encode(_SavedGroups(STATE_VERSION, self.floor, groups))
+        return _FORMAT.encode_state(_SavedGroups(STATE_VERSION, self.floor, groups))
 
     def restore(self, state: bytes) -> None:
         """Take the groups of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
-        try:
-            saved = _decode_groups(state)
-        except msgspec.MsgspecError as error:
-            raise CorruptDataError(f"snapshot of groups can't be read: {error}") from error
-        if saved.version != STATE_VERSION:
-            raise UnsupportedFormatError(f"snapshot of groups has version {saved.version}, not {STATE_VERSION}")
+        saved = _FORMAT.decode_state(state)
         self.floor = saved.floor
         self.groups = {
             name: StoredGroup(

@@ -20,7 +20,7 @@ from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.key import held_object_key
 from memq.holds.machine import (
-    MACHINE,
+    HOLDS_MACHINE,
     DoneDecision,
     DropDecision,
     HoldDecision,
@@ -50,9 +50,9 @@ DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
 BLOCK_COST, HOLD_COST, PLACE_COST = 56, 24, 64  # bytes of a decision: for a block, a hold, a target beside its names
 UNIT_BLOCKS_MAX = 512  # as many as a pointer has ranges
 UNIT_BYTES_MAX = 4 * MIB
-IDLE_S_MAX = 3_600.0  # a wall clock may jump: look again
+TIMER_S_MAX = 3_600.0  # a wall clock may jump, so the due time is checked again
 BACKOFF_S_MAX = 2.0
-THROTTLED_S = 0.1
+THROTTLE_RETRY_S = 0.1
 
 Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target has the unit in its log, or is deleted
 
@@ -97,15 +97,15 @@ class DelayCounters(Protocol):
 class KeeperParts:
     """The parts that a keeper uses.
 
-    `key_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block may
-    come again after its hold has ended.
+    `key_valid_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block
+    may come again after its hold has ended.
     """
 
     cluster: str
     store: StorageHandler
     runtime: Runtime
     events: EventLog
-    key_s: float
+    key_valid_s: float
     window_ms: Callable[[], int]
     append: Append
     counters: DelayCounters
@@ -202,7 +202,7 @@ class HoldKeeper:
                 hint="spread them over more partitions of the topic, or send them later",
             )
         future: asyncio.Future[HoldState] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_seen)
+        future.add_done_callback(_mark_retrieved)
         self._waiting_bytes += len(new.data)
         self._pending[new.id] = future
         self._arrived[new.id] = new, future
@@ -211,7 +211,7 @@ class HoldKeeper:
     def _store_arrived(self) -> None:
         """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
         while self._arrived and self._stores < STORES_AT_ONCE:
-            chosen = _first_of(new for new, _ in self._arrived.values())
+            chosen = _first_batch(new for new, _ in self._arrived.values())
             batch = [self._arrived.pop(new.id) for new in chosen]
             self._stores += 1
             self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
@@ -250,7 +250,7 @@ class HoldKeeper:
             key, lanes = await self._put(batch)
             decision = HoldDecision(key, self._now_ms() - self._parts.window_ms(), tuple(lanes))
             answers = await self._propose(decision)
-            if clock.monotonic() - began_s <= self._parts.key_s:
+            if clock.monotonic() - began_s <= self._parts.key_valid_s:
                 states = dict(zip((block.id for lane in lanes for block in lane.blocks), answers, strict=True))  # type: ignore[call-overload]
                 return [states[new.id] for new in batch]
             self._parts.events.warning("held-object-late", f"object '{key}' was named late, and is stored again")
@@ -293,7 +293,7 @@ class HoldKeeper:
             try:
                 await self._propose(ReleaseDecision(tuple(units)))
             except ThrottledError:
-                pause_s = THROTTLED_S
+                pause_s = THROTTLE_RETRY_S
             for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
                 self._expect_again(unit)
             self._deciding = ()
@@ -366,7 +366,7 @@ class HoldKeeper:
         """Wait until the next hold is due, or another one may be due earlier."""
         self._changed.clear()
         known = [due_ms for target in list(self._due) if (due_ms := self._next_due(target)) is not None]
-        wait_s = min(max(min(known) - self._now_ms(), 0) / 1_000, IDLE_S_MAX) if known else IDLE_S_MAX
+        wait_s = min(max(min(known) - self._now_ms(), 0) / 1_000, TIMER_S_MAX) if known else TIMER_S_MAX
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -429,7 +429,7 @@ class HoldKeeper:
                 await self._propose(DoneDecision(self._now_ms(), tuple(finished)))
             except ThrottledError:
                 self._finished += finished
-                await asyncio.sleep(THROTTLED_S)
+                await asyncio.sleep(THROTTLE_RETRY_S)
             except MemqError:
                 return  # the log has ended: the next owner asks the targets again
             for target in dict.fromkeys(target for target, _ in finished):
@@ -439,13 +439,13 @@ class HoldKeeper:
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _propose(self, decision: HoldsDecision) -> Answer:
-        return await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
+        return await known_outcome(self._log.propose(HOLDS_MACHINE, encode_decision(decision)))
 
     def _now_ms(self) -> int:
         return self._parts.runtime.clock.wall_ms()
 
 
-def _first_of(arrived: Iterable[NewHold]) -> list[NewHold]:
+def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
     """Return the first blocks that fit into one object and one decision; at least one."""
     chosen: list[NewHold] = []
     places: set[tuple[Target, str]] = set()
@@ -462,7 +462,7 @@ def _first_of(arrived: Iterable[NewHold]) -> list[NewHold]:
     return chosen
 
 
-def _seen(future: asyncio.Future[HoldState]) -> None:
+def _mark_retrieved(future: asyncio.Future[HoldState]) -> None:
     """Mark the error of a future as seen: all its callers may be gone."""
     if not future.cancelled():
         future.exception()

@@ -16,11 +16,11 @@ from enum import IntEnum
 
 import msgspec
 
-from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.state_log import Answer
+from memq.state_log.machine_format import MachineFormat
 
-MACHINE = "holds"  # its name in the log
+HOLDS_MACHINE = "holds"  # its name in the log
 STATE_VERSION = 1
 
 
@@ -101,23 +101,15 @@ class _SavedHolds(msgspec.Struct, frozen=True):
     ended: list[tuple[HoldId, HoldState, int]]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_decision = msgspec.msgpack.Decoder(HoldsDecision).decode
-_decode_state = msgspec.msgpack.Decoder(_SavedHolds).decode
-
-
-def encode_decision(decision: HoldsDecision) -> bytes:
-    """Return the bytes of a decision."""
-    return _encode(decision)
-
-
-def decode_decision(body: bytes) -> HoldsDecision:
-    """Return a decision. Raises: CorruptDataError."""
-    try:
-        decision: HoldsDecision = _decode_decision(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"decision about held records can't be read: {error}") from error
-    return decision
+_FORMAT: MachineFormat[HoldsDecision, _SavedHolds] = MachineFormat(
+    HoldsDecision,
+    _SavedHolds,
+    STATE_VERSION,
+    decision="decision about held records",
+    snapshot="snapshot of held records",
+)
+encode_decision = _FORMAT.encode_decision
+decode_decision = _FORMAT.decode_decision
 
 
 class HoldMachine:
@@ -141,7 +133,7 @@ class HoldMachine:
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
         self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
         self.enter: Callable[[str], bool] = _any_lane
-        self.texts: dict[str, str] = {}  # one string for each object, lane and target
+        self._texts: dict[str, str] = {}  # one string for each object, lane and target
         self._targets: dict[Target, Target] = {}
 
     def apply(self, body: bytes) -> Answer:
@@ -217,7 +209,7 @@ class HoldMachine:
             del self.lanes[hold.lane][hold.block.id]
             if not self.lanes[hold.lane]:
                 del self.lanes[hold.lane]
-                self.texts.pop(hold.lane, None)
+                self._texts.pop(hold.lane, None)
 
     def _release_all(self, units: tuple[Unit, ...]) -> tuple[bool, ...]:
         refused, answers = set[Target](), list[bool]()
@@ -296,10 +288,10 @@ class HoldMachine:
         self.objects[key] -= 1
         if not self.objects[key]:
             del self.objects[key]
-            self.texts.pop(key, None)
+            self._texts.pop(key, None)
 
     def _shared(self, text: str) -> str:
-        return self.texts.setdefault(text, text)
+        return self._texts.setdefault(text, text)
 
     # ---- snapshots -------------------------------------------------------------------------------
 
@@ -316,7 +308,9 @@ class HoldMachine:
             for each in self._all_units()
         ]
         ended = [(hold, *each) for hold, each in self._ended.items()]
-        return _encode(_SavedHolds(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended))
+        return _FORMAT.encode_state(
+            _SavedHolds(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended)
+        )
 
     def _all_units(self) -> Iterator[ReleasedUnit]:
         for units in self.units.values():
@@ -324,12 +318,7 @@ class HoldMachine:
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
-        try:
-            saved = _decode_state(state)
-        except msgspec.MsgspecError as error:
-            raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
-        if saved.version != STATE_VERSION:
-            raise UnsupportedFormatError(f"snapshot of held records has version {saved.version}, not {STATE_VERSION}")
+        saved = _FORMAT.decode_state(state)
         self.life = saved.life
         for key, lanes in saved.objects:
             for lane in lanes:

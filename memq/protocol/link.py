@@ -167,14 +167,14 @@ class Link(asyncio.BufferedProtocol):
         )
         return cast(bytes | bytearray, frame.body)
 
-    async def forward(self, message: Forward, block: memoryview, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    async def forward(self, message: Forward, block: memoryview) -> None:
         """Hand a block over to its owner, and return when its pointer is in the queue.
 
         The caller keeps the block until then.
         Raises: as `request`; after UnreachableError or TimedOutError, the caller can't know if the owner has the block.
         """
         await self._exchange(
-            Api.FORWARD, lambda number: encode_forward(number, message, len(block)), block, timeout_s=timeout_s
+            Api.FORWARD, lambda number: encode_forward(number, message, len(block)), block, timeout_s=REQUEST_TIMEOUT_S
         )
 
     def open_stream(self, stream: int, message: Open) -> int:

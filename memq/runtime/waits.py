@@ -1,8 +1,8 @@
 """Answers that a client or a broker awaits: logged when they are late, and named in errors.
 
 A broker, store or queue may hang with its connections open. Each answer has a time-out of its own, and until then
-nothing fails. So each caller notes here which peer owes it which answer. A peer that owes an answer for `LATE_S` is
-late. The log gets one line for each late peer, then one a minute, and one when the peer has answered.
+nothing fails. So each caller notes here which peer owes it which answer. A peer that owes an answer for
+`LATE_AFTER_S` is late. The log gets one line for each late peer, then one a minute, and one when the peer has answered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
 ANSWER_S = 1.0  # for the answer to a question that begins late: a peer that answers it is not silent
-LATE_S = 3.5  # healthy brokers answer an empty poll after 2 s
+LATE_AFTER_S = 3.5  # healthy brokers answer an empty poll after 2 s
 KEPT_S = 60.0  # a failure without a retry is described for so long
 OWING_MAX = 1_000
 TEXT_CHARS_MAX = 1_000
@@ -91,11 +91,6 @@ class Waits:
             del owing.waits[wait]
             self._settle(owing, wait, answered=answered)
 
-    def is_late(self, who: str) -> bool:
-        """Whether `who` has not answered for `LATE_S`: it owes an answer, or failed within `KEPT_S`."""
-        owing = self._owing.get(who)
-        return owing is not None and self._is_late(owing)
-
     def describe(self, *, failing: bool = False) -> str:
         """Return text about late peers: the answer, since when, and why; with `failing`, only failed tries.
 
@@ -131,7 +126,7 @@ class Waits:
     def _arm(self, owing: _Owing, wait: Wait) -> asyncio.TimerHandle | None:
         if self._events is None:
             return None
-        delay_s = max(wait.since_s + LATE_S - self._clock.monotonic(), ANSWER_S)
+        delay_s = max(wait.since_s + LATE_AFTER_S - self._clock.monotonic(), ANSWER_S)
         return asyncio.get_running_loop().call_later(delay_s, self._log, owing)
 
     def _log(self, owing: _Owing) -> None:
@@ -142,7 +137,8 @@ class Waits:
             self._events.warning("client.waits", self._text(owing))
 
     def _is_late(self, owing: _Owing) -> bool:
-        return self._is_fresh(owing) and self._clock.monotonic() - owing.since_s >= LATE_S
+        """Whether a peer has not answered for `LATE_AFTER_S`: it owes an answer, or failed within `KEPT_S`."""
+        return self._is_fresh(owing) and self._clock.monotonic() - owing.since_s >= LATE_AFTER_S
 
     def _is_fresh(self, owing: _Owing) -> bool:
         """Whether it owes an answer, or failed within `KEPT_S`."""

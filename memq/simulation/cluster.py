@@ -92,7 +92,7 @@ class SimCluster:
             settings=shape.settings.check(),
             partitions=equal_slots(shape.partitions),
         )
-        self.cloud.monitor.key_s = shape.sweep_age_ms / 2000
+        self.cloud.monitor.key_valid_s = shape.sweep_age_ms / 2000
         self.read_partitions = [ReadPartition(shape.topic, TOPIC_ID, number) for number in range(shape.partitions)]
         self._passing: list[ReadPartition] = []  # of topics that come and go
         for number in range(WRITE_PARTITIONS_MAX):

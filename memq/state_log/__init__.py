@@ -5,6 +5,7 @@ changes by decisions only. Each decision is in the log before its answer goes ou
 the same state. The log alone decides, without clocks. docs/state-log.md has the rules S1 to S9.
 
 `fold.py` (S1), `opening.py` (S2) and `owner.py` (S3 to S8) decide; `state_log.py` and `snapshot_store.py` act.
+`machine_format.py` has the bytes of each machine.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ SNAPSHOT_S = 60.0  # greatest age of a decision that no snapshot has
 BACKOFF_S_MAX = 2.0
 SCANS_MAX = 3  # of one opening without the state, while a newer owner may trim the log or replace its snapshot
 # A queue that is starting or loses a certificate also answers "not found" or "denied".
-DOUBTFUL = (RetryableError, EpochFencedError, TimeoutError, DeniedError, NotFoundError)
+OUTCOME_UNKNOWN = (RetryableError, EpochFencedError, TimeoutError, DeniedError, NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StateLogSettings:
     """Settings of a state log; times in seconds.
 
     `answer_s`: time-out of one call of the queue. `snapshot_s`: greatest age of a decision that no snapshot has.
-    `key_s`: how long after its first put a snapshot may be named, half the safety age of the sweep.
+    `key_valid_s`: how long after its first put a snapshot may be named, half the safety age of the sweep.
     `waiting_bytes_max`: bytes of decisions that wait for an entry. `callers_max`: calls that wait.
     `drain_s`: how long `close` waits for answers.
     """
@@ -80,7 +80,7 @@ class StateLogSettings:
     broker: str
     answer_s: float = 30.0
     snapshot_s: float = field(default_factory=lambda: SNAPSHOT_S)
-    key_s: float = 1_800.0
+    key_valid_s: float = 1_800.0
     waiting_bytes_max: int = 16 * MIB
     callers_max: int = 10_000
     drain_s: float = 10.0
@@ -163,7 +163,7 @@ class StateLog:
                     raise LogLostError(f"{self._name()}: {error}") from error
                 end = await self._publish_opened(opened) + 1
             except (RetryableError, DeniedError) as error:  # the store is asked again without limit
-                await self._rest_after(error, 1)
+                await self._pause_after(error, 1)
             else:
                 check_opened(fold, opened.epoch, nonce)
                 return StateOwner(fold, SnapshotPace(self._settings.snapshot_s, scan.uncovered_bytes(), self._now()))
@@ -194,9 +194,9 @@ class StateLog:
                         at = entries.next
                     if scan.end < end:
                         scan.pass_over(end)
-            except DOUBTFUL as error:
+            except OUTCOME_UNKNOWN as error:
                 tries += 1
-                await self._rest_after(error, tries)
+                await self._pause_after(error, tries)
             else:
                 self.highest_epoch = max(self.highest_epoch, scan.highest_epoch)
                 return scan
@@ -222,7 +222,7 @@ class StateLog:
             self._damaged = entry
             raise QueueError(f"{self._name()} offset {entry.offset}: {error}") from error
 
-    async def _rest_after(self, error: Exception, tries: int) -> None:
+    async def _pause_after(self, error: Exception, tries: int) -> None:
         """Report a failed call, and pause before the next try."""
         self._events.warning("state-log-retry", f"{self._name()}, try {tries}: {error}")
         await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
@@ -304,14 +304,14 @@ class StateLog:
             try:
                 async with asyncio.timeout(self._settings.answer_s):
                     await self._execute(owner, step)
-            except DOUBTFUL as error:
+            except OUTCOME_UNKNOWN as error:
                 if isinstance(error, LogCutError):
                     owner.end(error)
                     continue
                 owner.failed()
                 tries += 1
                 self._answer(owner.take_settled())
-                await self._rest_after(error, tries)
+                await self._pause_after(error, tries)
             except MemqError as error:
                 owner.end(error)
             else:
@@ -389,8 +389,8 @@ class StateLog:
                 continue
             key = self._key(owner.epoch, owner.fold.offset)
             if key != last[0]:
-                last = (key, self._now())  # a key is used for `key_s` from its first put (ADR 6)
-            until_s = last[1] + self._settings.key_s
+                last = (key, self._now())  # a key is used for `key_valid_s` from its first put (ADR 6)
+            until_s = last[1] + self._settings.key_valid_s
             try:
                 async with asyncio.timeout(until_s - self._now()):
                     snapshot = await self._snapshots.put(owner.save(), key)

@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 from memq.broker.broker import Broker
 from memq.broker.spool.files import MemorySpool
 from memq.client.admin import Admin
+from memq.client.arguments import check_kind
 from memq.client.consumer.batch import Record
 from memq.client.consumer.consumer import Consumer
 from memq.client.io_thread import new_event_loop
-from memq.client.producer.fields import check_kind
 from memq.errors import (
     ClosedError,
     InvalidRequestError,

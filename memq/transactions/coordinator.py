@@ -27,7 +27,7 @@ from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.transactions.machine import (
     ANY_BLOCKS,
-    MACHINE,
+    TRANSACTIONS_MACHINE,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
@@ -40,8 +40,8 @@ from memq.transactions.machine import (
     lane_of,
 )
 
-LOOK_S = 0.25  # between two searches for transactions that are open for too long
-UNUSED_MS = 7 * 86_400_000  # for so long an id that is not used is known
+TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open for too long
+UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class TransactionCoordinator:
         now_ms = self._clock.wall_ms()
         former = self._machine.ids.get(id_)
         with self._ending(*((former.instance, former.open) if former is not None else (0, 0))) as first:
-            answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_MS))
+            answer = await self._propose(BeginDecision(id_, token, timeout_ms, now_ms, now_ms - UNUSED_ID_KEPT_MS))
         assert isinstance(answer, int), "the machine answers with the instance"
         if former is not None and former.open and former.instance != answer and first:
             self._counters.aborted_transactions += 1  # T2
@@ -186,7 +186,7 @@ class TransactionCoordinator:
         """Roll back what is open for too long, until cancelled. Raises: MemqError when the log has ended."""
         while True:
             await self._roll_back_old()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(TIMEOUT_CHECK_S)
 
     async def _roll_back_old(self) -> None:
         now_s, met_s = self._clock.monotonic(), dict[str, float]()
@@ -236,7 +236,7 @@ class TransactionCoordinator:
                 self._settling.discard(named)
 
     async def _propose(self, decision: TransactionDecision) -> Answer:
-        answer = await known_outcome(self._log.propose(MACHINE, encode_decision(decision)))
+        answer = await known_outcome(self._log.propose(TRANSACTIONS_MACHINE, encode_decision(decision)))
         if isinstance(answer, MemqError):
             raise answer
         return answer

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 import msgspec
 
 from memq.errors import (
-    CorruptDataError,
     GenerationFencedError,
     InvalidRequestError,
     MemqError,
@@ -23,21 +22,28 @@ from memq.errors import (
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
-    UnsupportedFormatError,
     error_from_wire,
     kind_of,
 )
 from memq.groups.group import Group
-from memq.groups.machine import GroupMachine, PackedPositions, StoredGroup, pack_positions, unpack_positions
-from memq.holds.machine import HoldMachine
+from memq.groups.machine import (
+    GROUPS_MACHINE,
+    GroupMachine,
+    PackedPositions,
+    StoredGroup,
+    pack_positions,
+    unpack_positions,
+)
+from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
-from memq.state_log import Answer
+from memq.state_log import Answer, StateMachine
+from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Position, ReadPartition
 
-MACHINE = "transactions"  # its name in the log
+TRANSACTIONS_MACHINE = "transactions"  # its name in the log
 STATE_VERSION = 1
 TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
-FORMER_MAX = 16  # earlier instances that are known
+FORMER_INSTANCES_MAX = 16  # earlier instances that are known
 ANY_BLOCKS = -1  # in place of the number of blocks: an operator decides
 
 
@@ -138,23 +144,15 @@ class _SavedTransactions(msgspec.Struct, frozen=True):
     ids: list[tuple[TransactionalId, PresentInstance]]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_decision = msgspec.msgpack.Decoder(TransactionDecision).decode
-_decode_state = msgspec.msgpack.Decoder(_SavedTransactions).decode
-
-
-def encode_decision(decision: TransactionDecision) -> bytes:
-    """Return the bytes of a decision."""
-    return _encode(decision)
-
-
-def decode_decision(body: bytes) -> TransactionDecision:
-    """Return a decision. Raises: CorruptDataError."""
-    try:
-        decision: TransactionDecision = _decode_decision(body)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"decision about a transaction can't be read: {error}") from error
-    return decision
+_FORMAT: MachineFormat[TransactionDecision, _SavedTransactions] = MachineFormat(
+    TransactionDecision,
+    _SavedTransactions,
+    STATE_VERSION,
+    decision="decision about a transaction",
+    snapshot="snapshot of transactions",
+)
+encode_decision = _FORMAT.encode_decision
+decode_decision = _FORMAT.decode_decision
 
 
 def lane_of(instance: int, number: int) -> str:
@@ -227,7 +225,7 @@ class TransactionMachine:
             if known.open:  # T2
                 self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
                 known.settled = _aborted(known.open, _fenced(decision.id))
-            former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_MAX:]
+            former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_INSTANCES_MAX:]
             self._forget(decision.id)
         self._last = max(self._last + 1, decision.now_ms)  # by time: after a restore from a snapshot it is new, too
         self.ids[decision.id] = PresentInstance(
@@ -248,8 +246,12 @@ class TransactionMachine:
     def _unknown_or_fenced(self, decision: CommitTransactionDecision | AbortDecision) -> MemqError:
         """Return the error for a former instance: of one before the known ones the last end is not known."""
         known = self.ids.get(decision.id)
-        if known is not None and len(known.former) == FORMER_MAX and decision.instance < known.former[0].instance:
-            text = f"{_text(decision.id)} has had over {FORMER_MAX} newer instances"
+        if (
+            known is not None
+            and len(known.former) == FORMER_INSTANCES_MAX
+            and decision.instance < known.former[0].instance
+        ):
+            text = f"{_text(decision.id)} has had over {FORMER_INSTANCES_MAX} newer instances"
             return OutcomeUnknownError(f"{text}: whether transaction {decision.number} was committed is not known")
         return _fenced(decision.id)
 
@@ -350,16 +352,11 @@ class TransactionMachine:
 
     def snapshot(self) -> bytes:
         """Return the whole state as bytes."""
-        return _encode(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
+        return _FORMAT.encode_state(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
-        try:
-            saved = _decode_state(state)
-        except msgspec.MsgspecError as error:
-            raise CorruptDataError(f"snapshot of transactions can't be read: {error}") from error
-        if saved.version != STATE_VERSION:
-            raise UnsupportedFormatError(f"snapshot of transactions has version {saved.version}, not {STATE_VERSION}")
+        saved = _FORMAT.decode_state(state)
         self._last = saved.last
         self.ids = dict(saved.ids)
         self._instances = {known.instance: id_ for id_, known in self.ids.items()}
@@ -382,3 +379,19 @@ def _fenced(id_: TransactionalId) -> ProducerFencedError:
         f"another instance of the transactional producer '{id_.name}' has begun, or this one was not used for long",
         hint="stop this instance; two that run at once need two transactional ids",
     )
+
+
+class ServiceMachines:
+    """The machines of one state log, with empty states.
+
+    They share state: transactions change groups and holds.
+    """
+
+    def __init__(self) -> None:
+        self.groups = GroupMachine()
+        self.holds = HoldMachine()
+        self.transactions = TransactionMachine(self.groups, self.holds)
+
+    def by_name(self) -> dict[str, StateMachine]:
+        """Return them by their names in the log."""
+        return {GROUPS_MACHINE: self.groups, HOLDS_MACHINE: self.holds, TRANSACTIONS_MACHINE: self.transactions}

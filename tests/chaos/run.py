@@ -36,7 +36,7 @@ STATUS_S = 10.0
 HEAL_S = 90.0
 HANDS_S = 600.0  # what a fault may take longer than planned: a drain, and starts that are refused
 FOUND = 3  # exit code of a run that was judged and has findings; Python ends with 1 for an exception
-LATE_S = 10.0  # a fault that could not begin by then is left out: many at once are not what the seed says
+START_DELAY_S_MAX = 10.0  # a fault that could not begin by then is left out: many at once are not what the seed says
 
 
 class ChaosRun:
@@ -180,7 +180,7 @@ class ChaosRun:
         client = self.clients.get(fault.target)
         old = any(broker.tree != ROOT for broker in self.stack.brokers.values())
         early = (old and fault.kind not in BEFORE_UPGRADE) or (client is not None and not client.may_be_struck)
-        if early or at_s > fault.at_s + LATE_S or self._is_struck(fault.target):
+        if early or at_s > fault.at_s + START_DELAY_S_MAX or self._is_struck(fault.target):
             self.left_out[fault.kind] += 1
             self.say(f"left out: {fault.kind} {fault.target}")
             return

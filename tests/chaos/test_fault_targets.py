@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.clients import QUERIES, SparkClient
 from tests.chaos.plan import Fault
-from tests.chaos.run import LATE_S, ChaosRun
+from tests.chaos.run import START_DELAY_S_MAX, ChaosRun
 from tests.chaos.stack import ChaosBroker, Stack
 
 
@@ -39,8 +39,8 @@ def test_a_part_in_other_hands_is_left_alone(run: ChaosRun) -> None:
 
 
 def test_a_fault_whose_time_is_past_is_left_out(run: ChaosRun) -> None:
-    assert struck(run, "kafka-kill", "kafka-1", late_s=LATE_S - 1)
-    assert not struck(run, "kafka-kill", "kafka-2", late_s=LATE_S + 1)
+    assert struck(run, "kafka-kill", "kafka-1", late_s=START_DELAY_S_MAX - 1)
+    assert not struck(run, "kafka-kill", "kafka-2", late_s=START_DELAY_S_MAX + 1)
 
 
 def test_brokers_of_the_revision_before_meet_kills_and_pauses_alone(run: ChaosRun, tmp_path: Path) -> None:

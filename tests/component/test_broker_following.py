@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from memq.broker.broker import FOLLOW_REST_S_MAX, HOUSEKEEPING_S, LOADS_INTERVAL_S, Broker
+from memq.broker.broker import HOUSEKEEPING_S, LOADS_INTERVAL_S, ROUND_PAUSE_S_MAX, Broker
 from memq.errors import ClosedError, FencedError, UnreachableError
 from memq.governor import Load
 from memq.governor.memory import MemoryCoordinator
@@ -78,8 +78,8 @@ def test_a_change_that_comes_while_the_broker_reads_is_read_next() -> None:
     on_memory_network(work)
 
 
-@pytest.mark.parametrize(("took_s", "rest_s"), [(0.1, 0.4), (0.2, 0.8), (2.0, FOLLOW_REST_S_MAX)])
-def test_a_broker_that_is_notified_all_the_time_rests_between_two_looks(took_s: float, rest_s: float) -> None:
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.1, 0.4), (0.2, 0.8), (2.0, ROUND_PAUSE_S_MAX)])
+def test_a_broker_that_is_notified_all_the_time_pauses_between_two_rounds(took_s: float, pause_s: float) -> None:
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, governs=False)
         await skip(1)
@@ -88,9 +88,9 @@ def test_a_broker_that_is_notified_all_the_time_rests_between_two_looks(took_s: 
         for _ in range(300):
             cluster.shared.changed()
             await skip(0.05)
-        looks_s = [later - before for before, later in pairwise(calls.at_s["topics"])]
-        assert looks_s == pytest.approx([took_s + rest_s] * len(looks_s))
-        assert len(looks_s) > 3
+        rounds_s = [later - before for before, later in pairwise(calls.at_s["topics"])]
+        assert rounds_s == pytest.approx([took_s + pause_s] * len(rounds_s))
+        assert len(rounds_s) > 3
 
     on_memory_network(work)
 

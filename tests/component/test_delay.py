@@ -25,7 +25,7 @@ from memq.holds.machine import HoldMachine
 from memq.state_log.log_reading import read_state_log
 from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC, Topic
-from memq.transactions.machines import ServiceMachines
+from memq.transactions.machine import ServiceMachines
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
 
@@ -175,7 +175,7 @@ def test_a_unit_goes_without_a_record_that_the_store_has_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else all later records would wait behind it."""
-    monkeypatch.setattr(taking, "MISSING_S", 0.0)
+    monkeypatch.setattr(taking, "MISSING_CONFIRMED_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def work() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.broker import Broker
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.group_migration import GroupMigration, migrate_groups
@@ -185,14 +186,14 @@ def test_a_move_that_ended_early_is_repeated(monkeypatch: pytest.MonkeyPatch, *,
     async def work() -> None:
         async with upgraded() as (cluster, brokers, logs):
             for broker in brokers:
-                coordinator = await broker.hosts.home(broker.hosts.groups, "report")
+                coordinator = await broker.hosts.service_or_address(broker.hosts.groups, "report")
                 if isinstance(coordinator, str):
                     continue
                 part, name = (coordinator, "import_group") if imports else (cluster.queue.former, "remove")
                 with monkeypatch.context() as patch:
                     patch.setattr(part, name, ended)
                     with pytest.raises(QueueError, match="the broker ended"):
-                        await broker.hosts.former.move("report", coordinator)
+                        await GroupMigrator(broker.services, alone=False).move("report", coordinator)
             assert await cluster.queue.former.names() == ["other", "report"]
             with pytest.raises(InvalidRequestError, match="earlier release"):
                 await (await member_at(brokers[0])).committed("report", logs)

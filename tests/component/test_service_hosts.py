@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker import service_hosts
 from memq.broker.broker import Broker
-from memq.broker.service_hosts import PROGRAM
+from memq.broker.services import BROKER_PROGRAM
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.broker.upkeep.retention import run_upkeep
 from memq.client.admin import AsyncAdmin
@@ -152,7 +152,7 @@ def test_a_request_that_a_broker_forwarded_is_not_forwarded_again() -> None:
             await (await member_at(brokers[0])).join("report", "m", logs, SESSION_MS)
             owner, _ = owner_of(cluster, brokers)
             for broker in brokers:
-                forwarded = await member_at(broker, program=PROGRAM)
+                forwarded = await member_at(broker, program=BROKER_PROGRAM)
                 if broker is owner:
                     assert await forwarded.groups() == ["report"]
                 else:
@@ -240,7 +240,7 @@ def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch:
             assert await read_of(brokers[0], "report") == list(range(20))
 
     run(work())
-    assert {each.key_s for each in found} == {250.0}
+    assert {each.key_valid_s for each in found} == {250.0}
 
 
 def test_an_owner_forgets_the_positions_in_a_topic_whose_deletion_two_rounds_have_proven() -> None:
@@ -254,7 +254,7 @@ def test_an_owner_forgets_the_positions_in_a_topic_whose_deletion_two_rounds_hav
                 at = {each: committed(1, 1, each.partition) for each in (kept, *gone)}
                 await member.commit("report", "m", known.generation, at, 1)
                 owner, _ = owner_of(cluster, brokers)
-                groups = await owner.hosts.home(owner.hosts.groups, "report")
+                groups = await owner.hosts.service_or_address(owner.hosts.groups, "report")
                 assert isinstance(groups, GroupCoordinator)
                 search = DeletedTopics(owner.services, owner.partitions, groups)
                 await search.search()

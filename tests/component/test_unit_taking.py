@@ -71,7 +71,7 @@ class Target:
 
 def on_target(work: Callable[[Target], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test at an owner, without pauses between reads."""
-    monkeypatch.setattr(taking, "MISSING_S", 0.0)
+    monkeypatch.setattr(taking, "MISSING_CONFIRMED_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def begin() -> None:

@@ -49,23 +49,25 @@ class _Topics:
 
 
 class _Hosts:
-    """The part of `memq.broker.service_hosts.ServiceHosts` that handlers use: one coordinator has all groups."""
+    """The part of `memq.broker.service_hosts.ServiceHosts` that handlers use: one coordinator has all groups.
+
+    It is the `GroupMigrator`, too.
+    """
 
     groups = None
 
     def __init__(self, lender: NotificationQueue) -> None:
         self._lender = lender
-        self.former = self
 
-    async def check(self, home: object) -> None:
+    async def check(self, find: object) -> None:
         """The queue has no groups of an earlier release."""
 
-    async def at(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
+    async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> StateLogQueue:
         assert isinstance(self._lender, StateLogQueue), "this queue has no groups"
         return self._lender
 
-    async def homes(self, kind: None) -> list[StateLogQueue]:
-        return [await self.at(None, "", forwarded=False)]
+    async def all_services(self, kind: None, *, create: bool) -> list[StateLogQueue]:
+        return [await self.service_or_link(None, "", forwarded=False)]
 
 
 class LoopbackQueue(RemoteQueue, RemoteGroups):
@@ -87,7 +89,8 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
-        groups, holds = GroupRequests(*given, cast(Any, _Hosts(lender))), HoldRequests(*given, cast(Any, None))
+        hosts = cast(Any, _Hosts(lender))
+        groups, holds = GroupRequests(*given, hosts, hosts), HoldRequests(*given, cast(Any, None))
         moves = TransactionRequests(*given, cast(Any, None))
         self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), groups, cluster, holds, moves)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from memq.groups import GroupState, Membership
-from memq.groups.coordinator import MACHINE, GroupCoordinator
-from memq.groups.machine import GroupMachine
+from memq.groups.coordinator import GroupCoordinator
+from memq.groups.machine import GROUPS_MACHINE, GroupMachine
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -46,7 +46,7 @@ class StateLogQueue(MemoryQueue):
             self._events,
             SERVICE,
             StateLogSettings(cluster="memq", broker="b"),
-            lambda: {MACHINE: machine},
+            lambda: {GROUPS_MACHINE: machine},
         )
         self._epoch += 1
         await log.open(self._epoch)

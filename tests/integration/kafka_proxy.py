@@ -15,7 +15,7 @@ from tests.integration.framed_proxy import FramedProxy, Outcome
 from tests.integration.kafka import running_kafka
 from tests.integration.kafka_answers import PINNED, Lie, pinned
 
-LATE_S = 2.5  # longer than a request of the tests may take
+ANSWER_DELAY_S = 2.5  # longer than a request of the tests may take
 
 
 class ApiKey(Enum):
@@ -126,7 +126,7 @@ class _Conversation:
         if fault.phase is Phase.MIDDLE:
             return Outcome((body,), cut=True, ends=True)
         if fault.phase is Phase.LATE:
-            return Outcome((body,), wait_s=LATE_S)
+            return Outcome((body,), wait_s=ANSWER_DELAY_S)
         if fault.phase is Phase.SHORT:
             return Outcome((body[: max(4, len(body) // 2)],))
         return Outcome((fault.lie(request, body) if fault.lie is not None else body,))

@@ -9,7 +9,7 @@ from enum import Enum
 
 from tests.integration.framed_proxy import FramedProxy, Outcome
 
-LATE_S = 2.5  # longer than the sessions of the tests, and than their calls may take
+ANSWER_DELAY_S = 2.5  # longer than the sessions of the tests, and than their calls may take
 CLOSING = 1 << 30  # the number of the request by which the proxy itself ends a session
 _CLOSE_SESSION = struct.pack(">ii", CLOSING, -11)
 _MULTI = 14
@@ -162,7 +162,7 @@ def _spoiled(body: bytes, fault: Fault, before: bytes | None) -> Outcome:
     if phase is Phase.MIDDLE:
         return Outcome((body,), cut=True, ends=True)
     if phase is Phase.LATE:
-        return Outcome((body,), wait_s=LATE_S)
+        return Outcome((body,), wait_s=ANSWER_DELAY_S)
     if phase is Phase.SHORT:
         return Outcome((body[: len(body) // 2],))
     if phase is Phase.OTHER and fault.op is not Op.CONNECT:

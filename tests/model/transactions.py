@@ -25,13 +25,13 @@ from memq.transactions.machine import (
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
+    ServiceMachines,
     SettledTransaction,
     TransactionalId,
     encode_decision,
     lane_of,
     moves_of,
 )
-from memq.transactions.machines import ServiceMachines
 
 TARGETS = tuple(Target("out", "ab" * 16, number) for number in range(2))
 INPUT = ReadPartition("in", "cd" * 16, 0)

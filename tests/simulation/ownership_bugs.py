@@ -93,7 +93,7 @@ OWNERSHIP_BUGS = (
         "a key used beyond half of the safety age",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
-        swap("slot.put_s + key_s(self.services.settings)", "slot.put_s + 1e9"),
+        swap("slot.put_s + key_valid_s(self.services.settings)", "slot.put_s + 1e9"),
         level="calm",
         aspects=("house",),
     ),

@@ -35,7 +35,7 @@ BROKERS = 3
 CLIENTS = 12
 SLOTS = 5
 SECONDS = 20.0
-SETTINGS = StateLogSettings("memq", "b", answer_s=1.0, snapshot_s=0.7, key_s=3.0, drain_s=1.0)
+SETTINGS = StateLogSettings("memq", "b", answer_s=1.0, snapshot_s=0.7, key_valid_s=3.0, drain_s=1.0)
 FAULTS = CallFaults(
     latency_s_max=0.03,
     before_rate=0.03,

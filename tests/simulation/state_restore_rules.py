@@ -16,15 +16,14 @@ from memq.broker.restore.restore import Restorer
 from memq.broker.restore.state_logs import StateLogRestorer
 from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
-from memq.groups.coordinator import MACHINE
-from memq.groups.machine import GroupMachine
+from memq.groups.machine import GROUPS_MACHINE, GroupMachine
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import Clock
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Position, ReadPartition, Topic, read_partitions
-from memq.transactions.machines import ServiceMachines
+from memq.transactions.machine import ServiceMachines
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, ReferenceReader, object_bytes, read_entry
 from tests.simulation.restore_rules import STORE, KilledError, LoopbackQueue
@@ -91,7 +90,7 @@ class StateRestoreRules:
             last = await SnapshotStore(store).last(state_prefix(self._cluster, log.topic, log.topic_id, log.partition))
             if last.saved is not None:
                 machine = GroupMachine()
-                machine.restore(last.saved.machines[MACHINE])
+                machine.restore(last.saved.machines[GROUPS_MACHINE])
                 found |= _positions(machine)
         return found
 

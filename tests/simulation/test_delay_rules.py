@@ -9,7 +9,7 @@ import pytest
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.holds.machine import MACHINE, DropDecision, HoldDecision, HoldsDecision, encode_decision
+from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldDecision, HoldsDecision, encode_decision
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition
@@ -39,7 +39,7 @@ class Decided:
         self.rules.held(RECORD, HOLD)
 
     def decide(self, decision: HoldsDecision) -> None:
-        content = StateDecisions((StateDecision(MACHINE, encode_decision(decision)),))
+        content = StateDecisions((StateDecision(HOLDS_MACHINE, encode_decision(decision)),))
         self._offset += 1
         self.states.landed(LOG, self._offset, encode_state_entry(StateEntry(1, self._offset - 1, content)))
 

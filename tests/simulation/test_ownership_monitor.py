@@ -26,7 +26,7 @@ class History:
         self.now_s = 100.0
         self.entries: list[Entry] = []
         self.monitor = OwnershipMonitor(self.findings.append, refuse)
-        self.monitor.key_s = 5.0
+        self.monitor.key_valid_s = 5.0
         log = self.monitor.log(PARTITION)
         log.stale_s, log.window_s = STALE_S, WINDOW_S
 

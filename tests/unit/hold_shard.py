@@ -14,7 +14,7 @@ from memq.holds.keeper import (
     NewHold,
 )
 from memq.holds.machine import (
-    MACHINE,
+    HOLDS_MACHINE,
     HoldDecision,
     HoldMachine,
     HoldsDecision,
@@ -57,7 +57,7 @@ class Shard:
     def __init__(self, machine: HoldMachine | None = None, log: InstantLog | None = None) -> None:
         self.runtime = skipping_runtime()
         self.machine = machine or HoldMachine()
-        self.log = log or InstantLog({MACHINE: self.machine})
+        self.log = log or InstantLog({HOLDS_MACHINE: self.machine})
         self.store = Store(self.runtime.clock)
         self.append_s = 0.0
         self.refusals: list[Exception] = []
@@ -71,7 +71,7 @@ class Shard:
             store=self.store,
             runtime=self.runtime,
             events=cast(Any, self),
-            key_s=KEY_S,
+            key_valid_s=KEY_S,
             window_ms=lambda: WINDOW_MS,
             append=self.append,
             counters=self.counters,

@@ -196,7 +196,7 @@ class House:
     def __init__(self, budget_bytes: int, slab_bytes: int) -> None:
         runtime = Runtime()
         self.pool = SlabPool(budget_bytes, slab_bytes)
-        self.hot = RecentBatchCache(budget_bytes // 4, self.pool.release)
+        self.recent_batches = RecentBatchCache(budget_bytes // 4, self.pool.release)
         self.intake = Intake(self.pool)
         self.pool.freed = self._freed
         self.feeds = 0
@@ -212,7 +212,7 @@ class House:
             queue=MemoryQueue(runtime.clock),
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=self.pool,
-            recent_batches=self.hot,
+            recent_batches=self.recent_batches,
             limits=Quotas(SystemClock(), NO_CLIENT_LIMITS),
             spool=no_spool(runtime, self.pool),
             counters=Counters(),

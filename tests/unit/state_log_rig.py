@@ -27,7 +27,7 @@ from tests.skipping_loop import LongestWait, LoopClock, now_s, run_skipping, ski
 LOG = ReadPartition("_memq_state", "ab" * 16, 3)
 ANSWER_S, SNAPSHOT_S, KEY_S, DRAIN_S = 5.0, 60.0, 100.0, 3.0
 SETTINGS = StateLogSettings(
-    "memq", "b1", answer_s=ANSWER_S, snapshot_s=SNAPSHOT_S, key_s=KEY_S, drain_s=DRAIN_S, callers_max=3
+    "memq", "b1", answer_s=ANSWER_S, snapshot_s=SNAPSHOT_S, key_valid_s=KEY_S, drain_s=DRAIN_S, callers_max=3
 )
 NAME = "state log 3 of topic '_memq_state'"
 

@@ -19,7 +19,7 @@ from memq.broker.partition.storing import (
     STORE_TIMEOUT_S,
     UPLOADS_IN_FLIGHT_MAX,
     SharedObjects,
-    key_s,
+    key_valid_s,
     store_object,
 )
 from memq.broker.services import Services
@@ -135,7 +135,7 @@ def test_a_key_is_used_for_half_of_the_age_of_the_sweep() -> None:
     async def work() -> None:
         services, store = services_on([StoreError("it is down")] * 9)
         services = replace(services, settings=BrokerSettings(sweep_age_ms=2_400))
-        assert key_s(services.settings) == 1.2
+        assert key_valid_s(services.settings) == 1.2
         assert await store_object(services, BODY, "batch 7") is None
         assert store.asked_s == pytest.approx([0.0, 0.1, 0.3, 0.7]), "the next one would come at 1.2 s"
 

@@ -19,8 +19,9 @@ from memq.errors import (
     QueueError,
 )
 from memq.groups import Membership
-from memq.groups.coordinator import EXPIRY_S, MACHINE, GroupCoordinator
+from memq.groups.coordinator import EXPIRY_CHECK_S, GroupCoordinator
 from memq.groups.machine import (
+    GROUPS_MACHINE,
     CommitDecision,
     Decision,
     ForgetDecision,
@@ -51,7 +52,7 @@ class Hosted:
 
     def __init__(self) -> None:
         self.machine = GroupMachine()
-        self.log = InstantLog({MACHINE: self.machine})
+        self.log = InstantLog({GROUPS_MACHINE: self.machine})
         self.tasks = TaskOwner(self.failed, cast(Any, None))
         self.coordinator = GroupCoordinator(cast(StateLog, self.log), self.machine, LoopClock(), self.tasks, 0.0)
 
@@ -389,9 +390,9 @@ def test_a_coordinator_searches_for_silent_members_all_the_time() -> None:
         await made.join("a")
         await made.join("b", group="h")
         made.tasks.start(made.coordinator.run(), "coordinator")
-        await skip(SESSION_S - EXPIRY_S / 2)
+        await skip(SESSION_S - EXPIRY_CHECK_S / 2)
         assert (made.members(), made.members("h")) == (["a"], ["b"])
-        await skip(EXPIRY_S)
+        await skip(EXPIRY_CHECK_S)
         assert (made.members(), made.members("h")) == ([], [])
 
     hosted(work)

@@ -177,15 +177,14 @@ class Hosts:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self.former = self
 
-    async def check(self, home: object) -> None:
+    async def check(self, find: object) -> None:
         pass
 
-    async def at(self, kind: None, group: str, *, forwarded: bool) -> Queue:
+    async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> Queue:
         return self._queue
 
-    async def homes(self, kind: None) -> list[Queue]:
+    async def all_services(self, kind: None, *, create: bool) -> list[Queue]:
         return [self._queue]
 
 
@@ -197,10 +196,11 @@ class Handlers:
         self.pointers = Pointers(self.queue)
         self.recent = RecentPointerCache()
         self.services = SimpleNamespace(
-            queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, hot=None, counters=Counters()
+            queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, counters=Counters()
         )
         self.topics = Topics()
-        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics), cast(Any, Hosts(self.queue)))
+        hosts = cast(Any, Hosts(self.queue))  # the `GroupMigrator`, too
+        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics), hosts, hosts)
 
     async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""

@@ -20,7 +20,7 @@ from memq.holds.machine import (
 )
 
 TARGET = Target("clicks", "ab" * 16, 0)
-ONE, TWO, THREE = (HoldId(producer, 0) for producer in (1, 2, 3))
+ONE, TWO, THREE, FOUR = (HoldId(producer, 0) for producer in (1, 2, 3, 4))
 
 
 def decide(machine: HoldMachine, decision: HoldsDecision) -> object:
@@ -60,13 +60,23 @@ def test_a_block_that_comes_again_in_another_object_leaves_the_first_one() -> No
 def test_a_state_keeps_no_text_of_objects_and_lanes_that_are_gone() -> None:
     """Else the memory of an owner grows with each object."""
     machine = HoldMachine()
-    hold(machine, ONE, key="a")
-    hold(machine, TWO, lane="1.1", key="b")
+    hold(machine, ONE, key="object-a")
+    hold(machine, TWO, lane="1.1", key="object-b")
+    gone = [*texts_of(machine, ONE), *texts_of(machine, TWO)]
     decide(machine, DropDecision(1, (ONE,)))
     machine.release_lane("1.1")
     decide(machine, DoneDecision(2, ((TARGET, 1),)))
-    assert (machine.texts, machine.objects, machine.lanes, machine.waiting) == ({"": ""}, {}, {}, {})
-    assert machine.units == {}
+    assert (machine.objects, machine.lanes, machine.waiting, machine.units) == ({}, {}, {}, {})
+    hold(machine, THREE, key="object-a")
+    hold(machine, FOUR, lane="1.1", key="object-b")
+    again = [*texts_of(machine, THREE), *texts_of(machine, FOUR)]
+    assert again == gone
+    assert not any(new is old for new, old in zip(again, gone, strict=True) if old), "it had kept the first strings"
+
+
+def texts_of(machine: HoldMachine, id_: HoldId) -> tuple[str, str]:
+    """Return key and lane of an open hold."""
+    return machine.open[id_].key, machine.open[id_].lane
 
 
 def test_a_machine_alone_takes_blocks_of_each_lane() -> None:

@@ -16,9 +16,9 @@ from memq.format.held_object import HoldId, Target
 from memq.holds import keeper as keeper_module
 from memq.holds.keeper import (
     HOLD_COST,
-    IDLE_S_MAX,
     PLACE_COST,
-    THROTTLED_S,
+    THROTTLE_RETRY_S,
+    TIMER_S_MAX,
 )
 from memq.holds.machine import (
     DoneDecision,
@@ -57,11 +57,11 @@ def test_a_record_is_released_at_its_time_and_one_that_comes_later_may_be_due_ea
 def test_an_owner_waits_at_most_an_hour_and_asks_its_clock_again() -> None:
     async def work(shard: Shard) -> None:
         shard.run()
-        await shard.keeper.hold([shard.new(1, due_s=IDLE_S_MAX + 100)])
+        await shard.keeper.hold([shard.new(1, due_s=TIMER_S_MAX + 100)])
         loop = asyncio.get_running_loop()
         await skip(1)
         timers = sorted(each.when() for each in vars(loop)["_scheduled"] if not each.cancelled())
-        assert timers == [IDLE_S_MAX]
+        assert timers == [TIMER_S_MAX]
 
     on_shard(work)
 
@@ -71,7 +71,7 @@ def test_an_owner_without_delayed_records_sets_a_timer_of_an_hour() -> None:
         shard.run()
         await skip(1)
         scheduled = vars(asyncio.get_running_loop())["_scheduled"]
-        assert [each.when() for each in scheduled if not each.cancelled()] == [IDLE_S_MAX]
+        assert [each.when() for each in scheduled if not each.cancelled()] == [TIMER_S_MAX]
 
     on_shard(work)
 
@@ -173,7 +173,7 @@ def test_a_throttled_release_is_tried_again_soon() -> None:
         shard.log.errors = [ThrottledError("full")] * 2
         await skip(3)
         taken = [(round(at_s, 2), target, number, producers) for at_s, target, number, producers in shard.appended]
-        assert taken == [(5 + 2 * THROTTLED_S, A, 1, [1]), (5 + 2 * THROTTLED_S, B, 1, [2]), (6, A, 2, [3])]
+        assert taken == [(5 + 2 * THROTTLE_RETRY_S, A, 1, [1]), (5 + 2 * THROTTLE_RETRY_S, B, 1, [2]), (6, A, 2, [3])]
 
     on_shard(work)
 
@@ -331,7 +331,7 @@ def test_many_units_are_done_by_one_decision_which_is_repeated_when_it_is_thrott
         shard.run()
         await skip(1)
         found = shard.decisions(DoneDecision)
-        assert [at_s for at_s, _ in found] == pytest.approx([THROTTLED_S] * 2)
+        assert [at_s for at_s, _ in found] == pytest.approx([THROTTLE_RETRY_S] * 2)
         assert [len(decision.units) for _, decision in found] in ([1, 3], [3, 1])
         assert sorted((target.partition, number) for _, decision in found for target, number in decision.units) == [
             (number, 1) for number in range(4)

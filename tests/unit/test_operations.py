@@ -118,7 +118,7 @@ def table() -> Operations:
     return operations_of(
         StreamRequests(*given),
         TopicRequests(*given),
-        GroupRequests(*given, cast(Any, None)),
+        GroupRequests(*given, cast(Any, None), cast(Any, None)),
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
         HoldRequests(*given, cast(Any, None)),
         TransactionRequests(*given, cast(Any, None)),

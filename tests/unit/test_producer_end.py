@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memq.client.link_pool import LinkPool
-from memq.client.producer.core import ACKS_LATE_S, Observe, ProducerCore
+from memq.client.producer.core import ACKS_LATE_AFTER_S, Observe, ProducerCore
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.fields import check_fields
 from memq.client.producer.settings import ProducerSettings
@@ -169,7 +169,7 @@ def test_a_moved_partition_is_found_by_the_address_of_the_refusal() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(("delivery_timeout_s", "owed_s"), [(120.0, ACKS_LATE_S), (8.0, 1.0)])
+@pytest.mark.parametrize(("delivery_timeout_s", "owed_s"), [(120.0, ACKS_LATE_AFTER_S), (8.0, 1.0)])
 def test_a_sign_of_life_is_asked_for_early_and_says_what_the_broker_waits_for(
     delivery_timeout_s: float, owed_s: float
 ) -> None:

@@ -137,7 +137,7 @@ def test_behind_an_open_breaker_nobody_waits_longer_than_for_the_one_that_tries_
             asked.append(now_s())
 
         with pytest.raises(StoreError, match="gives no answer") as caught:
-            await attempts.run("get", 0, request, "not read", deadline_s=now_s() + 0.05)
+            await attempts.run("get", 0, request, "not read", until_s=now_s() + 0.05)
         assert (now_s(), asked) == (0.0, []), "it can't be asked in time"
         assert caught.value.__notes__[-1] == "not asked again so soon: it has failed too often"
         await skip(2)

@@ -32,7 +32,7 @@ from memq.errors import (
 from memq.storage_handlers.s3.aio_path import _answers
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for, meaning
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
-from memq.storage_handlers.s3.data_path import cut_parts, found_of
+from memq.storage_handlers.s3.data_path import cut_parts, head_of
 from memq.storage_handlers.s3.obstore_path import read_answer
 from memq.storage_handlers.s3.request_policy import (
     HEDGES_BURST_MAX,
@@ -203,7 +203,7 @@ def test_a_try_that_nobody_hears_of_holds_nobody_up_for_ever() -> None:
     breaker = CircuitBreaker(random.Random(1), failures_max=1)
     failed(breaker, 1)
     assert breaker.ask(10.0, 5.0) == 0.0
-    breaker.left(11.0)
+    breaker.cancelled(11.0)
     assert breaker.ask(11.0, 5.0) == 0.0
     assert breaker.ask(16.0, 5.0) == 0.0
 
@@ -228,7 +228,7 @@ def test_the_breaker_never_shuts_for_good(events: list[str], seed: int) -> None:
                 breaker.succeeded()
                 assert breaker.is_closed
             case "left":
-                breaker.left(now_s)
+                breaker.cancelled(now_s)
             case _:
                 now_s += 0.5
     assert breaker.ask(now_s + 3.0, 3.0) == 0.0
@@ -351,9 +351,9 @@ def test_parts_are_all_bytes_in_order(buffers: list[bytes], part_bytes: int) -> 
 
 
 def test_marks_of_others_are_no_checksum() -> None:
-    assert found_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}, "").checksum == 42
+    assert head_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}, "").checksum == 42
     for text in ("", "2a", "xxxxxxxx", "0000002a0"):
-        assert found_of(3, {"memq-crc32c": text}, "").checksum is None
+        assert head_of(3, {"memq-crc32c": text}, "").checksum is None
 
 
 def test_a_hedge_that_the_budget_refused_is_sent_when_it_is_earned() -> None:

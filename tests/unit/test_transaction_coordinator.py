@@ -21,18 +21,18 @@ from memq.errors import (
 )
 from memq.format.held_object import Target
 from memq.state_log.state_log import StateLog
-from memq.transactions.coordinator import LOOK_S, UNUSED_MS, TransactionCoordinator, TransactionState
+from memq.transactions.coordinator import TIMEOUT_CHECK_S, UNUSED_ID_KEPT_MS, TransactionCoordinator, TransactionState
 from memq.transactions.machine import (
     ANY_BLOCKS,
-    MACHINE,
+    TRANSACTIONS_MACHINE,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
+    ServiceMachines,
     TransactionalId,
     TransactionDecision,
     decode_decision,
 )
-from memq.transactions.machines import ServiceMachines
 from tests.skipping_loop import now_s, run_skipping, skip
 from tests.unit.hold_shard import A, B, Shard
 from tests.unit.instant_log import InstantLog
@@ -81,7 +81,11 @@ class Coordinated:
         await self.coordinator.hold(id_, instance, number, blocks)
 
     def decisions(self, kind: type[TransactionDecision]) -> list[TransactionDecision]:
-        named = [body for name, (_, body) in zip(self.log.names, self.log.applied, strict=True) if name == MACHINE]
+        named = [
+            body
+            for name, (_, body) in zip(self.log.names, self.log.applied, strict=True)
+            if name == TRANSACTIONS_MACHINE
+        ]
         return [each for each in map(decode_decision, named) if isinstance(each, kind)]
 
     def open(self) -> list[str]:
@@ -106,7 +110,7 @@ def test_a_coordinator_begins_an_instance_at_its_time() -> None:
         await skip(3)
         now_ms = made.shard.now_ms()
         first = await made.begin()
-        assert made.decisions(BeginDecision) == [BeginDecision(ID, 1, TIMEOUT_MS, now_ms, now_ms - UNUSED_MS)]
+        assert made.decisions(BeginDecision) == [BeginDecision(ID, 1, TIMEOUT_MS, now_ms, now_ms - UNUSED_ID_KEPT_MS)]
         second = await made.begin(token=2)
         assert second > first
         with pytest.raises(ProducerFencedError):
@@ -274,10 +278,10 @@ def test_a_transaction_that_is_open_for_longer_than_its_time_is_rolled_back() ->
         made.shard.tasks.start(made.coordinator.run(), "coordinator")
         await skip(1)
         await made.hold(instance, 1)
-        met_s = now_s() + LOOK_S  # the next look
+        met_s = now_s() + TIMEOUT_CHECK_S  # the next check
         await skip(met_s + TIMEOUT_MS / 1_000 + 0.01 - now_s())
         assert made.open() == ["pay"], "for exactly its time"
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == []
         with pytest.raises(TransactionAbortedError, match="was open for over 10000 ms"):
             await made.hold(instance, 1)
@@ -314,9 +318,9 @@ def test_a_throttled_roll_back_is_tried_again_and_the_others_are_rolled_back() -
         made.shard.tasks.start(made.coordinator.run(), "coordinator")
         await skip(TIMEOUT_MS / 1_000 + 0.1)
         made.log.errors = [ThrottledError("full")]
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == ["pay"]
-        await skip(LOOK_S)
+        await skip(TIMEOUT_CHECK_S)
         assert made.open() == []
 
     coordinated(work)

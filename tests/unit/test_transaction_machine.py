@@ -24,11 +24,12 @@ from memq.holds.machine import encode_decision as encode_hold
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.topic import Committed, Position, ReadPartition
 from memq.transactions.machine import (
-    FORMER_MAX,
+    FORMER_INSTANCES_MAX,
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
     PositionMoves,
+    ServiceMachines,
     SettledTransaction,
     TransactionalId,
     TransactionMachine,
@@ -36,7 +37,6 @@ from memq.transactions.machine import (
     lane_of,
     moves_of,
 )
-from memq.transactions.machines import ServiceMachines
 
 ID = TransactionalId("pay", "g")
 CLICKS, ORDERS = Target("clicks", "ab" * 16, 0), Target("orders", "cd" * 16, 3)
@@ -208,7 +208,7 @@ def test_the_end_of_an_instance_before_the_known_ones_is_unknown() -> None:
     log, instance = begun()
     log.hold(instance, 1)
     assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
-    for token in range(FORMER_MAX):
+    for token in range(FORMER_INSTANCES_MAX):
         log.begin(token + 2)
     assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
     log.begin(99)

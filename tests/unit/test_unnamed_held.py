@@ -17,7 +17,7 @@ from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisio
 from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
 from memq.holds.machine import (
-    MACHINE,
+    HOLDS_MACHINE,
     DoneDecision,
     DropDecision,
     HoldDecision,
@@ -62,7 +62,7 @@ class HeldYard(Cluster):
         bodies = [encode_decision(each) for each in decisions]
         for body in bodies:
             self.machine.apply(body)
-        content = StateDecisions(tuple(StateDecision(MACHINE, body) for body in bodies))
+        content = StateDecisions(tuple(StateDecision(HOLDS_MACHINE, body) for body in bodies))
         offset = await self.publish(StateEntry(1, self.number, content))
         self.number += 1
         return offset
@@ -120,7 +120,7 @@ def test_a_held_object_stays_when_only_a_snapshot_has_its_hold() -> None:
         keys = [await yard.stored(number) for number in range(2)]
         offset = await yard.decide(hold(keys[0], 1)) + 1
         key = state_snapshot_key(CLUSTER, STATE_TOPIC, yard.state.id, 0, 1, offset)
-        saved = SavedState(offset, 1, yard.number, {MACHINE: yard.machine.snapshot()})
+        saved = SavedState(offset, 1, yard.number, {HOLDS_MACHINE: yard.machine.snapshot()})
         snapshot = await SnapshotStore(yard.store).put(saved, key)
         await yard.publish(StateEntry(1, yard.number, snapshot))
         await yard.queue.trim(yard.log, offset)

@@ -326,7 +326,10 @@ class Poller:
         ]
 
     def _put_letters(self) -> None:
-        """Show the waiting dead letters: the lag of a dead-letter topic's reader, else all its records."""
+        """Show the waiting dead letters, by the rule of `waiting_letters`.
+
+        It costs no requests, because the rounds of topics, groups and totals have all answers.
+        """
         rows: dict[str, DeadLetterRow] = {}
         for name, topic in self._known.topics.items() if self._known.groups is not None else ():
             if not name.endswith(LETTERS_SUFFIX):

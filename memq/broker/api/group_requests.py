@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api.group_migration import GroupMigrator
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.groups import Membership
@@ -21,7 +23,7 @@ from memq.groups.remote import committed_of, wire_of
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Span
 from memq.notification.remote import partition_of, ref_of
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.frames import Api
 from memq.protocol.group_messages import (
     CommitAnswer,
@@ -62,9 +64,12 @@ _JSON = msgspec.json.Decoder(msgspec.Raw)
 class GroupRequests:
     """Answers the requests of consumers to the queue."""
 
-    def __init__(self, services: Services, partitions: Partitions, hosts: ServiceHosts) -> None:
+    def __init__(
+        self, services: Services, partitions: Partitions, hosts: ServiceHosts, migrator: GroupMigrator
+    ) -> None:
         self._services = services
         self._hosts = hosts
+        self._migrator = migrator
         self._queue = services.queue
         self._pointers = services.pointers
         self._recent = services.recent_pointers
@@ -287,104 +292,103 @@ class GroupRequests:
     async def join(self, call: Call[JoinRequest]) -> Answer:
         """Enter or leave a group."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.JOIN, ask, MembershipAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.JOIN, ask, MembershipAnswer)
         if ask.leave:
-            await home.leave(ask.group, ask.member)
+            await coordinator.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
         partitions = await self._all_known(ask.partitions)
-        return _answer(await home.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
+        return _answer(await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
         """Note that a member is alive."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.HEARTBEAT, ask, MembershipAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer)
         released = [partition_of(ref) for ref in ask.released]
-        return _answer(await home.heartbeat(ask.group, ask.member, ask.generation, released))
+        return _answer(await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
 
     async def commit(self, call: Call[CommitRequest]) -> Answer:
         """Store positions of a group, or read them."""
         ask = call.ask
-        home = await self._home(call, ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.COMMIT, ask, CommitAnswer)
+        coordinator = await self._coordinator(call, ask.group)
+        if isinstance(coordinator, Link):
+            return await coordinator.request(Api.COMMIT, ask, CommitAnswer)
         if ask.positions:
             positions = committed_of(ask.positions)
             for partition in positions:
                 await self._known(ref_of(partition))
-            await home.commit(ask.group, ask.member, ask.generation, positions, ask.number)
+            await coordinator.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
-        found = await home.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
+        found = await coordinator.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
         return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
-        names: list[str] = []
-        await self._hosts.former.check(self._own_home)
-        for home in await self._hosts.homes(self._hosts.groups):
-            if not isinstance(home, str):
-                names += await home.groups()
-            elif call.connection.program != PROGRAM:
-                link = await self._hosts.link(home)
-                names += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).groups
+        await self._migrator.check(self._coordinator_here)
+        hosts = self._hosts
+        names = await ask_all_services(
+            hosts, hosts.groups, call, lambda one: one.groups(), lambda answer: answer.groups, create=True
+        )
         return AdminAnswer(groups=sorted(names))
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
         """Delete a group."""
-        home = await self._home(call, call.ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
-        await home.delete_group(call.ask.group)
+        coordinator = await self._coordinator(call, call.ask.group)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, call.ask)
+        await coordinator.delete_group(call.ask.group)
         return AdminAnswer()
 
     async def describe(self, call: Call[DescribeGroup]) -> Answer:
         """Return members and positions of a group."""
-        home = await self._home(call, call.ask.group)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)
-        state = await home.describe(call.ask.group)
+        coordinator = await self._coordinator(call, call.ask.group)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, call.ask)
+        state = await coordinator.describe(call.ask.group)
         return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
         """Return the names of the groups that an earlier release kept in the queue."""
-        return AdminAnswer(groups=await self._hosts.former.names())
+        return AdminAnswer(groups=await self._migrator.names())
 
     async def move(self, call: Call[MoveGroup]) -> Answer:
         """Move a group from the queue to its state log, at the broker that has it; or show it."""
-        ask, hosts = call.ask, self._hosts
+        ask = call.ask
         check_group(ask.group)
         if ask.dry_run:
-            found = await hosts.former.read(ask.group)
+            found = await self._migrator.read(ask.group)
         else:
-            await hosts.former.check_brokers()
-            home = await self._at(call, ask.group)
-            if isinstance(home, Link):
-                return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
-            found = await hosts.former.move(ask.group, home)
+            await self._migrator.check_brokers()
+            coordinator = await self._coordinator_or_link(call, ask.group)
+            if isinstance(coordinator, Link):
+                return await forward(coordinator, ask)
+            found = await self._migrator.move(ask.group, coordinator)
         members: dict[str, tuple[ReadPartition, ...]] = dict.fromkeys(found.members, ())
         return AdminAnswer(group=_wire_group(found.group, found.generation, members, found.committed))
 
-    async def _home(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
-        """Return the part that has a group, or a link to the broker that has it.
+    async def _coordinator(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
+        """Return the coordinator of a group, or a link to the broker that has it.
 
         Raises: InvalidNameError; MovedError for the request of a broker that takes this one for the owner.
         """
         check_group(group)
-        await self._hosts.former.check(self._own_home)
-        return await self._at(call, group)
+        await self._migrator.check(self._coordinator_here)
+        return await self._coordinator_or_link(call, group)
 
-    async def _at(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
-        hosts = self._hosts
-        return await hosts.at(hosts.groups, group, forwarded=call.connection.program == PROGRAM)
+    async def _coordinator_or_link(self, call: Call[Any], group: str) -> GroupCoordinator | Link:
+        return await find_service(self._hosts, self._hosts.groups, group, call)
 
-    async def _own_home(self, group: str) -> GroupCoordinator:
-        """Return the coordinator of a group at the only broker. Raises: NotReadyError; as `ServiceHosts.home`."""
+    async def _coordinator_here(self, group: str) -> GroupCoordinator:
+        """Return the coordinator of a group at the only broker.
+
+        Raises: NotReadyError; as `ServiceHosts.service_or_address`.
+        """
         hosts = self._hosts
-        found = await hosts.home(hosts.groups, group)
+        found = await hosts.service_or_address(hosts.groups, group)
         if isinstance(found, str):
             raise NotReadyError(f"the coordinator of group '{group}' is at {found}")
         return found

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from memq.broker.api import Answer, Call
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.api.stream_requests import checked_sequence, producer_id_of
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partition.appender import sealed_error
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts, shard_name
+from memq.broker.service_hosts import ServiceHosts, shard_name
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOldError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
-from memq.protocol.frames import Api
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.hold_messages import (
     CancelHolds,
     DescribeHolds,
@@ -59,7 +59,7 @@ class HoldRequests:
         keeper = await self._keeper(call, topic.id, ask.partition)
         if isinstance(keeper, Link):
             ask.sent_ms = keeper.clock_ms(sent_s)
-            return await keeper.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(keeper, ask)
         return AdminAnswer(holds=[state.name.lower() for state in await keeper.hold(holds)])
 
     async def cancel(self, call: Call[CancelHolds]) -> Answer:
@@ -69,7 +69,7 @@ class HoldRequests:
         topic = await self._target(ask.topic, ask.topic_id, ask.partition)
         keeper = await self._keeper(call, topic.id, ask.partition)
         if isinstance(keeper, Link):
-            return await keeper.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+            return await forward(keeper, ask)
         holds = [HoldId(producer_id_of(each.producer), checked_sequence(each.first)) for each in ask.holds]
         states = await keeper.cancel(holds)
         return AdminAnswer(holds=["unknown" if state is None else state.name.lower() for state in states])
@@ -77,31 +77,26 @@ class HoldRequests:
     async def describe(self, call: Call[DescribeHolds]) -> Answer:
         """Return how many blocks of a topic wait; for another broker, those that wait here."""
         topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
-        hosts, found = self._hosts, list[WireWaiting]()
-        for home in await hosts.homes(hosts.holds, create=False):
-            if isinstance(home, HoldKeeper):
-                waiting = await home.waiting(topic.id)
-                found += [
-                    WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
-                    for target, (blocks, next_ms) in waiting.items()
-                ]
-            elif call.connection.program != PROGRAM:
-                link = await hosts.link(home)
-                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).waiting
+
+        async def waiting_at(keeper: HoldKeeper) -> list[WireWaiting]:
+            return [
+                WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
+                for target, (blocks, next_ms) in (await keeper.waiting(topic.id)).items()
+            ]
+
+        found = await ask_all_services(self._hosts, self._hosts.holds, call, waiting_at, lambda answer: answer.waiting)
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition))
 
     async def list_delayed(self, call: Call[ListDelayed]) -> Answer:
         """Return how many blocks of each topic wait; for another broker, those that wait here."""
-        hosts, found = self._hosts, list[WireDelayedTopic]()
-        for home in await hosts.homes(hosts.holds, create=False):
-            if isinstance(home, HoldKeeper):
-                found += [
-                    WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
-                    for target, (blocks, next_ms) in home.all_waiting().items()
-                ]
-            elif call.connection.program != PROGRAM:
-                link = await hosts.link(home)
-                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).delayed
+
+        async def delayed_at(keeper: HoldKeeper) -> list[WireDelayedTopic]:
+            return [
+                WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
+                for target, (blocks, next_ms) in keeper.all_waiting().items()
+            ]
+
+        found = await ask_all_services(self._hosts, self._hosts.holds, call, delayed_at, lambda answer: answer.delayed)
         return AdminAnswer(delayed=_by_topic(found))
 
     async def release(self, call: Call[ReleaseUnit]) -> Answer:
@@ -127,10 +122,9 @@ class HoldRequests:
     ) -> HoldKeeper | Link:
         """Return the keeper of a partition's shard, or a link to its broker.
 
-        Raises: as `ServiceHosts.at`.
+        Raises: as `find_service`.
         """
-        forwarded = call.connection.program == PROGRAM
-        return await self._hosts.at(self._hosts.holds, shard_name(topic_id, partition), forwarded=forwarded)
+        return await find_service(self._hosts, self._hosts.holds, shard_name(topic_id, partition), call)
 
 
 def _by_topic(found: list[WireDelayedTopic]) -> list[WireDelayedTopic]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from memq.broker.api import Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
+from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
@@ -19,8 +20,8 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts
-from memq.broker.services import Services
+from memq.broker.service_hosts import ServiceHosts
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
@@ -65,12 +66,13 @@ class Requests:
         hand_over: Callable[[], Awaitable[None]],
         held: HeldRecords,
         hosts: ServiceHosts,
+        migrator: GroupMigrator,
     ) -> None:
         self._services = services
         self._operations = operations_of(
             StreamRequests(services, partitions),
             TopicRequests(services, partitions),
-            GroupRequests(services, partitions, hosts),
+            GroupRequests(services, partitions, hosts, migrator),
             ClusterRequests(services, partitions, hand_over, held),
             HoldRequests(services, partitions, hosts),
             TransactionRequests(services, partitions, hosts),
@@ -96,7 +98,7 @@ class Requests:
             connection.send(self._hello(connection, frame))
             return
         working = self._working.setdefault(connection, {})
-        most = REQUESTS_PER_BROKER_MAX if connection.program == PROGRAM else REQUESTS_PER_CONNECTION_MAX
+        most = REQUESTS_PER_BROKER_MAX if connection.program == BROKER_PROGRAM else REQUESTS_PER_CONNECTION_MAX
         if frame.api in KEEPING_ALIVE:
             most *= 2
         error = self._too_much(len(working), len(frame.body), most)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from memq.broker.api import Answer, Call
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import PROGRAM, ServiceHosts
+from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
@@ -15,8 +16,7 @@ from memq.groups.remote import committed_of
 from memq.holds.keeper import NewHold
 from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.notification.remote import ref_of
-from memq.protocol.admin_messages import AdminAnswer, AdminRequest
-from memq.protocol.frames import Api
+from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
     BeginTransactions,
@@ -32,7 +32,7 @@ from memq.topic import check_group, check_name, is_internal
 from memq.transactions.coordinator import TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
-MOVES_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
+MOVED_POSITIONS_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
 
 
 class TransactionRequests:
@@ -51,10 +51,10 @@ class TransactionRequests:
         if not TRANSACTION_TIMEOUT_MS_MIN <= ask.timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
             bounds = f"{TRANSACTION_TIMEOUT_MS_MIN} to {TRANSACTION_TIMEOUT_MS_MAX}"
             raise InvalidRequestError(f"time-out of transactions is {ask.timeout_ms} ms, {bounds} are allowed")
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
-        return AdminAnswer(transactional=await home.begin(id_, int(ask.token, 16), ask.timeout_ms))
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        return AdminAnswer(transactional=await coordinator.begin(id_, int(ask.token, 16), ask.timeout_ms))
 
     async def hold(self, call: Call[HoldTransaction]) -> Answer:
         """Hold blocks of a transaction; answer when that is in the state log."""
@@ -63,10 +63,10 @@ class TransactionRequests:
             raise TooLargeError(f"{len(ask.blocks)} blocks in one request, {HOLDS_PER_REQUEST_MAX} are allowed")
         holds = [await self._new_hold(named, each) for each in ask.blocks]
         id_ = _id(named.name, named.group)
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
-        await home.hold(id_, named.instance, named.number, holds)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        await coordinator.hold(id_, named.instance, named.number, holds)
         return AdminAnswer()
 
     async def end(self, call: Call[EndTransaction]) -> Answer:
@@ -75,39 +75,39 @@ class TransactionRequests:
         id_ = _id(named.name, named.group)
         if named.number < 1 or ask.blocks < 0:
             raise InvalidRequestError(f"transaction {named.number} with {ask.blocks} blocks is not possible")
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
         if not ask.commit:
             reason = "was rolled back by its producer"
-            return AdminAnswer(committed=not await home.abort(id_, named.instance, named.number, reason))
+            return AdminAnswer(committed=not await coordinator.abort(id_, named.instance, named.number, reason))
         try:
             moves = await self._moves(ask) if ask.after else None
         except InvalidRequestError as error:
-            await home.refuse(id_, named.instance, named.number, error)
+            await coordinator.refuse(id_, named.instance, named.number, error)
         else:
-            await home.commit(id_, named.instance, named.number, ask.blocks, moves)
+            await coordinator.commit(id_, named.instance, named.number, ask.blocks, moves)
         return AdminAnswer(committed=True)
 
     async def list_open(self, call: Call[ListTransactions]) -> Answer:
         """Return the open transactions; for another broker, those whose coordinators are here."""
-        hosts, found = self._hosts, list[WireOpenTransaction]()
-        for home in await hosts.homes(hosts.transactions, create=False):
-            if isinstance(home, TransactionCoordinator):
-                found += [_wire(each) for each in await home.transactions(proven=call.ask.proven)]
-            elif call.connection.program != PROGRAM:
-                link = await hosts.link(home)
-                found += (await link.request(Api.ADMIN, AdminRequest(ask=call.ask), AdminAnswer)).transactions
+
+        async def open_at(coordinator: TransactionCoordinator) -> list[WireOpenTransaction]:
+            return [_wire(each) for each in await coordinator.transactions(proven=call.ask.proven)]
+
+        found = await ask_all_services(
+            self._hosts, self._hosts.transactions, call, open_at, lambda answer: answer.transactions
+        )
         return AdminAnswer(transactions=sorted(found, key=lambda each: (each.name, each.group)))
 
     async def settle(self, call: Call[SettleTransaction]) -> Answer:
         """Commit or roll back the open transaction of a producer, for an operator."""
         ask = call.ask
         id_ = _id(ask.name, ask.group)
-        home = await self._home(call, id_)
-        if isinstance(home, Link):
-            return await home.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
-        await home.settle(id_, commit=ask.commit)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        await coordinator.settle(id_, commit=ask.commit)
         return AdminAnswer()
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ class TransactionRequests:
         """
         if not ask.transaction.group:
             raise InvalidRequestError("this transactional producer has no group, and moves no positions")
-        if len(ask.after) > MOVES_MAX:
-            raise TooLargeError(f"a transaction moves {len(ask.after)} positions, {MOVES_MAX} are allowed")
+        if len(ask.after) > MOVED_POSITIONS_MAX:
+            raise TooLargeError(f"a transaction moves {len(ask.after)} positions, {MOVED_POSITIONS_MAX} are allowed")
         before, after = committed_of(ask.before), committed_of(ask.after)
         if before.keys() - after.keys():
             raise InvalidRequestError("a transaction names a former position without a new one")
@@ -144,10 +144,9 @@ class TransactionRequests:
                 raise NotFoundError(f"topic '{topic.name}' has no read partition {ref_of(partition).partition}")
         return moves_of(ask.member, ask.generation, before, after)
 
-    async def _home(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
-        """Return the coordinator of an id (T1), or a link to its broker. Raises: as `ServiceHosts.at`."""
-        forwarded = call.connection.program == PROGRAM
-        return await self._hosts.at(self._hosts.transactions, id_.group or id_.name, forwarded=forwarded)
+    async def _coordinator(self, call: Call[Any], id_: TransactionalId) -> TransactionCoordinator | Link:
+        """Return the coordinator of an id (T1), or a link to its broker. Raises: as `find_service`."""
+        return await find_service(self._hosts, self._hosts.transactions, id_.group or id_.name, call)
 
 
 def _id(name: str, group: str) -> TransactionalId:

@@ -34,7 +34,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
 READY_TIMEOUT_S = 10.0
 READS_AT_ONCE = 8
-MISSING_S = 10.0  # for so long an object must be missing until its unit goes without it
+MISSING_CONFIRMED_S = 10.0  # for so long an object must be missing until its unit goes without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ async def _read_run(
 ) -> list[tuple[BlockHeader, Buffer]]:
     """Read adjacent blocks of one object."""
     key, first, length = run[0].key, run[0].offset, sum(block.length for block in run)
-    reads = ConfirmedReads(services.events, missing_s=MISSING_S)
+    reads = ConfirmedReads(services.events, missing_s=MISSING_CONFIRMED_S)
 
     async def once() -> bytes:
         return await services.store.get_range(key, first, length)

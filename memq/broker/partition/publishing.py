@@ -20,7 +20,7 @@ BACKOFF_S_MAX = 2.0
 PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
 # A queue that is starting or loses a certificate also answers "not found" or "denied". Only the coordinator decides
 # that a topic is deleted; the broker then closes the partition.
-DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
+OUTCOME_UNKNOWN: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
 
 
 def reused_offset(offset: int, read_to: int) -> LogCutError:
@@ -38,7 +38,7 @@ class Publisher:
         self.own = own
         self.partition = partition
         self.pointer_offset: int | None = None  # of the pointer; None if another copy may lie before it
-        self._passing = DOUBTFUL if patient else PASSING
+        self._passing = OUTCOME_UNKNOWN if patient else PASSING
         self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
         self._log = PointerResolver(services, partition, self._name())

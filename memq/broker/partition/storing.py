@@ -41,12 +41,12 @@ async def store_object(
     """Put an object; return when its first put began (monotonic s): no store dates it earlier.
 
     Returns None when the object is not stored, because it is no longer `wanted` or the time of its key is over
-    (`key_s`). `name` identifies the object in the log. Raises: ObjectExistsError when its key has other bytes.
+    (`key_valid_s`). `name` identifies the object in the log. Raises: ObjectExistsError when its key has other bytes.
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries, logged_s = clock.monotonic(), 0, -math.inf
     with services.waits.on(services.store_location, name) as wait:
-        while wanted() and clock.monotonic() < started_s + key_s(services.settings):
+        while wanted() and clock.monotonic() < started_s + key_valid_s(services.settings):
             try:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
                     await services.store.put(body.key, body.buffers, body.checksum)
@@ -75,7 +75,7 @@ def _cause(error: Exception) -> str:
     return str(error) or repr(error)
 
 
-def key_s(settings: BrokerSettings) -> float:
+def key_valid_s(settings: BrokerSettings) -> float:
     """Return how long a key is used after its first put, in s: half the age of the sweep.
 
     A pointer that is handed to the queue later must name another object: see `memq.broker.sweep.sweep`.

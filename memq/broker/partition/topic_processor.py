@@ -31,7 +31,7 @@ from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.partition.staged_batch import StagedBatch
-from memq.broker.partition.storing import SharedObjects, key_s, store_object
+from memq.broker.partition.storing import SharedObjects, key_valid_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import (
@@ -460,7 +460,7 @@ class TopicProcessor:
             named_ms = own.named_ms if slot.units else own.named_since_ms()  # the pointer may have the first name
             return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
-        key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
+        key_until_s, began_ms = slot.put_s + key_valid_s(self.services.settings), clock.wall_ms()
         publisher = self._publisher()
         if not await publisher.publish(build, slot.number, key_until_s, partial(self.known.compare, own, sealed)):
             self.ring.store_again(slot)

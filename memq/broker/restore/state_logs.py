@@ -19,10 +19,15 @@ from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
 from memq.format.state_log.snapshot import SavedState
-from memq.groups.coordinator import MACHINE
-from memq.groups.machine import GroupMachine, RestoredDecision, encode_decision, pack_positions, portions
-from memq.holds.machine import MACHINE as HOLDS
-from memq.holds.machine import HoldMachine
+from memq.groups.machine import (
+    GROUPS_MACHINE,
+    GroupMachine,
+    RestoredDecision,
+    encode_decision,
+    pack_positions,
+    portions,
+)
+from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import all_entries, valid_span
 from memq.runtime.clock import Clock
@@ -31,7 +36,7 @@ from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import Committed, Position, ReadPartition, Topic, read_partitions
-from memq.transactions.machines import ServiceMachines
+from memq.transactions.machine import ServiceMachines
 
 OWNER = "memq restore"
 GENERATION_GAP = 1_000_000  # more generations than a group makes between two snapshots
@@ -104,7 +109,7 @@ class StateLogRestorer:
         if found.saved is None:
             return  # its first owner makes the log
         machine = GroupMachine()
-        machine.restore(found.saved.machines.get(MACHINE, GroupMachine().snapshot()))
+        machine.restore(found.saved.machines.get(GROUPS_MACHINE, GroupMachine().snapshot()))
         groups = await self._moved(machine)
         packed = {name: pack_positions(positions) for name, positions in groups.items()}
         machine.apply(encode_decision(RestoredDecision(packed, GENERATION_GAP, all=True)))
@@ -120,9 +125,9 @@ class StateLogRestorer:
             )
         span = await valid_span(self._queue, log)
         above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
-        states = {**found.saved.machines, MACHINE: machine.snapshot()}
-        if HOLDS in states:
-            states[HOLDS] = _in_another_life(states[HOLDS], above)
+        states = {**found.saved.machines, GROUPS_MACHINE: machine.snapshot()}
+        if HOLDS_MACHINE in states:
+            states[HOLDS_MACHINE] = _in_another_life(states[HOLDS_MACHINE], above)
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
@@ -173,7 +178,7 @@ class StateLogRestorer:
         above = 1 + max(epoch, await self._highest_epoch(log))
         await self._publish(log, StateEntry(above, 0, OpenedState(self._clock.wall_ms(), OWNER)))
         for number, decision in enumerate(_decisions(groups)):
-            body = StateDecision(MACHINE, encode_decision(decision))
+            body = StateDecision(GROUPS_MACHINE, encode_decision(decision))
             await self._publish(log, StateEntry(above, number, StateDecisions((body,))))
 
     async def _publish(self, log: ReadPartition, entry: StateEntry) -> int:

@@ -21,7 +21,7 @@ from memq.broker.partition.append import Accepted, AwaitedAck, BlockRun, Redirec
 from memq.broker.partition.ownership import changed_entry
 from memq.broker.partition.pointer_resolver import PointerResolver, search_of
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.services import Services
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
     CorruptDataError,
@@ -222,7 +222,7 @@ class Forwarder:
 
     async def _connect(self, address: str) -> Link:
         try:
-            return await connect_link(self._services.runtime, None, parse_address(address), client="memq-broker")
+            return await connect_link(self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM)
         except UnreachableError as error:
             if error.refused:
                 self._services.suspicions.report(address)

@@ -17,7 +17,7 @@ from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, is_state_topic, read_partitions
-from memq.transactions.machines import ServiceMachines
+from memq.transactions.machine import ServiceMachines
 
 UNHELD = "no state log names it"
 

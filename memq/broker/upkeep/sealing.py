@@ -21,7 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from memq.broker.partitions import Partitions
-from memq.broker.services import Services
+from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import MemqError, NotFoundError, NotReadyError, VersionConflictError
 from memq.governor import BrokerEntry
@@ -34,7 +34,6 @@ from memq.topic import Topic
 ROUND_S = 1.0
 ASK_S = 20.0  # time-out for one broker
 READY_S = 10.0  # time-out for the opening of one partition
-PROGRAM = "memq-broker"
 
 
 async def settle(
@@ -145,6 +144,6 @@ class Sealing:
     async def _link(self, address: str) -> Link:
         link = self._links.get(address)
         if link is None or not link.open:
-            connected = connect_link(self._services.runtime, None, parse_address(address), client=PROGRAM)
+            connected = connect_link(self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM)
             link = self._links[address] = await connected
         return link

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, listen_address, parse_reset_target
+from memq.cli.options import broker_options, brokers_of, json_option, listen_address, parse_reset_target, yes_option
 from memq.cli.output import (
     confirm,
     log_to_stderr,
@@ -100,7 +100,7 @@ def reset(
 
 @group.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @broker_options
 def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Delete a group without members, with its positions. On a terminal it asks first."""

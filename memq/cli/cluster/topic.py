@@ -7,7 +7,7 @@ import re
 import click
 import msgspec
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position, parse_reset_target
+from memq.cli.options import broker_options, brokers_of, json_option, parse_position, parse_reset_target, yes_option
 from memq.cli.output import (
     confirm,
     count_text,
@@ -148,7 +148,7 @@ def count(
     "--before", required=True, metavar="POSITION", help="end, @TIME (RFC 3339, epoch ms, -1h), or a position (0:17:3)."
 )
 @click.option("--dry-run", is_flag=True, help="Show the records that would go; change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @broker_options
 @json_option
 def truncate(
@@ -187,7 +187,7 @@ def truncate(
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option("--timeout", "timeout_s", type=float, default=SEAL_S, show_default=True, help="Seconds to wait.")
 @broker_options
 def seal(
@@ -242,7 +242,7 @@ def alter(
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @broker_options
 def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Delete a topic and all its records. On a terminal it asks first."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.options import broker_options, brokers_of, json_option, yes_option
 from memq.cli.output import confirm, print_json, print_message, print_table
 from memq.client.admin import Admin
 from memq.settings import Value
 
 HEADS = ("transactional id", "group", "open seconds", "time-out seconds", "blocks")
+
+
+_group_option = click.option(
+    "-G", "--group", default="", metavar="GROUP", help="Group whose positions the producer moves, if it has one."
+)
 
 
 @click.group()
@@ -50,8 +55,8 @@ def list_open(as_json: bool, config: str | None, profile: str | None, **flags: V
 
 @transaction.command(short_help="Commit an open transaction with the records that are held.")
 @click.argument("transactional_id")
-@click.option("--group", "-G", default="", help="Group whose positions the producer moves, if it has one.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_group_option
+@yes_option
 @broker_options
 def commit(
     transactional_id: str, group: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None
@@ -69,8 +74,8 @@ def commit(
 
 @transaction.command(short_help="Roll an open transaction back.")
 @click.argument("transactional_id")
-@click.option("--group", "-G", default="", help="Group whose positions the producer moves, if it has one.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_group_option
+@yes_option
 @broker_options
 def abort(
     transactional_id: str, group: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None

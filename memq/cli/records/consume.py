@@ -13,7 +13,7 @@ from itertools import islice
 
 import click
 
-from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
+from memq.cli.options import LastRecords, Start, json_option, parse_start, s3_values, setting_options, settings_of
 from memq.cli.output import count_text, print_message
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
 from memq.client.consumer.batch import Batch, Record, TopicPartition
@@ -127,7 +127,7 @@ def consume(
     if sys.__stdout__ is None:  # its replacement takes everything, and a group would commit it
         raise click.ClickException("stdout is closed, so no record can be printed: send it to a file or a pipe")
     found = settings_of(config, profile, **flags)
-    settings, s3 = found.client(), section_values(found, "s3")
+    settings, s3 = found.client(), s3_values(found)
     start = parse_start(offset, SystemClock().wall_ms())
     stored = group if broadcast is None else broadcast
     if isinstance(start, Position) and stored is None:
@@ -136,18 +136,18 @@ def consume(
         raise click.UsageError("-G and --broadcast exclude each other")
     _check_together(stored, partition, start, form, as_json=as_json)
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
-    tally = PrintedCount()
+    counts = PrintedCount()
     try:
         position = (topic, group, broadcast, partition, start, until_end)
         request = ConsumeRequest(*position, on_damaged, on_expired, tags, where, s3)
-        _print_all(settings, request, count, printer, tally)
+        _print_all(settings, request, count, printer, counts)
     except KeyboardInterrupt:
-        print_message(f"interrupted: {count_text(tally.records, 'record')} printed")
+        print_message(f"interrupted: {count_text(counts.records, 'record')} printed")
         raise
-    if tally.damaged:
-        print_message(f"{count_text(tally.damaged, 'damaged block')} skipped")
-    if tally.filtered and not tally.records:  # a mistyped tag or header would look like an empty topic
-        print_message(f"memq: {count_text(tally.filtered, 'record')} read, none matches the filter")
+    if counts.damaged:
+        print_message(f"{count_text(counts.damaged, 'damaged block')} skipped")
+    if counts.filtered and not counts.records:  # a mistyped tag or header would look like an empty topic
+        print_message(f"memq: {count_text(counts.filtered, 'record')} read, none matches the filter")
 
 
 def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:
@@ -163,7 +163,7 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
 
 
 def _print_all(
-    settings: ClientSettings, request: ConsumeRequest, count: int | None, printer: Printer, tally: PrintedCount
+    settings: ClientSettings, request: ConsumeRequest, count: int | None, printer: Printer, counts: PrintedCount
 ) -> None:
     """Print up to the end, or `count` records.
 
@@ -173,16 +173,16 @@ def _print_all(
         for batch in consumer:
             if request.partition is not None and batch.partition != request.partition:
                 continue
-            content, printed = printer(batch, None if count is None else count - tally.records)
-            tally.records += printed
-            tally.damaged += len(batch.damaged)
+            content, printed = printer(batch, None if count is None else count - counts.records)
+            counts.records += printed
+            counts.damaged += len(batch.damaged)
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
-            if count is not None and tally.records >= count:
+            if count is not None and counts.records >= count:
                 if request.commits and printed == len(batch):
                     consumer.commit(batch)
                 return
-        tally.filtered = consumer.stats().counts.filtered_records
+        counts.filtered = consumer.stats().counts.filtered_records
 
 
 def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consumer:

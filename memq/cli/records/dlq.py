@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position
+from memq.cli.options import broker_options, brokers_of, json_option, parse_position, yes_option
 from memq.cli.output import confirm, count_text, print_json, print_message, print_pairs, print_table, time_text
 from memq.cli.records.record_text import encode_record
 from memq.client.admin import AsyncAdmin
@@ -151,7 +151,7 @@ def redrive(group: str, count: int | None, config: str | None, profile: str | No
 @dlq.command(short_help="Drop waiting letters.")
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @broker_options
 def purge(
     group: str, count: int | None, yes: bool, config: str | None, profile: str | None, **flags: Value | None

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from memq.cli.options import json_option, parse_position, section_values, setting_options, settings_of
+from memq.cli.options import json_option, parse_position, s3_values, setting_options, settings_of
 from memq.cli.records.consume import line_of_record
 from memq.client.consumer.consumer import read_record
 from memq.settings import Value
@@ -37,6 +37,6 @@ def get(
     show = line_of_record(form, as_json=as_json)
     at = parse_position(position)
     found = settings_of(config, profile, **flags)
-    record = read_record(found.client().brokers, topic, at, s3=section_values(found, "s3"))
+    record = read_record(found.client().brokers, topic, at, s3=s3_values(found))
     sys.stdout.buffer.write(show(record, topic))
     sys.stdout.buffer.flush()

@@ -14,7 +14,7 @@ from contextlib import suppress
 import click
 
 from memq.cli.commands import INTERRUPTED
-from memq.cli.options import section_values, setting_options, settings_of
+from memq.cli.options import s3_values, setting_options, settings_of
 from memq.cli.output import print_message
 from memq.client.listener.answers import DeadLetter, Message, Park, Retry
 from memq.client.listener.core import ListenerStats
@@ -25,7 +25,7 @@ from memq.settings import Value, parse_time_ms
 
 DEAD, TEMPORARY, PARKED = 65, 75, 79  # exit codes of a program; the first two are those of sysexits.h
 VARIABLE_BYTES_MAX = 64 << 10  # of a variable of the environment; Linux allows 128 KiB
-TAIL_BYTES = 4_096  # of stderr, in which the last line is looked for
+TAIL_BYTES = 4_096  # of stderr, in which the last line is searched
 STDERR_S = 1.0  # a process that the program left behind may hold its stderr open
 CHUNK_BYTES = 64 << 10
 
@@ -102,7 +102,7 @@ def listen(
         tags=tags,
         where=where,
         prefetch_bytes_max=settings.prefetch_bytes_max,
-        s3=section_values(found, "s3"),
+        s3=s3_values(found),
     )
     stopped = asyncio.run(_listen(listener, programs))
     print_message(f"memq: {_summary(listener.stats())}")

@@ -79,7 +79,7 @@ def produce(
     shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null, delay)
     clock = SystemClock()
     started = clock.monotonic()
-    tally = SentCount()
+    counts = SentCount()
     with ExitStack() as stack:
         chunks = _chunks(files, stack)
         producer = stack.enter_context(
@@ -91,30 +91,30 @@ def produce(
                 pending_bytes_max=settings.pending_bytes_max,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
                 metadata_timeout_ms=settings.metadata_timeout_ms,
-                on_ack=tally.note,
+                on_ack=counts.note,
             )
         )
-        send = json_sender(producer, shape, tally) if form == "json" else line_sender(producer, shape, tally)
+        send = json_sender(producer, shape, counts) if form == "json" else line_sender(producer, shape, counts)
         try:
             for records in split_records(chunks, parse_delimiter(delimiter)):
                 send(records)
-                if tally.error:
+                if counts.error:
                     break
             producer.flush()
         except KeyboardInterrupt:
-            _give_up(producer, tally)
+            _give_up(producer, counts)
             raise
         except MemqError as error:  # one record is wrong: those before it are sent
             with suppress(MemqError):
                 producer.flush()
-            if tally.acked:
-                done = f"{count_text(tally.acked, 'record')} before it acked: the whole input would send them again"
+            if counts.acked:
+                done = f"{count_text(counts.acked, 'record')} before it acked: the whole input would send them again"
                 error.hint = f"{error.hint}; {done}" if error.hint else done
             raise
-    if tally.error:
-        print_message(f"failed: {_done(tally)}")
-        raise tally.error
-    _summarize(tally, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
+    if counts.error:
+        print_message(f"failed: {_done(counts)}")
+        raise counts.error
+    _summarize(counts, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
 
 
 def _encode(text: str | None) -> bytes | None:
@@ -156,33 +156,33 @@ def _read(streams: list[BinaryIO], progress: ProgressBar) -> Iterator[bytes]:
             progress.move(len(chunk))
 
 
-def _give_up(producer: Producer, tally: SentCount) -> None:
+def _give_up(producer: Producer, counts: SentCount) -> None:
     """Print the result at once; unacked records have an unknown outcome."""
     with suppress(MemqError):
         producer.flush(timeout=INTERRUPTED_FLUSH_S)
-    print_message(f"interrupted: {_done(tally)}")
+    print_message(f"interrupted: {_done(counts)}")
 
 
-def _done(tally: SentCount) -> str:
-    return f"{count_text(tally.records, 'record')} sent, {tally.acked:,} of them acked"
+def _done(counts: SentCount) -> str:
+    return f"{count_text(counts.records, 'record')} sent, {counts.acked:,} of them acked"
 
 
-def _summarize(tally: SentCount, seconds: float, *, as_json: bool, acks: str) -> None:
-    rate = tally.records / max(seconds, 1e-9)
+def _summarize(counts: SentCount, seconds: float, *, as_json: bool, acks: str) -> None:
+    rate = counts.records / max(seconds, 1e-9)
     if as_json:
         print_json(
             {
-                "records": tally.records,
-                "bytes": tally.bytes,
+                "records": counts.records,
+                "bytes": counts.bytes,
                 "acks": acks,
-                "acked": tally.acked,
+                "acked": counts.acked,
                 "seconds": round(seconds, 3),
                 "records_per_second": round(rate),
             }
         )
         return
-    acked = "not acked, as asked" if acks == "0" else f"{tally.acked:,} acked with {acks}"
-    print_message(f"{count_text(tally.records, 'record')}, {size_text(tally.bytes)}: {acked}, {rate:,.0f} records/s")
+    acked = "not acked, as asked" if acks == "0" else f"{counts.acked:,} acked with {acks}"
+    print_message(f"{count_text(counts.records, 'record')}, {size_text(counts.bytes)}: {acked}, {rate:,.0f} records/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class SentCount:
             self.acked += outcome.records
 
 
-def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
+def line_sender(producer: Producer, shape: Shape, counts: SentCount) -> Callable[[list[bytes]], None]:
     """Return a function that sends a list of lines: by columns if records have only value and key."""
 
     def send(records: list[bytes]) -> None:
@@ -227,8 +227,8 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
             except TooLargeError:
                 pass  # none was sent: one by one, the first that is too large is named, and those before it are sent
             else:
-                tally.records += len(records)
-                tally.bytes += sum(map(len, records))
+                counts.records += len(records)
+                counts.bytes += sum(map(len, records))
                 return
         for record, value, key in zip(records, values, keys or [None] * len(values), strict=True):
             try:
@@ -242,10 +242,10 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
                     **shape.delay,
                 )
             except TooLargeError as error:
-                text = f"record {tally.records + 1} of the input: {error}"
+                text = f"record {counts.records + 1} of the input: {error}"
                 raise TooLargeError(text, hint=error.hint) from error
-            tally.records += 1
-            tally.bytes += len(record)
+            counts.records += 1
+            counts.bytes += len(record)
 
     return send
 
@@ -263,7 +263,7 @@ def _columns(records: list[bytes], shape: Shape) -> tuple[list[bytes | None] | N
     return keys, values
 
 
-def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
+def json_sender(producer: Producer, shape: Shape, counts: SentCount) -> Callable[[list[bytes]], None]:
     """Return a function that sends lines of JSON; a bad line raises InvalidRequestError with its number."""
 
     def send(lines: list[bytes]) -> None:
@@ -285,10 +285,10 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
             except NotFoundError:  # of the topic or the partition
                 raise
             except InvalidRequestError as error:
-                number = tally.records + 1
+                number = counts.records + 1
                 raise type(error)(f"record {number} of the input: {error}", hint=error.hint) from error
-            tally.records += 1
-            tally.bytes += len(record.value or b"")
+            counts.records += 1
+            counts.bytes += len(record.value or b"")
 
     return send
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdict, check_file
-from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
+from memq.cli.options import broker_options, brokers_of, json_option, s3_values, settings_of
 from memq.cli.output import count_text, print_json, print_message
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
@@ -68,25 +68,25 @@ def verify(
     of an object: memq audit finds it. An object that retention removes meanwhile is named, and is no damage.
     A folder may be read-only: then the queue file is copied to a temporary folder if no process has it open.
     """
-    tally = VerifiedCount(quiet=as_json)
+    total = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
     settings = settings_of(config, profile)
     section = settings.parts().section("s3")
     folders = [Path(target) for target in targets if target not in topics and is_data_folder(target)]
     for folder in filter(_lacks_objects, folders):
-        tally.find(str(folder / "objects"), {}, CorruptDataError.code, "the folder of the objects is missing")
+        total.find(str(folder / "objects"), {}, CorruptDataError.code, "the folder of the objects is missing")
     paths = [target for target in targets if target not in topics and not _lacks_objects(target)]
     objects = [one for target in paths for one in _objects_of(target, section)]
     try:
         with _progress(objects) as moving:
             for one in moving:
-                _verify_object(one, tally)
+                _verify_object(one, total)
         for folder in folders:
-            asyncio.run(_verify_folder(folder, tally))
+            asyncio.run(_verify_folder(folder, total))
         for topic in topics:
             try:
-                s3 = section_values(settings, "s3")
-                asyncio.run(_verify_topic(brokers_of(config, profile, flags), topic, s3, tally))
+                s3 = s3_values(settings)
+                asyncio.run(_verify_topic(brokers_of(config, profile, flags), topic, s3, total))
             except DeniedError as error:
                 hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
                 raise DeniedError(str(error), hint=hint) from error
@@ -94,9 +94,9 @@ def verify(
                 error.hint = f"no file or folder '{topic}' is here, so a topic is checked; {error.hint}"
                 raise
     except KeyboardInterrupt:
-        print_message(f"interrupted after {count_text(tally.objects, 'object')}")
+        print_message(f"interrupted after {count_text(total.objects, 'object')}")
         raise
-    _report(tally, as_json=as_json)
+    _report(total, as_json=as_json)
 
 
 def _is_topic(target: str) -> bool:
@@ -120,7 +120,7 @@ def _objects_of(target: str, section: Section) -> tuple[FoundObject, ...]:
     return found.objects
 
 
-def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
+def _verify_object(one: FoundObject, total: VerifiedCount) -> None:
     try:
         try:
             verdict = verdict_of(one)
@@ -131,16 +131,16 @@ def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
             raise
         print_message(f"{one.name} was removed after it was listed, and is not checked")
         return
-    tally.objects += 1
-    _take_verdict(one.name, verdict, tally)
+    total.objects += 1
+    _take_verdict(one.name, verdict, total)
 
 
-def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, counts: bool = True) -> None:
+def _take_verdict(name: str, verdict: ObjectVerdict, total: VerifiedCount, *, counts: bool = True) -> None:
     if counts:
-        tally.blocks += verdict.blocks
-        tally.records += verdict.records
+        total.blocks += verdict.blocks
+        total.records += verdict.records
     for finding in verdict.findings:
-        tally.find(name, {"offset": finding.offset}, finding.code, finding.text)
+        total.find(name, {"offset": finding.offset}, finding.code, finding.text)
 
 
 def verdict_of(one: FoundObject) -> ObjectVerdict:
@@ -164,7 +164,7 @@ def verdict_of(one: FoundObject) -> ObjectVerdict:
     )
 
 
-async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
+async def _verify_folder(folder: Path, total: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
     from memq.broker.data_folder import cluster_of
     from memq.compaction.reader import (
@@ -177,7 +177,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     file, runtime = folder / "queue.sqlite", Runtime()
     if not file.is_file() or not file.stat().st_size:
         text = "the queue is missing or empty, so nothing says which objects there should be; see memq restore"
-        tally.find(str(file), {}, CorruptDataError.code, text)
+        total.find(str(file), {}, CorruptDataError.code, text)
         return
     cluster, objects = cluster_of(folder), folder / "objects"
     async with contextlib.AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
         for partition in await queue.partitions():
             if is_state_topic(partition.topic):
                 continue
-            async for _ in _verified(named, partition, tally, lambda key: str(objects / key)):
+            async for _ in _verified(named, partition, total, lambda key: str(objects / key)):
                 pass
 
 
@@ -206,7 +206,7 @@ def _opened_queue(file: Path, clock: Clock, stack: contextlib.AsyncExitStack) ->
         return SqliteQueue(copy_closed(file, copies, QueueError), clock)
 
 
-async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: VerifiedCount) -> None:
+async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], total: VerifiedCount) -> None:
     """Compare every pointer of a topic with its objects, and check these from end to end.
 
     It reads the store directly, because a broker could answer from its memory in spite of a damaged store.
@@ -220,51 +220,51 @@ async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally
 
         named, last = NamedObjects(opened.cluster, opened.queue, read), ""
         for partition in read_partitions(opened.topic):
-            async for batch in _verified(named, partition, tally, lambda key: key):
-                tally.records += batch.records
+            async for batch in _verified(named, partition, total, lambda key: key):
+                total.records += batch.records
                 if batch.data is None or batch.key == last:
                     continue
-                tally.objects, last = tally.objects + 1, batch.key
+                total.objects, last = total.objects + 1, batch.key
                 if not batch.findings:
-                    _take_verdict(batch.key, check_file(batch.key, memoryview(batch.data)), tally, counts=False)
+                    _take_verdict(batch.key, check_file(batch.key, memoryview(batch.data)), total, counts=False)
 
 
 async def _verified(
-    named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
+    named: NamedObjects, partition: ReadPartition, total: VerifiedCount, name: Callable[[str], str]
 ) -> AsyncIterator[NamedBatch]:
     """Check one read partition, record its faults, and yield each batch."""
     log = f"topic '{partition.topic}' partition {partition.partition}"
     try:
         async for batch in named.check(partition):
-            tally.pointers += bool(batch.key)
+            total.pointers += bool(batch.key)
             for found in batch.findings:
                 where: dict[str, object] = {"partition": partition.partition, "pointer": found.offset}
-                tally.find(name(found.key) if found.key else log, where, found.error.code, str(found.error))
+                total.find(name(found.key) if found.key else log, where, found.error.code, str(found.error))
             yield batch
     except (CorruptDataError, QueueError) as error:
-        tally.find(log, {}, error.code, str(error))
+        total.find(log, {}, error.code, str(error))
 
 
-def _report(tally: VerifiedCount, *, as_json: bool) -> None:
+def _report(total: VerifiedCount, *, as_json: bool) -> None:
     """Print the sum. Raises: CorruptDataError when there are findings."""
-    damaged = tally.damaged
+    damaged = total.damaged
     if as_json:
-        counts: dict[str, object] = {"objects": tally.objects, "blocks": tally.blocks, "records": tally.records}
-        counts |= {"pointers": tally.pointers} if tally.pointers else {}
-        print_json({**counts, "damaged": damaged, "findings": tally.findings})
+        counts: dict[str, object] = {"objects": total.objects, "blocks": total.blocks, "records": total.records}
+        counts |= {"pointers": total.pointers} if total.pointers else {}
+        print_json({**counts, "damaged": damaged, "findings": total.findings})
     else:
-        blocks = f", {count_text(tally.blocks, 'block')}" if tally.blocks else ""
+        blocks = f", {count_text(total.blocks, 'block')}" if total.blocks else ""
         verdict = f"{damaged} damaged or missing" if damaged else "all hold"
-        records = count_text(tally.records, "record")
-        pointers = f", {count_text(tally.pointers, 'pointer')}" if tally.pointers else ""
-        click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}{pointers}: {verdict}")
+        records = count_text(total.records, "record")
+        pointers = f", {count_text(total.pointers, 'pointer')}" if total.pointers else ""
+        click.echo(f"{count_text(total.objects, 'object')}{blocks}, {records}{pointers}: {verdict}")
     if damaged:
-        text = f"{damaged:,} of {tally.objects:,} objects damaged"
-        if tally.pointers:
-            objects, pointers = count_text(tally.objects, "object"), count_text(tally.pointers, "pointer")
+        text = f"{damaged:,} of {total.objects:,} objects damaged"
+        if total.pointers:
+            objects, pointers = count_text(total.objects, "object"), count_text(total.pointers, "pointer")
             text = f"{damaged:,} damaged or missing, of {objects} and {pointers}"
         hint = "see the messages above"
-        if damaged == tally.objects and not tally.blocks:
+        if damaged == total.objects and not total.blocks:
             hint += "; no file has a sound block of memq: if the files are no objects, name a data folder of memq dev"
         raise CorruptDataError(text, hint=hint)
 

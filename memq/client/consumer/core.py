@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from memq.client.arguments import check_kind
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
 from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, topic_partition_of
@@ -27,7 +28,6 @@ from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
-from memq.client.producer.fields import check_kind
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.groups.remote import RemoteGroups
@@ -88,7 +88,7 @@ class ConsumerCore:
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker, any_broker.with_blocks)
-        self._remote = RemoteGroups(any_broker)
+        self._groups = RemoteGroups(any_broker)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)
@@ -107,7 +107,7 @@ class ConsumerCore:
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(
             settings,
-            self._remote,
+            self._groups,
             self._resolver,
             self._reading,
             self._topics,
@@ -125,7 +125,7 @@ class ConsumerCore:
         if settings.group_name is not None:
             alone, timeout_ms = settings.broadcast is not None, settings.session_timeout_ms
             self._group = GroupSession(
-                runtime, self._remote, settings.group_name, timeout_ms, self._group_changed, alone=alone
+                runtime, self._groups, settings.group_name, timeout_ms, self._group_changed, alone=alone
             )
             self._committer = Committer(self._reading, self._group, self._ready_batches, runtime, self._events)
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
@@ -293,7 +293,7 @@ class ConsumerCore:
         """Return the stored positions of the group in the partitions of the topics. Raises: as `commit`."""
         self._need_group()
         await self.start()
-        stored = await self._remote.committed(self.settings.group_name or "", self._partitions())
+        stored = await self._groups.committed(self.settings.group_name or "", self._partitions())
         return {topic_partition_of(key): value.marked_position for key, value in stored.items()}
 
     async def lag(self) -> LogAnswers[TopicPartition, Lag]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_zone
+from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_switch, check_zone
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.client.consumer.record_filter import RecordFilter
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
-from memq.client.producer.fields import check_switch
 from memq.client.stores import check_s3
 from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import KIB, MIB

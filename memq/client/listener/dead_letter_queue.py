@@ -8,6 +8,7 @@ before it commits: a call that is killed loses none, and the next call sends tho
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -301,15 +302,19 @@ def letter_of(record: Record) -> Letter:
 async def waiting_letters(admin: AsyncAdmin) -> dict[str, int]:
     """Return how many letters wait, by group, for each group with a dead-letter topic.
 
-    Letters that retention removed before any was handled are counted, too.
+    That is the lag of the topic's reader group. Without such a group it is all letters that were ever stored, also
+    those that retention removed.
     """
     found: dict[str, int] = {}
     for topic in await admin.topics():
-        if topic.name.endswith(LETTERS_SUFFIX):
-            stored = sum(totals.records for totals in (await admin.end_totals(topic)).values())
-            handled = await handled_positions(admin, topic.name)
-            if handled:
-                described = await admin.group(topic.name)
-                stored = sum(part.lag.records for part in described.partitions)
-            found[topic.name.removesuffix(LETTERS_SUFFIX)] = stored
+        if not topic.name.endswith(LETTERS_SUFFIX):
+            continue
+        group = topic.name.removesuffix(LETTERS_SUFFIX)
+        with suppress(NotFoundError):
+            described = await admin.group(topic.name)
+            lags = [part.lag for part in described.partitions if part.topic_partition.topic == topic.name]
+            if lags:
+                found[group] = sum(lag.records for lag in lags)
+                continue
+        found[group] = sum(totals.records for totals in (await admin.end_totals(topic)).values())
     return found

@@ -25,7 +25,6 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
 
 Handler = Callable[[Message], object]
-AsyncHandler = Callable[[Message], Awaitable[object]]
 
 
 class BaseListener(KafkaHints, ABC):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from memq.client.arguments import check_number
+from memq.client.arguments import check_number, check_switch
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, HandlerAnswer, Park, Retry, cause_of
 from memq.client.listener.side_records import LetterState, letters_topic, retry_topic
-from memq.client.producer.fields import check_switch
 from memq.errors import InvalidRequestError, InvalidSettingError
 
 # Delays between the 16 attempts of a record, in s.

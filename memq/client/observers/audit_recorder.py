@@ -84,7 +84,7 @@ class _Handed(NamedTuple):
 class ReadRecorder:
     """The notes on one read partition, while a consumer reads it.
 
-    `part` finds the tally of a write partition; `writers` are those known to come here. `commits`: there is a group.
+    `part` finds the recorder of a write partition; `writers` are those known to come here. `commits`: there is a group.
 
     The map of the topic may be older than the log, or lack a write partition that is retired. So the beginning is kept,
     and noted for each write partition that appears later: without it the audit takes a seek for a double delivery.
@@ -194,7 +194,7 @@ class ReadRecorder:
     # ---- inside ----------------------------------------------------------------------------------
 
     def _part_met(self, writer: int) -> PartRecorder | None:
-        """Return the tally of a write partition whose records are given out, where reading began if it is new."""
+        """Return the recorder of a write partition; note where reading began if the partition is new."""
         part = self._part(writer)
         if writer not in self._writers:
             self._writers[writer] = None
@@ -442,7 +442,7 @@ class AuditRecorder:
         self._homes: dict[int, _Home] = {}
 
     def part(self, topic: str, topic_id: str, partition: int, now_ms: int) -> PartRecorder:
-        """Return the tally of a write partition."""
+        """Return the recorder of a write partition."""
         if self._began_ms is None:
             self._began_ms = now_ms
         found = self._parts.get((topic_id, partition))
@@ -462,11 +462,11 @@ class AuditRecorder:
         the reports.
         """
         found: dict[int, list[ReportPart]] = {}
-        for tally in self._parts.values():
-            lacks, parts = tally.lacks, tally.take()
+        for part in self._parts.values():
+            lacks, parts = part.lacks, part.take()
             if not parts and not lacks:
                 continue
-            number = home_of(tally.topic_id, tally.partition, homes)
+            number = home_of(part.topic_id, part.partition, homes)
             self._home(number, now_ms).number += int(lacks)
             found.setdefault(number, []).extend(parts)
         self._room.left = 2 * NOTES_MAX

@@ -209,25 +209,25 @@ class Reporter:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _run(self, tally: AuditRecorder, interval_s: float) -> None:
+    async def _run(self, recorder: AuditRecorder, interval_s: float) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._early.wait()
             self._early.clear()
             try:
-                if tally.due(self.now_ms()):
-                    await self._report(tally)
+                if recorder.due(self.now_ms()):
+                    await self._report(recorder)
             except MemqError as error:
                 self._drop(str(error))
 
-    async def _report(self, tally: AuditRecorder, *, last: bool = False) -> None:
+    async def _report(self, recorder: AuditRecorder, *, last: bool = False) -> None:
         if self._carrier is None:
             if self._kind in _READERS:
                 self._carrier_pool = self._pool.separate()
             self._carrier = self._make_carrier(self._runtime, self._carrier_pool or self._pool)
         homes = await self._carrier.homes()
-        for home, report in tally.take(self.now_ms(), homes, last=last):
+        for home, report in recorder.take(self.now_ms(), homes, last=last):
             self._send(self._carrier, home, report)
 
     def _send(self, carrier: Carrier, home: int, report: Report) -> None:

@@ -46,7 +46,7 @@ from memq.topic import Position, Topic, check_name, producer_id_of
 METADATA_AGE_S_MAX = 60.0  # within this time, records go to the new partitions of a widened topic
 _SETTLE_S = 0.5
 Observe = Callable[[Runtime, LinkPool, TaskOwner], ProducerObserver]  # returns the observer of a producer
-ACKS_LATE_S = 3.0
+ACKS_LATE_AFTER_S = 3.0
 WAITS_HINT = "repair what the broker waits for: it tries again without end"
 FAILURES_MAX = 1_000  # failures that are kept for `raise_unseen`
 BEGINNINGS_AT_ONCE_MAX = 32
@@ -462,7 +462,7 @@ class ProducerCore:
     @property
     def _owed_s(self) -> float:
         """Time in s after which a broker that owes acks is asked for the cause."""
-        return min(ACKS_LATE_S, self._settings.silence_s_max)
+        return min(ACKS_LATE_AFTER_S, self._settings.silence_s_max)
 
     async def _ask_for_cause(self, session: Session, senders: Mapping[PartitionSender, float]) -> None:
         """Request METADATA of a broker that owes acks: the answer names what the broker waits for."""

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from operator import add
 from typing import NamedTuple, TypeAlias
 
+from memq.client.arguments import check_kind
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.limits import TIME_MS_END
 from memq.topic import Topic
@@ -169,18 +170,6 @@ def check_not_text(cells: object, what: str) -> None:
     """Refuse a single value in place of a sequence: bytes and str are iterable, too. Raises: TypeError."""
     if isinstance(cells, bytes | bytearray | memoryview | str) or not isinstance(cells, Iterable):
         raise TypeError(f"{what} must be a sequence of bytes, not {type(cells).__name__}")
-
-
-def check_kind(what: str, value: object, kind: type[int | str]) -> None:
-    """Refuse a value that is neither None nor a `kind`; a bool is not an int. Raises: TypeError."""
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TypeError(f"{what} must be {kind.__name__}, not {type(value).__name__}")
-
-
-def check_switch(what: str, value: object) -> None:
-    """Refuse a value other than True and False: the text "false" would be true. Raises: TypeError."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{what} must be bool, not {type(value).__name__}")
 
 
 def as_bytes(value: BytesLike | None, what: str) -> bytes | None:

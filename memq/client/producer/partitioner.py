@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable
 
-from memq.client.producer.fields import check_kind
+from memq.client.arguments import check_kind
 from memq.errors import NotFoundError
 from memq.topic import Topic
 

@@ -12,11 +12,11 @@ from memq.client.arguments import (
     check_connect_timeout,
     check_number,
     check_str,
+    check_switch,
     check_zone,
 )
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.delivery import Ack
-from memq.client.producer.fields import check_switch
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.blocks.header import CODECS
 from memq.kafka_words import KAFKA_ALL

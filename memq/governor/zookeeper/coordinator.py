@@ -43,8 +43,8 @@ from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0
 RELEASES_AT_ONCE_MAX = 100  # in one transaction: far below ZooKeeper's limit on the size of a request
-FOLLOW_REST = 4  # pause of `_follow`, as a multiple of its last read, which covers all partitions:
-FOLLOW_REST_S_MAX = 1.0  # 10,000 partitions that close cause one change each
+ROUND_PAUSE_FACTOR = 4  # pause of `_follow`, as a multiple of its last read, which covers all partitions:
+ROUND_PAUSE_S_MAX = 1.0  # 10,000 partitions that close cause one change each
 TopicPaths = tuple[Topic, list[str]]  # a topic, and the nodes of its assignments by partition
 
 
@@ -536,7 +536,7 @@ class ZookeeperCoordinator:
             if known:
                 self._watchers.changed()
             tries, known = 0, True
-            await asyncio.sleep(min(FOLLOW_REST * (clock.monotonic() - began_s), FOLLOW_REST_S_MAX))
+            await asyncio.sleep(min(ROUND_PAUSE_FACTOR * (clock.monotonic() - began_s), ROUND_PAUSE_S_MAX))
             await self._changed.wait()
             self._changed.clear()  # after the first read: else a change since `watch` would be lost
 

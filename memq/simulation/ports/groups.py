@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memq.format.held_object import HoldId
 from memq.format.state_log.entry import StateDecisions, decode_state_entry
-from memq.groups.coordinator import MACHINE, GroupCoordinator
+from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import (
+    GROUPS_MACHINE,
     CommitDecision,
     Decision,
     GroupMachine,
@@ -19,13 +20,12 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
-from memq.holds.machine import MACHINE as HOLDS
-from memq.holds.machine import DropDecision, HoldMachine, HoldsDecision, HoldState
+from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
-from memq.transactions.machines import ServiceMachines
+from memq.transactions.machine import ServiceMachines
 
 
 class StateLogs:
@@ -50,9 +50,9 @@ class StateLogs:
         met = fold.meet(offset, entry)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
-                if decision.machine == MACHINE and answer is None:
+                if decision.machine == GROUPS_MACHINE and answer is None:
                     self._decided(partition, decode_decision(decision.body))
-                elif decision.machine == HOLDS and isinstance(answer, tuple):
+                elif decision.machine == HOLDS_MACHINE and isinstance(answer, tuple):
                     self._note_dropped(decode_hold_decision(decision.body), answer)
         elif met.judgement is Judgement.GAP:
             self._fail(f"state log {partition.partition} has a gap before offset {offset}")

@@ -126,11 +126,11 @@ class Publish:
 class OwnershipMonitor:
     """All partitions of one run. `fail` gets each finding; the queue refuses low epochs, or old entries.
 
-    `key_s` is the time after the put of an object within which its batch may be published.
+    `key_valid_s` is the time after the put of an object within which its batch may be published.
     """
 
     def __init__(self, fail: Callable[[str], None], refuse: Literal["epoch", "age"]) -> None:
-        self.key_s = float("inf")
+        self.key_valid_s = float("inf")
         self._fail = fail
         self._refuse = refuse
         self._logs: dict[ReadPartition, MonitoredLog] = {}
@@ -310,7 +310,7 @@ class OwnershipMonitor:
     def _check_key(self, pointer: Pointer, name: str, now_s: float) -> None:
         key = pointer.locations[0].key
         stored_s = self._stored_s.get(key, now_s)
-        if "/staged/" not in key and now_s - stored_s > self.key_s + ROUNDING_S:
+        if "/staged/" not in key and now_s - stored_s > self.key_valid_s + ROUNDING_S:
             self._fail(f"rule 10: {name} is published {now_s - stored_s:.1f} s after its object was stored")
 
     def lands(self, publish: Publish, publication: Publication, offset: int, wall_ms: float, now_s: float) -> None:

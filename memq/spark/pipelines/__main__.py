@@ -11,18 +11,18 @@ import click
 from memq.errors import MemqError
 
 PIPELINES = {  # name: file, and what it does; spark-submit puts this folder before the standard library: no name of it
-    "audit": ("audit", "say what was lost, doubled or damaged, as `memq audit` does"),
-    "backfill": ("backfill", "catch a group up in parallel, to Parquet files, and commit it"),
+    "audit": ("audit", "report lost, doubled and damaged records, as `memq audit` does"),
+    "backfill": (
+        "backfill",
+        "write what a group has not read to Parquet files, in parallel, and commit it",
+    ),
     "compact": ("compact", "write a topic as Parquet files by date and hour"),
     "replay": ("replay", "send a range of a topic to another topic, or write it to files, once"),
-    "profile": (
-        "topic_profile",
-        "say how large records are, how keys are spread, and guess the schema of JSON values",
-    ),
+    "profile": ("topic_profile", "show record sizes and the distribution of keys, and guess the schema of JSON values"),
 }
 
 
-INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+INTERRUPTED = 130  # exit code that a shell reports for a program that SIGINT ended
 _EXTRA = frozenset(("numpy", "pandas", "py4j", "pyarrow", "pyspark"))
 _OURS = re.compile(r"^memq\.errors\.\w+: (?P<text>.*)(?:\nhint: (?P<hint>.*))?$", re.MULTILINE)
 _SPARKS = re.compile(r"^\[(?P<condition>[A-Z_.]+)\] .*", re.MULTILINE)
@@ -91,7 +91,7 @@ def sentence_of(text: str) -> tuple[str, str] | None:
     if sparks is None:
         return None
     java = sparks["condition"] == "JAVA_GATEWAY_EXITED"
-    return sparks[0], "Spark needs Java 17 or later: install it, or let JAVA_HOME say where it is" if java else ""
+    return sparks[0], "Spark needs Java 17 or later: install it, or set JAVA_HOME to its folder" if java else ""
 
 
 def _print_error(text: str, hint: str = "") -> None:

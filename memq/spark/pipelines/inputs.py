@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# Who sets none of these has the local Spark that pip brought. It takes the `python3` of PATH for tasks, which has no
-# memq where a virtual environment is not activated: then tasks run the Python that runs this.
+# Without any of these variables, the local Spark from pip runs. For tasks it takes the `python3` of PATH, which lacks
+# memq if the virtual environment is not activated. So tasks then run the Python of this process.
 _SET_UP = frozenset(
     ("PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
 )

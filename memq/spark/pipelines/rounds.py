@@ -82,7 +82,7 @@ async def plan_round(
             parts += taken
             end = replace(end, mark=await access.resolver.checked_mark(stretch.partition, end))
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
-            await _look_for_loss(access, stretch.partition, covered)
+            await _log_expired(access, stretch.partition, covered)
         settings = settings_of(options, access.urls, ReadFilter())
         return Round(topic, split_parts(parts, options.partition_bytes, settings), starts, ends)
 
@@ -115,7 +115,7 @@ async def _start(
     return max(start, begin)
 
 
-async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
+async def _log_expired(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
     """Log it if retention removed records after a covered position; called when its pointers were read."""
     position, begin = covered.get(partition.partition), (await access.resolver.span(partition)).begin
     if position is not None and position.pointer_offset < begin:

@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.storage_handlers import ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, cut_parts, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, cut_parts, head_of
 from memq.storage_handlers.s3.settings import (
     Bucket,
     authority_file,
@@ -166,9 +166,7 @@ class AioPath:
         """See `DataPath.get`."""
         with _answers():
             answer = await self._client.get_object(**self._name(key))
-            found = found_of(
-                check_size(key, answer["ContentLength"]), answer["Metadata"], answer.get("ContentType", "")
-            )
+            found = head_of(check_size(key, answer["ContentLength"]), answer["Metadata"], answer.get("ContentType", ""))
             return await _body_of(answer), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -184,7 +182,7 @@ class AioPath:
         """See `DataPath.head`."""
         with _answers(has_body=False):
             answer = await self._client.head_object(**self._name(key))
-            return found_of(answer["ContentLength"], answer["Metadata"], answer.get("ContentType", ""))
+            return head_of(answer["ContentLength"], answer["Metadata"], answer.get("ContentType", ""))
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
         """See `DataPath.pages`."""

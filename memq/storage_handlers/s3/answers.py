@@ -111,7 +111,7 @@ _HINTS = {
     "NoCredentials": "check what boto3 reads keys from: variables, a profile, a role",
 }
 # The keys or the clock are wrong: no right is missing, and the hints above name the cause.
-OF_THE_KEYS = frozenset(
+CREDENTIAL_CODES = frozenset(
     {
         "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",

@@ -21,7 +21,7 @@ Request = Callable[[], Awaitable[T]]
 
 _BACKOFF_S_BASE = 0.05
 _BACKOFF_S_MAX = 1.0  # a recovered store is used again within twice this time
-_LOOK_AGAIN_S = 0.1
+_RECHECK_S = 0.1
 _LEASE_S = 1.0  # while the breaker is open, another request may try after this time, though one still waits
 _SLOWER = 4.0  # factor of the first pauses when the server asks for fewer requests
 _SECONDS_PER_MIB = 0.5
@@ -55,13 +55,13 @@ class Attempts:
         self._counters = counters
         self._hedger = Hedger(settings.hedge_permille)
         self._request_s = settings.request_timeout_ms / 1000
-        self.deadline_s = settings.deadline_ms / 1000
+        self._call_s_max = settings.deadline_ms / 1000
         self._last = StoreAnswer(0)  # the last failure
         self.events = EventLog(runtime.clock)
 
-    def deadline(self) -> float:
+    def until_s(self) -> float:
         """Return the monotonic time at which a call that begins now gives up."""
-        return self._now() + self.deadline_s
+        return self._now() + self._call_s_max
 
     async def run(
         self,
@@ -71,14 +71,14 @@ class Attempts:
         failure: str,
         *,
         hedge: bool = False,
-        deadline_s: float | None = None,
+        until_s: float | None = None,
     ) -> T:
         """Send a request until it succeeds or a retry can't help, and return its result.
 
         `kind` and `size` determine its time limit and the hedge; `failure` begins the error's text.
         Raises: StoreAnswer for TAKEN, NO_KEY and NO_RANGE, which the caller must interpret; MemqError for all others.
         """
-        until_s = self.deadline() if deadline_s is None else deadline_s
+        until_s = self.until_s() if until_s is None else until_s
         tries = 0
         while True:
             await self._admission(until_s, failure)
@@ -109,7 +109,7 @@ class Attempts:
     async def _admission(self, until_s: float, failure: str) -> None:
         """Wait until the breaker allows a request. Raises: the error of the last failed request."""
         while wait_s := self.breaker.ask(self._now(), _LEASE_S):
-            wait_s = min(wait_s, _LOOK_AGAIN_S)  # the trying request may succeed before its lease ends
+            wait_s = min(wait_s, _RECHECK_S)  # the trying request may succeed before its lease ends
             if self._now() + wait_s >= until_s:
                 error = error_for(self._last, failure, self._location)
                 error.add_note("not asked again so soon: it has failed too often")
@@ -175,7 +175,7 @@ class Attempts:
             self._judge(answer)
             raise
         except BaseException:  # also an error that says nothing about the store, such as TooLargeError
-            self.breaker.left(self._now())
+            self.breaker.cancelled(self._now())
             raise
         self.breaker.succeeded()
         self._hedger.took(kind, size, self._now() - started_s)

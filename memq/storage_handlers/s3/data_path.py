@@ -17,7 +17,7 @@ _S3_ETAG = re.compile(r'"?[0-9a-fA-F]{32}(-[0-9]+)?"?\Z')
 _ETAGS_MAX = 1_000
 _HEADS = 2
 _PAGE_TYPE = "text/html"
-_LET_GO_S_MAX = 0.05
+_RELEASE_WAIT_S_MAX = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class PutAnswers:
         )
 
 
-def found_of(size: int, metadata: Mapping[str, str], kind: str) -> ObjectHead:
+def head_of(size: int, metadata: Mapping[str, str], kind: str) -> ObjectHead:
     """Return an object's size, and its checksum from its metadata; `kind` is the answer's Content-Type.
 
     Raises: StoreAnswer for a proxy's page, which also has the status 200. No object without a mark is HTML.
@@ -187,6 +187,6 @@ async def release_views(views: Sequence[memoryview]) -> None:
                     await asyncio.sleep(wait_s)
                 except asyncio.CancelledError as error:
                     cancelled = error
-                wait_s = min(max(2 * wait_s, 0.0005), _LET_GO_S_MAX)
+                wait_s = min(max(2 * wait_s, 0.0005), _RELEASE_WAIT_S_MAX)
     if cancelled is not None:
         raise cancelled

@@ -28,7 +28,7 @@ from memq.storage_handlers import (
     check_prefix,
 )
 from memq.storage_handlers.files import joined_crc
-from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.answers import CREDENTIAL_CODES, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder, release_views
 from memq.storage_handlers.s3.settings import Bucket
@@ -95,7 +95,7 @@ class S3Handler:
         A taken key without an object means that S3 has not decided yet between two puts (409), or that the object was
         just deleted. Then the put is retried.
         """
-        until_s, tries = self._attempts.deadline(), 0
+        until_s, tries = self._attempts.until_s(), 0
         others: list[_Taken] = []
         while True:
             try:
@@ -136,7 +136,7 @@ class S3Handler:
             await path.put(order)
 
         failure = f"object '{key}' not stored"
-        await self._attempts.run("put", order.size, send, failure, hedge=not in_parts, deadline_s=until_s)
+        await self._attempts.run("put", order.size, send, failure, hedge=not in_parts, until_s=until_s)
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""
@@ -188,7 +188,7 @@ class S3Handler:
 
         After a short answer, the object's size shows whether the object ends there, or the server erred.
         """
-        until_s, tries = self._attempts.deadline(), 0
+        until_s, tries = self._attempts.until_s(), 0
         while True:
             body = await self._get_at_most(key, offset, length, until_s) if length else b""
             if length and len(body) == length:
@@ -278,7 +278,7 @@ class S3Handler:
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
         try:
-            return await self._attempts.run(kind, size, request, f"{what} {failure}", hedge=hedge, deadline_s=until_s)
+            return await self._attempts.run(kind, size, request, f"{what} {failure}", hedge=hedge, until_s=until_s)
         except StoreAnswer as answer:
             if answer.meaning is Meaning.NO_RANGE:
                 raise
@@ -355,7 +355,7 @@ async def _refusal(
         await attempts.run("check", 0, request, f"{bucket.location} not checked")
     except DeniedError as error:
         cause = error.__cause__
-        if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
+        if isinstance(cause, StoreAnswer) and cause.code in CREDENTIAL_CODES:
             raise
         return cause
     except StoreAnswer as answer:

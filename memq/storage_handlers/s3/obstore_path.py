@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memq.runtime.threads import expect_native_threads
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutAnswers, PutOrder, head_of
 from memq.storage_handlers.s3.settings import (
     Bucket,
     authority_of,
@@ -80,7 +80,7 @@ class ObstorePath:
 
         with _answers():
             result = await obstore.get_async(self._store, key)
-            found = _found_in(result, check_size(key, result.meta["size"]))
+            found = _head_in(result, check_size(key, result.meta["size"]))
             return bytes(await result.bytes_async()), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -96,7 +96,7 @@ class ObstorePath:
 
         with _answers(has_body=False):
             result = await obstore.get_async(self._store, key, options={"head": True})
-            return _found_in(result, result.meta["size"])
+            return _head_in(result, result.meta["size"])
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
         """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here.
@@ -198,8 +198,8 @@ def _config(bucket: Bucket, region: str) -> S3Config:
     return config
 
 
-def _found_in(result: GetResult, size: int) -> ObjectHead:
-    return found_of(size, result.attributes, result.attributes.get("Content-Type", ""))
+def _head_in(result: GetResult, size: int) -> ObjectHead:
+    return head_of(size, result.attributes, result.attributes.get("Content-Type", ""))
 
 
 def _entry(meta: Mapping[str, Any]) -> ObjectEntry:

@@ -83,7 +83,7 @@ class CircuitBreaker:
         pause_s = backoff_s(self._chance, over, base_s=self._pause_s_base, most_s=self._pause_s_max)
         self._until_s = now_s + pause_s
 
-    def left(self, now_s: float) -> None:
+    def cancelled(self, now_s: float) -> None:
         """A request was cancelled without a result: the next one may try at once."""
         if self.state is BreakerState.TRYING:
             self._until_s = now_s

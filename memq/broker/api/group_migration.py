@@ -16,12 +16,12 @@ from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.groups.coordinator import GroupCoordinator
 from memq.notification import FormerGroup
 
-READS_MAX = 5  # until two reads of a group in a row are equal
-KNOWN_S = 1.0  # the names are read again after this time, while the queue has groups
-Home = Callable[[str], Awaitable[GroupCoordinator]]
+EQUAL_READS_TRIES = 5  # until two reads of a group in a row are equal
+NAMES_KEPT_S = 1.0  # the names are read again after this time, while the queue has groups
+FindCoordinator = Callable[[str], Awaitable[GroupCoordinator]]
 
 
-class GroupMove:
+class GroupMigrator:
     """The groups in the queue of a broker.
 
     `alone`: no other process uses the queue, as in a data folder. Then the broker moves the groups itself, and former
@@ -33,8 +33,8 @@ class GroupMove:
         self._former = services.queue.former
         self._alone = alone
         self._none_left = False
-        self._known: tuple[str, ...] = ()
-        self._known_s = -KNOWN_S
+        self._names: tuple[str, ...] = ()
+        self._names_read_s = -NAMES_KEPT_S
         self._turn = asyncio.Lock()
 
     async def names(self) -> list[str]:
@@ -44,7 +44,7 @@ class GroupMove:
         """
         return sorted({name for _ in range(2) for name in await self._former.names()})
 
-    async def check(self, home: Home) -> None:
+    async def check(self, find: FindCoordinator) -> None:
         """Return if the queue has no groups, and no broker of an earlier release can make one.
 
         Raises: InvalidRequestError, which names the tool; as `move`.
@@ -53,18 +53,18 @@ class GroupMove:
             return
         async with self._turn:
             now_s = self._services.runtime.clock.monotonic()
-            if now_s - self._known_s >= KNOWN_S:
-                self._known = tuple(await self.names())
-                if self._alone and self._known:
-                    for name in self._known:
-                        await self.move(name, await home(name))
-                    self._known = tuple(await self.names())
-                if not self._known:
+            if now_s - self._names_read_s >= NAMES_KEPT_S:
+                self._names = tuple(await self.names())
+                if self._alone and self._names:
+                    for name in self._names:
+                        await self.move(name, await find(name))
+                    self._names = tuple(await self.names())
+                if not self._names:
                     await self.check_brokers()
-                self._none_left, self._known_s = not self._known, now_s
-        if self._known:
+                self._none_left, self._names_read_s = not self._names, now_s
+        if self._names:
             raise InvalidRequestError(
-                f"the queue has {len(self._known)} groups of an earlier release, first '{self._known[0]}'",
+                f"the queue has {len(self._names)} groups of an earlier release, first '{self._names[0]}'",
                 hint="move them with memq group migrate; --dry-run shows them",
             )
 
@@ -83,14 +83,14 @@ class GroupMove:
     async def read(self, name: str) -> FormerGroup:
         """Return a group as two reads in a row show it. Raises: NotFoundError, QueueError."""
         before = await self._former.read(name)
-        for _ in range(READS_MAX):
+        for _ in range(EQUAL_READS_TRIES):
             found = await self._former.read(name)
             if found == before:
                 return found
             before = found
-        raise QueueError(f"{READS_MAX} reads of group '{name}' in the queue differ", hint="stop its consumers")
+        raise QueueError(f"{EQUAL_READS_TRIES} reads of group '{name}' in the queue differ", hint="stop its consumers")
 
-    async def move(self, name: str, home: GroupCoordinator) -> FormerGroup:
+    async def move(self, name: str, coordinator: GroupCoordinator) -> FormerGroup:
         """Move a group to its coordinator, and return it as it was in the queue.
 
         Raises: NotFoundError; InvalidRequestError if it has members; QueueError if it changes meanwhile; as
@@ -102,12 +102,12 @@ class GroupMove:
                 f"group '{name}' has {len(former.members)} active members in the queue, first '{former.members[0]}'",
                 hint="stop its consumers, wait for the end of their sessions, and repeat the command",
             )
-        await home.import_group(former)
+        await coordinator.import_group(former)
         if not self._alone and await self.read(name) != former:
             raise QueueError(f"group '{name}' was changed in the queue while it was moved", hint="stop its consumers")
         with suppress(NotFoundError):  # another run has removed it
             await self._former.remove(name)
-        self._known_s = -KNOWN_S
+        self._names_read_s = -NAMES_KEPT_S
         text = f"group '{name}' with {len(former.committed)} positions is on its state log, and not in the queue"
         self._services.events.info("group-moved", text)
         return former
