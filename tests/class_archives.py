@@ -54,7 +54,8 @@ def is_usable(archive: Path, jars: str) -> bool:
     """Whether Java takes classes from an archive; one that a killed Java left is cut short."""
     options = (*SMALL, "-Xshare:on", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={archive}")
     command = [find_java(), *options, "-cp", jars, "-version"]
-    return subprocess.run(command, capture_output=True, timeout=END_S, check=False).returncode == 0
+    with tempfile.TemporaryDirectory() as folder:  # at some cuts Java ends by SIGBUS, and writes a report
+        return subprocess.run(command, cwd=folder, capture_output=True, timeout=END_S, check=False).returncode == 0
 
 
 def start_and_stop(launched: Callable[[Path], Launch], folder: Path, option: str) -> None:
