@@ -40,11 +40,13 @@ cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooK
 spark-demo: $(SPARK)            ## the same records in Spark: delays in batch and as a stream, equal to pandas'
 	@$(PYTHON) examples/spark_demo.py
 
-# Types take a minute of one core; the other one meanwhile has the lint, and compiles all tests for the workers.
+# Types take a minute of one core; the other one meanwhile has the lint, compiles all tests
+# for the workers, and makes the archives of Java classes that are not there yet.
 check: tools $(DEV)             ## everything that CI runs
 	@$(MAKE) --no-print-directory types & types=$$!; \
 	  $(MAKE) --no-print-directory lint imports; others=$$?; \
 	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
+  $(PYTHON) -m tests.class_archives; \
 	  wait $$types && exit $$others
 	$(PYTHON) -m tests.second_try $(JOBS)
 	@$(PYTHON) -m tests.without_kernel $(JOBS)

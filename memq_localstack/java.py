@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from memq_localstack import LocalstackError
@@ -165,6 +166,33 @@ def class_path(server: str) -> str:
             if not folder.exists():
                 _fetch(server, jars, folder)
     return f"{folder}/*"
+
+
+def archive_of(class_path: str) -> Path:
+    """Return where the archive of the classes of a class path is; another Java and other jars have another one."""
+    java = Path(find_java()).resolve()
+    folders = [Path(entry).parent for entry in class_path.split(":") if entry.endswith("/*")]
+    marks = [class_path, str(java), *(str(path.stat().st_mtime_ns) for path in (java, *folders))]
+    return cache_folder() / f"classes-{hashlib.sha256(' '.join(marks).encode()).hexdigest()[:16]}.jsa"
+
+
+def small(class_path: str) -> tuple[str, ...]:
+    """Return `SMALL`, and the option that has Java read an archive of the classes of this class path, if there is one.
+
+    A start then takes half of the CPU time. `tests/class_archives.py` makes archives.
+    """
+    archive = archive_of(class_path)
+    return (*SMALL, f"-XX:SharedArchiveFile={archive}") if archive.exists() else SMALL
+
+
+def spark_class_path() -> str:
+    """Return the class path that PySpark gives its Java."""
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise LocalstackError("the package pyspark is not installed", hint="pip install 'memq[spark]'")
+    home = Path(found.origin).resolve().parent
+    first = next(home.glob("jars/slf4j-api-*.jar"), home)  # Spark's scripts put it before the others
+    return f"{home}/conf:{first}:{home}/jars/*"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memq_localstack import LocalstackError
-from memq_localstack.java import SMALL, class_path, find_java, one_at_a_time
+from memq_localstack.java import class_path, find_java, one_at_a_time, small
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 
@@ -54,7 +54,7 @@ def launch(folder: Path, ports: list[int], settings: Mapping[str, str], java_opt
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(_properties({**SETTINGS, **settings}, filled), encoding="utf-8")
     jars = class_path("kafka")
-    java = [find_java(), *SMALL, "-cp", jars]
+    java = [find_java(), *small(jars), "-cp", jars]
     if not (folder / "data" / "meta.properties").exists():
         if any(name in settings for name in FORMATTED_BY):
             _format(java, config)

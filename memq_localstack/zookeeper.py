@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from memq_localstack.java import SMALL, class_path, find_java
+from memq_localstack.java import class_path, find_java, small
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 
@@ -37,9 +37,10 @@ def launch(folder: Path, ports: list[int], settings: Mapping[str, str]) -> Launc
     config = folder / "zoo.cfg"
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text("".join(lines), encoding="utf-8")
+    jars = class_path("zookeeper")
     return Launch(
         kind="zookeeper",
-        command=(find_java(), HEAP, *SMALL, "-cp", class_path("zookeeper"), MAIN, str(config)),
+        command=(find_java(), HEAP, *small(jars), "-cp", jars, MAIN, str(config)),
         address=f"{HOST}:{port}",
         ports=(port,),
         ready=("PrepRequestProcessor (sid:0) started",),  # the port is bound and the data are loaded before it

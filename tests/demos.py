@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memq_localstack.java import SMALL
+from memq_localstack.java import small, spark_class_path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -17,7 +17,7 @@ def run_demo(name: str, folder: Path, records: int, timeout_s: float) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "--records", str(records)],
         cwd=folder,
-        env={**os.environ, "JAVA_TOOL_OPTIONS": " ".join(SMALL)},
+        env={**os.environ, "JAVA_TOOL_OPTIONS": " ".join(small(spark_class_path()))},
         capture_output=True,
         text=True,
         timeout=timeout_s,

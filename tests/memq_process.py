@@ -8,11 +8,16 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from memq.cli.run import TIMED_OUT, UNREACHABLE
+from memq.runtime.clock import SystemClock
 from memq_localstack import guard
 from memq_localstack.ports import free_ports
 from memq_localstack.processes import identity_of
 
+CLOCK = SystemClock()
 END_TIMEOUT_S = 60.0
+START_S = 300.0  # a third of the time limit of a test that has servers
+REFUSALS = (UNREACHABLE, TIMED_OUT)
 
 
 class MemqProcess(ABC):
@@ -61,6 +66,22 @@ class MemqProcess(ABC):
         line = self.process.stdout.readline()
         assert line.startswith(self.ready), f"no ready line but {line!r}; log:\n{self.log.read_text()}"
         return line.removeprefix(self.ready).strip()
+
+    def become_ready(self, limit_s: float = START_S) -> None:
+        """Wait until it is ready; start it again, as a service manager does, if its servers did not answer in time.
+
+        On a busy machine Kafka and ZooKeeper may have no turn for longer than a start waits for them.
+        """
+        until_s = CLOCK.monotonic() + limit_s
+        while True:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            if line.startswith(self.ready):
+                return
+            code = self.wait()
+            again = code in REFUSALS and CLOCK.monotonic() < until_s
+            assert again, f"no ready line but {line!r}, and exit code {code}; log:\n{self.log.read_text()}"
+            self.launch()
 
     def kill(self) -> None:
         """End it as `kill -9` does."""

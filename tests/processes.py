@@ -61,7 +61,7 @@ def broker_processes(
         for broker in brokers:
             broker.launch()
         for broker in brokers:
-            broker.wait_ready()
+            broker.become_ready()
         yield brokers
     finally:
         for broker in brokers:

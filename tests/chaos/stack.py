@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memq.runtime.clock import SystemClock
 from memq_localstack import s3
-from memq_localstack.java import SMALL, class_path, find_java
+from memq_localstack.java import class_path, find_java, small
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import HOST, free_ports
 from memq_localstack.servers import S3Server, start_kafka, start_s3
@@ -322,7 +322,8 @@ def zookeeper_launch(folder: Path, number: int, port: int, quorum: str) -> Launc
         f"tickTime=250\ninitLimit=40\nsyncLimit=20\nmaxSessionTimeout=60000\ndataDir={data}\nclientPort={port}\n"
         f"clientPortAddress={HOST}\nmaxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=*\n{quorum}"
     )
-    command = (find_java(), "-Xmx96m", *SMALL, "-cp", class_path("zookeeper"))
+    jars = class_path("zookeeper")
+    command = (find_java(), "-Xmx96m", *small(jars), "-cp", jars)
     main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
     return Launch("zookeeper", (*command, main, str(config)), f"{HOST}:{port}", (port,), ())
 

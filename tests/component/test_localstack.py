@@ -17,7 +17,7 @@ import yaml
 from memq.notification.kafka.settings import kafka_settings
 from memq.settings import load_settings
 from memq.storage_handlers.s3.settings import read_bucket
-from memq_localstack import LocalstackError, kafka, ports, zookeeper
+from memq_localstack import LocalstackError, java, kafka, ports, zookeeper
 from memq_localstack.command import main as run
 from memq_localstack.java import RELEASE_MIN, find_java, pinned, release_of
 from memq_localstack.launch import Launch, Server
@@ -25,8 +25,34 @@ from memq_localstack.ports import free_ports
 from memq_localstack.processes import Identity, identity_of
 from memq_localstack.s3 import ADMIN, signed_headers
 from memq_localstack.stack import up
+from tests.class_archives import is_usable, make, start_and_stop
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_a_server_leaves_an_archive_of_its_classes_and_one_that_is_cut_short_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, jars, options = tmp_path / "classes.jsa", java.class_path("zookeeper"), list[str]()
+    cut = tmp_path / "cut.jsa"
+    monkeypatch.setattr(java, "archive_of", lambda _: archive)
+
+    def train(option: str) -> None:
+        options.append(option)
+        start_and_stop(lambda folder: zookeeper.launch(folder, free_ports(1), {}), tmp_path / "zookeeper", option)
+
+    def cut_short(_: str) -> None:
+        cut.with_suffix(".draft").write_bytes(archive.read_bytes()[:100_000])
+
+    assert java.small(jars) == java.SMALL
+    assert make(archive, jars, train)
+    assert java.small(jars) == (*java.SMALL, f"-XX:SharedArchiveFile={archive}")
+    assert is_usable(archive, jars)
+    assert not is_usable(archive, java.class_path("kafka")), "it is of other jars"
+    assert make(archive, jars, train)
+    assert len(options) == 1, "it is made once"
+    assert not make(cut, jars, cut_short)
+    assert sorted(path.suffix for path in tmp_path.glob("c*")) == [".jsa", ".lock", ".lock"]
 
 
 def test_a_process_is_its_id_and_its_start() -> None:

@@ -16,7 +16,9 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from memq_localstack.java import SMALL
+from memq_localstack.java import small, spark_class_path
+
+JAVA_OPTIONS = " ".join(small(spark_class_path()))
 
 
 def killed_once(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -34,10 +36,10 @@ def main(master: str, brokers: str, topic: str) -> None:
     settings = {
         "spark.cores.max": "2",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": " ".join(SMALL),
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.memory": "512m",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": " ".join(SMALL),
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from memq_localstack.java import SMALL, spark_environment
+from memq_localstack.java import small, spark_class_path, spark_environment
 from tests.servers import DevServer, dev_server
 
 ROOT = Path(__file__).parents[2]
+JAVA_OPTIONS = " ".join(small(spark_class_path()))
 CONFIG = {
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": " ".join(SMALL),
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "768m",
     "spark.sql.python.filterPushdown.enabled": "true",

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from memq_localstack.launch import Server
 from memq_localstack.processes import kill_session, session_pids
-from tests.spark.conftest import ROOT
-from tests.spark.standalone import JAVA_OPTIONS
+from tests.spark.conftest import JAVA_OPTIONS, ROOT
 
 END_S = 600
 PIPELINES = (sys.executable, "-m", "memq.spark.pipelines")

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pyspark
 
-from memq_localstack.java import SMALL, spark_environment
+from memq_localstack.java import spark_environment
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import HOST, free_ports
-from tests.spark.conftest import ROOT
+from tests.spark.conftest import JAVA_OPTIONS, ROOT
 
-SPARK_HOME = Path(pyspark.__file__).parent
+SPARK_HOME = Path(pyspark.__file__).resolve().parent  # as in the class path of the archive
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 MEMORY = "512m"  # of each worker, all of it for one executor
-JAVA_OPTIONS = " ".join(SMALL)
 
 
 @contextmanager

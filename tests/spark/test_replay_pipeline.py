@@ -21,9 +21,9 @@ from memq.spark.pipelines.inputs import options_of
 from memq.spark.pipelines.replay import ReplayTarget, replay
 from tests.servers import DevServer
 from tests.soak import repetitions
+from tests.spark.conftest import JAVA_OPTIONS
 from tests.spark.faulty_topic import inject_faults
 from tests.spark.produced import numbers_in, produce
-from tests.spark.standalone import JAVA_OPTIONS
 
 pytestmark = pytest.mark.soak
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 import memq
 from tests.servers import DevServer
 from tests.soak import repetitions, report
+from tests.spark import streaming_job
 from tests.spark.jobs import Job
 from tests.spark.topics import make_topic, numbers, send, values_of
 
@@ -30,7 +31,7 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, broker: DevServer, t
     for first in range(0, RECORDS, 500):
         send(broker.address, "killed", numbers(first, first + 500))
     drivers = tasks = 0
-    while True:
+    while drivers < KILLS or tasks < KILLS:
         job = Job([sys.executable, "-m", "tests.spark.streaming_job", broker.address, "killed", str(tmp_path)], TASKS)
         wait = chance.randrange(1, 4)  # micro-batches
         while (line := job.line()) and not line.endswith("all read\n"):
@@ -47,6 +48,8 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, broker: DevServer, t
             assert line, f"the job ended by itself:\n{job.said}"
             job.close()
             break
+    else:
+        streaming_job.main(broker.address, "killed", str(tmp_path))  # the rest, in the session that runs already
     report(f"streaming read: {drivers} drivers and {tasks} tasks killed over {RECORDS} records")
     assert drivers == KILLS
     assert values_of(spark.read.parquet(str(tmp_path / "out"))) == list(range(RECORDS))
