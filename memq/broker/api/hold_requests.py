@@ -80,7 +80,7 @@ class HoldRequests:
         hosts, found = self._hosts, list[WireWaiting]()
         for home in await hosts.homes(hosts.holds, create=False):
             if isinstance(home, HoldKeeper):
-                waiting = await home.waiting(topic.id)
+                waiting = await home.waiting(topic.id, undelivered=call.ask.undelivered)
                 found += [
                     WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
                     for target, (blocks, next_ms) in waiting.items()
