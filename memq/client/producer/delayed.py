@@ -114,6 +114,7 @@ class DelayedRecord:
     sent_s: float  # when it was given to the producer
     deadline_s: float
     tries: int = 0
+    unsure: bool = False  # a try without an answer may have held it
 
 
 class DelayedRecords:
@@ -292,14 +293,19 @@ class DelayedRecords:
         try:
             await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._settings.open_timeout_s)
         except RetryableError as error:
+            for record in records:
+                record.unsure = True
             if isinstance(error, TimedOutError) or not link.open:
                 self._router.give_up(link, error)
             raise
 
     async def _refused(self, records: Sequence[DelayedRecord], error: MemqError) -> None:
-        """Settle a refused record; of several, each is sent alone, because the error may be of one."""
+        """Settle a refused record; of several, each is sent alone, because the error may be of one.
+
+        A refusal says nothing about an earlier try: the topic may have been sealed after that one was held.
+        """
         if len(records) == 1:
-            self._settle(records[0], error)
+            self._settle_refused(records[0], error)
             return
         for record in records:
             try:
@@ -307,9 +313,17 @@ class DelayedRecords:
             except RetryableError:
                 self._waiting[record] = None
             except MemqError as refusal:
-                self._settle(record, refusal)
+                self._settle_refused(record, refusal)
             else:
                 self._settle(record, None)
+
+    def _settle_refused(self, record: DelayedRecord, error: MemqError) -> None:
+        if not record.unsure:
+            self._settle(record, error)
+            return
+        doubt = OutcomeUnknownError(f"a delayed record was sent again, and refused: {error}")
+        doubt.__cause__ = error
+        self._settle(record, doubt)
 
     def _give_up_old(self, records: Sequence[DelayedRecord], error: MemqError) -> None:
         for record in records:
