@@ -32,6 +32,7 @@ from memq.protocol.frames import AckLevel, Api
 from memq.protocol.hold_messages import CancelHolds, HoldRecords, WireHoldId
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
+from memq.topic import Position
 from tests.skipping_loop import LoopClock, now_s, run_skipping, skip
 from tests.unit.transactional_cluster import TOPIC, Least, Way, fields
 
@@ -69,6 +70,7 @@ class Brokers:
         self.given_up: list[MemqError] = []
         self.link_made = Link(self)
         self.claimed = 0
+        self.sleeps = False  # its loop is busy
         self.ends: dict[int, MemqError | None] = {}  # by delivery
         self.last: DelayedRecord | None = None
         self.clock = LoopClock()
@@ -96,7 +98,8 @@ class Brokers:
         return self.deliveries
 
     def wake(self) -> None:
-        asyncio.get_running_loop().call_soon(self.records.drain)
+        if not self.sleeps:
+            asyncio.get_running_loop().call_soon(self.records.drain)
 
     def settled(self, record: DelayedRecord, error: MemqError | None) -> None:
         delivery = cast(int, record.delivery)
@@ -162,7 +165,7 @@ def test_a_delayed_record_is_a_block_with_its_own_producer_id() -> None:
     async def work(brokers: Brokers) -> None:
         sent_s = now_s()
         brokers.delay_s = 0.5
-        assert brokers.add(b"a", partition=2, due_ms=11) == 1
+        assert brokers.add(b"a", key=b"\x01", partition=2, due_ms=11) == 1
         assert brokers.add(b"b", key=b"\x06", partition=None, due_ms=12) == 2
         assert brokers.unsettled() == [1, 2]
         await skip(0.1)
@@ -233,10 +236,40 @@ def test_a_producer_has_a_few_requests_at_once_and_the_others_follow() -> None:
     on_brokers(work)
 
 
+def test_a_request_has_the_age_of_its_oldest_record() -> None:
+    async def work(brokers: Brokers) -> None:
+        brokers.sleeps = True
+        first_s = now_s()
+        brokers.add()
+        await skip(2)
+        brokers.add()
+        brokers.records.drain()
+        await skip(0.1)
+        ((_, ask),) = brokers.asked
+        assert ask.sent_ms == round((first_s + 100) * 1_000)
+
+    on_brokers(work)
+
+
+def test_a_block_may_have_as_many_bytes_as_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(brokers: Brokers) -> None:
+        brokers.add(b"x" * 100)
+        await skip(0.1)
+        size = len(brokers.asked[0][1].holds[0].block)
+        monkeypatch.setattr(delayed_module, "HOLD_BYTES_MAX", size)
+        brokers.add(b"y" * 100)
+        with pytest.raises(TooLargeError, match=f"of {size + 1} bytes, {size} are allowed"):
+            brokers.add(b"y" * 101)
+
+    on_brokers(work)
+
+
 def test_a_record_that_can_not_be_delayed_claims_nothing() -> None:
     async def work(brokers: Brokers) -> None:
         with pytest.raises(TooLargeError, match=f"{HOLD_BYTES_MAX} are allowed"):
             brokers.add(b"x" * HOLD_BYTES_MAX)
+        with pytest.raises(TooLargeError, match="record_bytes_max"):
+            brokers.add(b"x" * (TOPIC.settings.record_bytes_max + 1))
         assert (brokers.claimed, brokers.unsettled()) == (0, [])
 
     async def named(brokers: Brokers) -> None:
@@ -390,7 +423,6 @@ def test_a_producer_that_closes_settles_each_record_once() -> None:
         await skip(1)
         await brokers.tasks.stop()
         brokers.add(partition=3)
-        await skip(0)
         brokers.records.abandon(closed)
         sent = [brokers.ends[1], brokers.ends[2]]
         assert [type(each) for each in sent] == [OutcomeUnknownError] * 2
@@ -425,6 +457,18 @@ def test_a_cancel_says_what_became_of_the_record(state: str, outcome: CancelOutc
         hold = WireHoldId(producer="0000000000000abc", first=0)
         assert {type(ask) for _, ask in brokers.asked} == {CancelHolds}
         assert brokers.asked[0][1] == CancelHolds(topic="clicks", topic_id=TOPIC.id, partition=3, holds=[hold])
+
+    on_brokers(work)
+
+
+def test_a_cancel_that_is_refused_raises_the_refusal() -> None:
+    async def work(brokers: Brokers) -> None:
+        brokers.errors = [InvalidRequestError("no")]
+        with pytest.raises(InvalidRequestError, match="no"):
+            await brokers.records.cancel(ack())
+        with pytest.raises(InvalidRequestError, match="was not delayed"):
+            await brokers.records.cancel(ack()._replace(position=Position(3, 1)))
+        assert len(brokers.asked) == 1
 
     on_brokers(work)
 

@@ -113,7 +113,7 @@ class DelayedRecord:
     delivery: Delivery | AsyncDelivery
     sent_s: float  # when it was given to the producer
     deadline_s: float
-    tries: int = 0
+    sent: bool = False
     unsure: bool = False  # a try without an answer may have held it
 
 
@@ -217,7 +217,7 @@ class DelayedRecords:
         self.drain()
         for record in list(self._live):
             unknown = OutcomeUnknownError(f"the producer gave up a delayed record that it had sent: {error}")
-            self._settle(record, unknown if record.tries else error)
+            self._settle(record, unknown if record.sent else error)
 
     async def cancel(self, ack: Ack) -> CancelOutcome:
         """Cancel a held record; see `memq.Producer.cancel`."""
@@ -282,7 +282,7 @@ class DelayedRecords:
         topic, partition = records[0].topic, records[0].partition
         link = await self._router.link()
         for record in records:
-            record.tries += 1
+            record.sent = True
         ask = HoldRecords(
             topic=topic.name,
             topic_id=topic.id,
@@ -329,7 +329,7 @@ class DelayedRecords:
         for record in records:
             if self._now_s() > record.deadline_s:
                 text = f"the record was not held within {self._settings.delivery_timeout_s:g} s: {error}"
-                self._settle(record, OutcomeUnknownError(text) if record.tries else TimedOutError(text))
+                self._settle(record, OutcomeUnknownError(text) if record.sent else TimedOutError(text))
 
     def _settle(self, record: DelayedRecord, error: MemqError | None) -> None:
         if self._live.pop(record, record) is not None:
