@@ -339,8 +339,9 @@ def test_an_object_that_the_store_lists_and_does_not_find_is_not_lost(monkeypatc
                 raise NotFoundError(f"object '{key}' does not exist")
 
             async def unlisted(prefix: str) -> AsyncIterator[ObjectEntry]:
-                raise StoreError("away")
-                yield
+                for error in [StoreError("away")]:
+                    raise error
+                yield ObjectEntry(prefix, 0, 0)
 
             wrong.setattr(target.store, "get_range", missing)
             with pytest.raises(StoreError, match="held/1' was not found for 0 s, and the store lists it"):
