@@ -180,13 +180,16 @@ class HoldKeeper:
         """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
         return {target: (count, self._first_due(target) or 0) for target, count in self._machine.waiting.items()}
 
-    async def waiting(self, topic_id: str) -> dict[Target, tuple[int, int]]:
+    async def waiting(self, topic_id: str, *, undelivered: bool = False) -> dict[Target, tuple[int, int]]:
         """Return how many holds of each partition of a topic wait, and when the next is due.
 
-        That is in Unix ms; 0: it has no time.
+        That is in Unix ms; 0: it has no time. With `undelivered`, the other partitions with a hold that is not done
+        have the count 0.
         """
         await known_outcome(self._log.fresh())
-        return {target: found for target, found in self.all_waiting().items() if target.topic_id == topic_id}
+        others = dict.fromkeys(self._machine.undelivered() if undelivered else (), (0, 0))
+        found = others | self.all_waiting()
+        return {target: each for target, each in found.items() if target.topic_id == topic_id}
 
     # ---- holding ---------------------------------------------------------------------------------
 

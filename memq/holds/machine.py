@@ -162,6 +162,11 @@ class HoldMachine:
         """Return the number of the next unit of a target."""
         return self.numbers.get(target, 0) + 1
 
+    def undelivered(self) -> set[Target]:
+        """Return the targets of all holds that are not done, those of transactions included."""
+        in_lanes = {self.open[hold].target for holds in self.lanes.values() for hold in holds}
+        return {*self.waiting, *self.units, *in_lanes}
+
     def renew(self, life: int) -> None:
         """Begin another life with this older state, and count the units from 1 again (S9)."""
         self.life = life

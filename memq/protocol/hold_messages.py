@@ -41,10 +41,15 @@ class CancelHolds(msgspec.Struct, tag_field="op", tag="cancel-holds", kw_only=Tr
 
 
 class DescribeHolds(msgspec.Struct, tag_field="op", tag="describe-holds", kw_only=True):
-    """Show how many blocks of a topic are held."""
+    """Show how many delayed blocks of a topic wait.
+
+    With `undelivered`, the answer also has partitions with other blocks: those of transactions, and released ones that
+    are not known to be in the log.
+    """
 
     topic: str
     topic_id: str
+    undelivered: bool = False
 
 
 class WireWaiting(msgspec.Struct, kw_only=True):

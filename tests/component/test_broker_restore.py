@@ -457,7 +457,10 @@ def test_the_queue_times_of_staged_batches_continue_those_before_them() -> None:
     run(work())
 
 
-def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their_positions_in_others() -> None:
+@pytest.mark.parametrize("first", [0, 1_000])  # of a log whose entries all went, and of a new one
+def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their_positions_in_others(
+    first: int,
+) -> None:
     """Offsets of the lost log are other ones: the log had pointers without records, too."""
 
     async def work() -> None:
@@ -471,10 +474,12 @@ def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their
             await queue.former.store("audit", {other: kept})
             assert (await restore(broker, queue, topic)).groups == []
             assert (await queue.former.read("billing")).committed[partition] == kept, "its log is in use"
-            queue.log(partition).entries.clear()  # type: ignore[attr-defined]  # the memory queue
+            log = queue.log(partition)  # type: ignore[attr-defined]  # the memory queue
+            log.entries.clear()
+            log.begin = first
             assert (await restore(broker, queue, topic, dry_run=True)).groups == []
             assert (await restore(broker, queue, topic)).groups == ["billing"]
-            begin = Committed(Position(0, 0), Totals())
+            begin = Committed(Position(0, first), Totals())
             assert (await queue.former.read("billing")).committed == {partition: begin, other: kept}
             assert (await restore(broker, queue, topic)).groups == []
             assert len(await batch_pointers(queue, topic)) == BATCHES

@@ -13,6 +13,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidSettingError, QueueError
 from memq.groups.coordinator import GroupCoordinator
+from memq.holds.keeper import HoldKeeper
 from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings, parse_settings
 from tests.brokers import run, running_broker
@@ -135,7 +136,7 @@ def test_an_operator_keeps_an_expiring_topic_by_an_unseal_and_a_seal_of_its_own_
     run(work())
 
 
-@pytest.mark.parametrize("call", ["groups", "span"])
+@pytest.mark.parametrize("call", ["groups", "waiting", "span"])
 def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with idle_topic() as (broker, _admin, now_ms):
@@ -146,7 +147,7 @@ def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: py
                 raise QueueError("no answer")
 
             with monkeypatch.context() as broken:
-                broken.setattr(GroupCoordinator if call == "groups" else queue, call, fails)
+                broken.setattr({"groups": GroupCoordinator, "waiting": HoldKeeper}.get(call, queue), call, fails)
                 await broker.idle_topics.check(now_ms + 9 * LIMIT_MS)
             kept = await found(broker)
             assert kept is not None
@@ -160,3 +161,51 @@ def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: py
 def test_a_topic_refuses_a_time_that_is_too_short() -> None:
     with pytest.raises(InvalidSettingError, match="below dedup_window_ms"):
         parse_settings({"expire_idle_ms": 1_000}, TopicSettings())
+
+
+def test_a_delayed_record_keeps_its_topic_until_it_is_in_the_log() -> None:
+    async def work() -> None:
+        async with idle_topic() as (broker, _admin, now_ms), AsyncProducer(broker.address) as producer:
+            late = await producer.send("clicks", b"late", deliver_after=3_600)
+            await late
+            for times in range(1, 5):
+                await broker.idle_topics.check(now_ms + times * LIMIT_MS)
+                topic = await found(broker)
+                assert topic is not None
+                assert not topic.sealed_ms
+            await producer.cancel(late)
+            await broker.idle_topics.check(now_ms + 5 * LIMIT_MS)
+            await sealed(broker, now_ms + 6 * LIMIT_MS)
+
+    run(work())
+
+
+def test_the_records_of_a_transaction_keep_their_topic_until_they_are_in_the_log() -> None:
+    async def work() -> None:
+        async with (
+            idle_topic() as (broker, admin, now_ms),
+            AsyncProducer(broker.address, transactional_id="t") as producer,
+        ):
+            async with producer.transaction() as transaction:
+                await transaction.send("clicks", b"two")
+                await transaction.flush()
+                await broker.idle_topics.check(now_ms + LIMIT_MS)
+                topic = await found(broker)
+                assert topic is not None
+                assert not topic.sealed_ms, "the transaction may be committed"
+                await admin.seal_topic("clicks")
+            now_ms = SystemClock().wall_ms()
+            for times in range(1, 5):
+                await broker.idle_topics.check(now_ms + times * LIMIT_MS)
+                topic = await found(broker)
+                assert topic is not None, "committed records wait until an operator unseals it"
+            await admin.unseal_topic("clicks")
+            async with AsyncConsumer(broker.address, "clicks", start="beginning") as consumer:
+                values: list[bytes | None] = []
+                while len(values) < 2:
+                    batch = await consumer.poll(10)
+                    assert batch is not None
+                    values += batch.values()
+            assert values == [b"one", b"two"]
+
+    run(work())

@@ -367,6 +367,19 @@ def test_a_listener_in_the_background_shows_the_error_that_stopped_it(
     assert "group 'billing' is handled here no more: NotFoundError" in caplog.text
 
 
+def test_a_listener_whose_start_has_failed_handles_records_after_another_start(cluster: Cluster) -> None:
+    handler = Handler()
+    with memq.Listener(cluster.address, "later", "billing", handler, audit=False) as running:
+        with pytest.raises(NotFoundError, match="'later'"):
+            running.start()
+        cluster.create_topic("later")
+        send(cluster, "a", topic="later")
+        running.start()
+        running.start()
+        handler.wait(1)
+    assert handler.values == ["a"]
+
+
 def test_a_listener_that_starts_at_the_end_reads_retries_from_their_beginning(cluster: Cluster) -> None:
     send(cluster, "before")
     failing = Handler(fails)

@@ -176,6 +176,34 @@ def test_an_interrupted_restore_of_groups_is_repeated_with_the_same_result(publi
     run(work())
 
 
+class ShiftedQueue(MemoryQueue):
+    """Answers to publications in state logs with other offsets."""
+
+    shift = 0
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`."""
+        offset = await super().publish(publication)
+        return offset + self.shift * (publication.partition.topic == STATE_TOPIC)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_restore_ends_if_a_state_log_begins_at_another_offset(shift: int) -> None:
+    """The snapshot has the offset that the entry should have had."""
+
+    async def work() -> None:
+        async with rig() as made:
+            cluster = Cluster(made)
+            await cluster.fill()
+            await cluster.lose()
+            made.queue = queue = ShiftedQueue(made.runtime.clock)
+            queue.shift = shift
+            with pytest.raises(QueueError, match=f"its first entry has offset {shift}, not 0"):
+                await cluster.restore()
+
+    run(work())
+
+
 def test_a_group_whose_state_log_is_whole_follows_the_logs_that_were_restored() -> None:
     async def work() -> None:
         async with rig() as made:

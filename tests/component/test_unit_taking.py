@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -14,9 +14,17 @@ from memq.broker.broker import Broker
 from memq.broker.holds import taking
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.errors import DrainingError, LogLostError, MovedError, NotReadyError, StoreError, ThrottledError
+from memq.errors import (
+    DrainingError,
+    LogLostError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    StoreError,
+    ThrottledError,
+)
 from memq.format.pointer import Pointer
-from memq.storage_handlers import confirmed_reads
+from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 from tests.brokers import block_of, run
@@ -43,7 +51,7 @@ class Target:
             block = block_of(self.topic, 0, [b"value"] * count, partition=partition, producer=producer)
             blocks.append(UnitBlock(key, len(data), len(block)))
             data += block
-        self.store.objects[key] = data
+        self.store.objects[key], self.store.modified_ms[key] = data, 0
         return blocks
 
     def unit(self, number: int, blocks: list[UnitBlock], *, behind: int = 0, shard: int = SHARD) -> IncomingUnit:
@@ -318,6 +326,35 @@ def test_an_empty_unit_of_a_lost_epoch_is_not_noted(monkeypatch: pytest.MonkeyPa
         assert other.named.last_unit(SHARD) == 0
         first.cancel()
         queue.gate.set()
+
+    on_target(work, monkeypatch)
+
+
+def test_an_object_that_the_store_lists_and_does_not_find_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(target: Target) -> None:
+        blocks, others = target.put(1, 1), target.put(1)
+        with pytest.MonkeyPatch.context() as wrong:
+
+            async def missing(key: str, first: int, length: int) -> bytes:
+                raise NotFoundError(f"object '{key}' does not exist")
+
+            async def unlisted(prefix: str) -> AsyncIterator[ObjectEntry]:
+                for error in [StoreError("away")]:
+                    raise error
+                yield ObjectEntry(prefix, 0, 0)
+
+            wrong.setattr(target.store, "get_range", missing)
+            with pytest.raises(StoreError, match="held/1' was not found for 0 s, and the store lists it"):
+                await target.take(1, blocks)
+            del target.store.objects["held/1"]
+            target.store.objects["held/10"] = b"another one"
+            target.store.modified_ms["held/10"] = 0
+            wrong.setattr(target.store, "list", unlisted)
+            with pytest.raises(StoreError, match="away"):
+                await target.take(1, blocks)
+        assert (target.lost(), await target.named()) == (0, [])
+        await target.take(1, [*blocks, *others])
+        assert (target.lost(), await target.named()) == (2, [(1, SHARD, 1)])
 
     on_target(work, monkeypatch)
 

@@ -6,6 +6,8 @@ import pytest
 
 from memq.errors import InvalidNameError, InvalidRequestError, NotFoundError
 from memq.notification import FormerGroup, NotificationQueue
+from memq.notification.memory import MemoryQueue
+from memq.notification.sqlite.former_groups import FormerMember
 from memq.topic import Committed, Position, Totals
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, over_queues, part
@@ -86,3 +88,23 @@ async def test_names_and_positions_out_of_bounds_are_refused(queue: Notification
         with pytest.raises(InvalidRequestError):
             await queue.former.store("report", {part(1): committed(1, partition=1), part(0): wrong})
         assert (await queue.former.read("report")).committed == TWO, what
+
+
+@pytest.mark.anyio
+async def test_a_group_with_members_takes_no_position() -> None:
+    queue = MemoryQueue(ManualClock())
+    await prepare(queue)
+    queue.former.groups["report"] = former = FormerGroup("report", 3, ("m", "n"), TWO)
+    with pytest.raises(InvalidRequestError, match="2"):
+        await queue.former.store("report", {part(0): committed(1)})
+    assert await queue.former.read("report") == former
+    await queue.former.store("audit", {part(0): committed(1)})
+    assert (await queue.former.read("audit")).members == ()
+
+
+@pytest.mark.parametrize(("now_ms", "active"), [(5_000, True), (5_999, True), (6_000, False)])
+@pytest.mark.parametrize("sign", [1, -1])  # -1: the machine was started again, and its clock is behind
+def test_a_member_in_a_file_is_active_for_its_session_time_out(now_ms: int, sign: int, *, active: bool) -> None:
+    member = FormerMember(session_timeout_ms=1_000, heard_ms=sign * 5_000)
+    assert member.is_active(sign * now_ms) is active
+    assert FormerMember(session_timeout_ms=1_000, heard_ms=now_ms).is_active(5_000) is active

@@ -138,7 +138,7 @@ RETRY_BUGS = (
     Planted(
         "retries are read from the end",
         "memq.client.listener.core",
-        "ListenerCore.start",
+        "ListenerCore._open_sources",
         swap("BEGINNING", "'end'"),
         level="breezy",
         aspects=("retry",),

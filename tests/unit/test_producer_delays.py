@@ -27,6 +27,8 @@ NOW_MS = 1_700_000_000_000
         (NOW_MS + 7, None, NOW_MS + 7),
         (NOW_MS + 0.2, None, NOW_MS + 1),
         (-5, None, 1),
+        (999_999_999, None, 999_999_999),
+        (100_000_000_000, None, 100_000_000_000),
         (datetime(2023, 11, 14, 22, 13, 20, 500_100, tzinfo=UTC), None, NOW_MS + 501),
         (datetime(2023, 11, 15, 0, 13, 21, tzinfo=timezone(timedelta(hours=2))), None, NOW_MS + 1_000),
     ],
@@ -41,10 +43,12 @@ def test_a_delay_gives_the_time_at_which_the_record_is_due(at: DeliverAt, after:
         (1, 1, "exclude each other"),
         (None, -0.001, "is negative"),
         (None, timedelta(seconds=-1), "is negative"),
-        (None, DELAY_MS_MAX / 1_000 + 1, "over the limit of 366 days"),
+        (None, DELAY_MS_MAX / 1_000 + 86_400, "a delay of 367.0 days is over the limit of 366 days"),
         (NOW_MS + DELAY_MS_MAX + 1, None, "over the limit of 366 days"),
         (datetime(2030, 1, 1), None, "no time zone"),  # noqa: DTZ001
         (NOW_MS // 1_000 + 60, None, "is a time before 1974"),  # seconds
+        (1_000_000_000, None, "is a time before 1974"),
+        (99_999_999_999, None, "is a time before 1974"),
         (None, float("inf"), "is no time"),
         (float("nan"), None, "is no time"),
     ],

@@ -313,6 +313,19 @@ def test_a_commit_that_is_cancelled_is_settled_before_the_next_transaction() -> 
     on_cluster(work)
 
 
+def test_a_roll_back_that_is_cancelled_after_a_refusal_leaves_no_open_transaction() -> None:
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin()
+        cluster.errors[EndTransaction] = [InvalidRequestError("no"), asyncio.CancelledError()]
+        with pytest.raises(asyncio.CancelledError):
+            await cluster.core.commit(transaction)
+        assert transaction.ended == "has an unknown end"
+        assert (await cluster.core.begin()).number == 2
+        assert cluster.ends() == [(1, True, 0), (1, False, 0), (1, False, 0)]
+
+    on_cluster(work)
+
+
 def test_an_abort_that_has_no_answer_is_quiet_on_demand_and_repeated() -> None:
     async def work(cluster: Cluster) -> None:
         for quietly in (True, False):

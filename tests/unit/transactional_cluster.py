@@ -82,6 +82,8 @@ class Least(random.Random):
 class Way:
     """A route to the partitions of the topic."""
 
+    delivery_timeout_s = SETTINGS.delivery_timeout_s
+
     def __init__(self, partitions: tuple[int, ...] = (0, 1, 2, 3)) -> None:
         self.topic = TOPIC
         self.map = SimpleNamespace(index_of=partitions.index, index_of_key=lambda key: key[0] % len(partitions))

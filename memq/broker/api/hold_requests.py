@@ -81,7 +81,9 @@ class HoldRequests:
         async def waiting_at(keeper: HoldKeeper) -> list[WireWaiting]:
             return [
                 WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
-                for target, (blocks, next_ms) in (await keeper.waiting(topic.id)).items()
+                for target, (blocks, next_ms) in (
+                    await keeper.waiting(topic.id, undelivered=call.ask.undelivered)
+                ).items()
             ]
 
         found = await ask_all_services(self._hosts, self._hosts.holds, call, waiting_at, lambda answer: answer.waiting)

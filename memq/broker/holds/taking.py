@@ -25,6 +25,7 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     NotReadyError,
+    StoreError,
     ThrottledError,
 )
 from memq.format.blocks.header import BlockHeader, Buffer, check_block
@@ -185,6 +186,8 @@ async def _read_run(
     try:
         data = await reads.read([Way(f"object '{key}'", once)], is_whole)
     except (NotFoundError, CorruptDataError) as error:
+        if isinstance(error, NotFoundError):
+            await _check_missing(services, key)
         found: list[tuple[BlockHeader, Buffer] | MemqError] = [error] * len(run)
     else:
         found = _checked(run, data, scope)
@@ -194,6 +197,16 @@ async def _read_run(
             text = f"{name}: block at {block.offset} of object '{key}' is lost: {each}"
             services.events.error("held-block-lost", text)
     return [each for each in found if not isinstance(each, MemqError)]
+
+
+async def _check_missing(services: Services, key: str) -> None:
+    """Return if the store does not list an object either: its blocks are passed over for ever.
+
+    Raises: StoreError if it lists the object; as `ObjectReader.list`.
+    """
+    async for entry in services.store.list(key):
+        if entry.key == key:
+            raise StoreError(f"object '{key}' was not found for {MISSING_S:g} s, and the store lists it")
 
 
 def _checked(run: Sequence[UnitBlock], data: bytes, scope: int) -> list[tuple[BlockHeader, Buffer] | MemqError]:

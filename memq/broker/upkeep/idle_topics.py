@@ -5,7 +5,8 @@ counts on when another broker governs. A topic whose mark stays the same for lon
 no record can come between a check and the deletion. When it has ended, all acked records are in its logs, and another
 check must still show the same mark. Then the topic is deleted, by compare-and-set on its version; else it is unsealed.
 So two checks must agree, with the seal between them. A check without an answer of a log or a group decides nothing. A
-member of a group that holds a partition is a reader, also when it waits. Readers without a group are not known.
+member of a group that holds a partition is a reader, also when it waits. Readers without a group are not known. A
+topic with delayed records, or with records of a transaction that are not in its logs, is in use.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROUND_S = 30.0
 LOOK_BACK = 64  # entries at the end of a log, with the last totals of its write partitions
 READ_BYTES = 1 << 20
 NOTES_PER_TIME = 4  # marks of an active topic that are stored in the time of its setting
-READ_NOW = ""  # the mark of a topic that a group reads now
+IN_USE = ""  # the mark of a topic that a group reads now, or with held records
 
 
 class IdleTopics:
@@ -63,7 +64,7 @@ class IdleTopics:
     async def _judge(self, topic: Topic, mark: str, now_ms: int) -> None:
         """Take one step: note the mark, seal the topic, delete it, or let it take records again."""
         idle_ms, limit_ms = now_ms - topic.idle_since_ms, topic.settings.expire_idle_ms
-        if mark == READ_NOW or mark != topic.idle_mark:
+        if mark == IN_USE or mark != topic.idle_mark:
             noted = msgspec.structs.replace(topic, idle_mark=mark, idle_since_ms=now_ms)
             if topic.expiring:
                 own_seal = topic.sealed_ms > topic.idle_since_ms  # an operator's seal sets both
@@ -97,15 +98,17 @@ class IdleTopics:
         return found
 
     async def _mark(self, topic: Topic, groups: dict[str, GroupState]) -> str:
-        """Return what changes with each record and each commit; READ_NOW while a member holds a partition.
+        """Return what changes with each record and each commit; IN_USE while the topic is in use.
 
-        Raises: MemqError when a log does not answer.
+        Raises: MemqError when a log, or an owner of held records, does not answer.
         """
+        if await self._services.groups.holds_of(topic):
+            return IN_USE
         partitions = read_partitions(topic)
         parts: list[str] = []
         for name, group in sorted(groups.items()):
             if any(each.topic_id == topic.id for held in group.members.values() for each in held):
-                return READ_NOW
+                return IN_USE
             read = [
                 f"{each.partition}={at.position}" for each, at in group.committed.items() if each.topic_id == topic.id
             ]

@@ -1,4 +1,4 @@
-"""Groups as parts of this broker see them: asked through its own port, wherever they are kept."""
+"""Groups and held records as parts of this broker see them: asked through its own port."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import msgspec
 
 from memq.errors import MemqError, NotReadyError
 from memq.groups.remote import RemoteGroups
+from memq.notification.remote import ANSWER_S
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
+from memq.protocol.hold_messages import DescribeHolds
 from memq.protocol.link import Link, connect_link
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, ReadPartition, Topic
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 PROGRAM = "memq-upkeep"  # in the HELLO; not that of a broker, whose requests are not forwarded
@@ -22,7 +25,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is boun
 
 
 class OwnGroups:
-    """Asks for groups. `address` is that of this broker's port; until it is set, each question fails."""
+    """Asks for groups and held records. `address` is of this broker's port; without it, questions fail."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.address: Address | None = None
@@ -47,6 +50,11 @@ class OwnGroups:
             offsets = [_offset_in(answer, partition) for answer in answers]
             found[group] = min(offsets)
         return found
+
+    async def holds_of(self, topic: Topic) -> bool:
+        """Return whether delayed records or those of transactions are held for a topic. Raises: MemqError."""
+        ask = DescribeHolds(topic=topic.name, topic_id=topic.id, undelivered=True)
+        return bool((await self._ask(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=ANSWER_S)).waiting)
 
     def close(self) -> None:
         """Disconnect."""

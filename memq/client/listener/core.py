@@ -106,6 +106,8 @@ class ListenerCore:
         self._open = OpenRecords(self._side.retry, ordered=settings.ordered, ahead=2 * settings.concurrency)
         self._parked = ParkedKeys(settings.group, self._admin, self._brokers, runtime, self._open.parked)
         self._sources: list[_Source] = []
+        self._starting = asyncio.Lock()
+        self._started = False
         self._tasks = TaskOwner(self._fail, self._events)
         self._calls: dict[asyncio.Task[None], None] = {}
         self._running = self._sending = 0
@@ -130,9 +132,25 @@ class ListenerCore:
             raise self._failure
         if self._closing is not None:
             raise ClosedError("the listener is closed")
-        if self._sources:
-            return
+        async with self._starting:
+            if not self._started:
+                await self._begin()
+
+    async def _begin(self) -> None:
+        """Start the consumers, then all else. After an error, the next call continues."""
         await self._side.make()
+        if not self._sources:
+            self._open_sources()
+        for source in self._sources:
+            await source.consumer.start()
+        self._started = True
+        for source in self._sources:
+            self._tasks.start(self._read(source), "listener reads")
+        self._tasks.start(self._dispatch(), "listener dispatches")
+        if self.settings.when_failing == "park":
+            self._tasks.start(self._follow_parked(), "listener follows parked keys")
+
+    def _open_sources(self) -> None:
         reads = self.settings.consumer
         retries = replace(
             reads,
@@ -147,12 +165,6 @@ class ListenerCore:
             observe = self._observe(each.group or "") if self._observe is not None else None
             consumer = ConsumerCore(each, self._runtime, self._addresses, observe=observe, batches=batches)
             self._sources.append(_Source(consumer, batches))
-        for source in self._sources:
-            await source.consumer.start()
-            self._tasks.start(self._read(source), "listener reads")
-        self._tasks.start(self._dispatch(), "listener dispatches")
-        if self.settings.when_failing == "park":
-            self._tasks.start(self._follow_parked(), "listener follows parked keys")
 
     async def run(self) -> None:
         """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
@@ -388,7 +400,7 @@ class ListenerCore:
         note = LetterNote(work.origin, outcome.state, attempts, now_ms, outcome.cause)
         at = await self._side.send_letter(note, work.record.value, work.record.key, work.headers, work.record.tag)
         if outcome.parks_key and work.key is not None:
-            self._open.parked[work.key] = at
+            self._parked.add(work.key, at)
         if outcome.state == "parked":
             self.counts.parked += 1
         else:

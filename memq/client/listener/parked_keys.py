@@ -37,14 +37,35 @@ class ParkedKeys:
         self._runtime = runtime
         self._keys = keys
         self._next: dict[int, Position] = {}
+        self._unsure: set[OrderKey] = set()  # keys with a letter whose position is not known
+
+    def add(self, key: OrderKey, at: Position | None) -> None:
+        """Park a key, whose letter is stored at `at`, or at a position that is not known."""
+        self._keys[key] = at
+        if at is None:
+            self._unsure.add(key)
 
     async def refresh(self) -> None:
         """Read the letters since the last call, and drop keys whose letters are all handled.
 
+        If the position of a letter is not known, an earlier call may have read it, or it is handled already. So all
+        letters that wait are read again then.
         Raises: as a consumer.
         """
+        unsure, self._unsure = self._unsure, set()
+        try:
+            await self._read(again=bool(unsure))
+        except BaseException:
+            self._unsure |= unsure
+            raise
+        for key in unsure - self._unsure:
+            if self._keys.get(key, True) is None:  # its letter did not wait any more
+                del self._keys[key]
+
+    async def _read(self, *, again: bool) -> None:
         handled = await handled_positions(self._admin, self._topic)
-        start = {(self._topic, number): at for number, at in (handled | _later(self._next, handled)).items()}
+        later = _later({} if again else self._next, handled)
+        start = {(self._topic, number): at for number, at in (handled | later).items()}
         async with AsyncConsumer(
             self._brokers, self._topic, start=start, end="end", on_expired="skip", audit=False, runtime=self._runtime
         ) as consumer:

@@ -113,7 +113,8 @@ class DelayedRecord:
     delivery: Delivery | AsyncDelivery
     sent_s: float  # when it was given to the producer
     deadline_s: float
-    tries: int = 0
+    sent: bool = False
+    unsure: bool = False  # a try without an answer may have held it
 
 
 class DelayedRecords:
@@ -216,7 +217,7 @@ class DelayedRecords:
         self.drain()
         for record in list(self._live):
             unknown = OutcomeUnknownError(f"the producer gave up a delayed record that it had sent: {error}")
-            self._settle(record, unknown if record.tries else error)
+            self._settle(record, unknown if record.sent else error)
 
     async def cancel(self, ack: Ack) -> CancelOutcome:
         """Cancel a held record; see `memq.Producer.cancel`."""
@@ -281,7 +282,7 @@ class DelayedRecords:
         topic, partition = records[0].topic, records[0].partition
         link = await self._router.link()
         for record in records:
-            record.tries += 1
+            record.sent = True
         ask = HoldRecords(
             topic=topic.name,
             topic_id=topic.id,
@@ -292,14 +293,19 @@ class DelayedRecords:
         try:
             await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._settings.open_timeout_s)
         except RetryableError as error:
+            for record in records:
+                record.unsure = True
             if isinstance(error, TimedOutError) or not link.open:
                 self._router.give_up(link, error)
             raise
 
     async def _refused(self, records: Sequence[DelayedRecord], error: MemqError) -> None:
-        """Settle a refused record; of several, each is sent alone, because the error may be of one."""
+        """Settle a refused record; of several, each is sent alone, because the error may be of one.
+
+        A refusal says nothing about an earlier try: the topic may have been sealed after that one was held.
+        """
         if len(records) == 1:
-            self._settle(records[0], error)
+            self._settle_refused(records[0], error)
             return
         for record in records:
             try:
@@ -307,15 +313,23 @@ class DelayedRecords:
             except RetryableError:
                 self._waiting[record] = None
             except MemqError as refusal:
-                self._settle(record, refusal)
+                self._settle_refused(record, refusal)
             else:
                 self._settle(record, None)
+
+    def _settle_refused(self, record: DelayedRecord, error: MemqError) -> None:
+        if not record.unsure:
+            self._settle(record, error)
+            return
+        doubt = OutcomeUnknownError(f"a delayed record was sent again, and refused: {error}")
+        doubt.__cause__ = error
+        self._settle(record, doubt)
 
     def _give_up_old(self, records: Sequence[DelayedRecord], error: MemqError) -> None:
         for record in records:
             if self._now_s() > record.deadline_s:
                 text = f"the record was not held within {self._settings.delivery_timeout_s:g} s: {error}"
-                self._settle(record, OutcomeUnknownError(text) if record.tries else TimedOutError(text))
+                self._settle(record, OutcomeUnknownError(text) if record.sent else TimedOutError(text))
 
     def _settle(self, record: DelayedRecord, error: MemqError | None) -> None:
         if self._live.pop(record, record) is not None:
