@@ -12,7 +12,7 @@ import pytest
 from memq.broker.api import Call
 from memq.broker.api import transaction_requests as requests_module
 from memq.broker.api.transaction_requests import TransactionRequests
-from memq.broker.service_hosts import PROGRAM
+from memq.broker.services import BROKER_PROGRAM
 from memq.errors import (
     InvalidNameError,
     InvalidRequestError,
@@ -222,7 +222,7 @@ def test_requests_for_another_broker_are_forwarded_once() -> None:
         for ask in asks:
             assert await broker.ask(ask) == broker.other.answer
         assert (broker.other.asked, broker.coordinator.calls) == (asks, [])
-        broker.home, broker.program = broker.coordinator, PROGRAM
+        broker.home, broker.program = broker.coordinator, BROKER_PROGRAM
         await broker.ask(begin(group=""))
         assert broker.sought[-1] == ("pay", True), "without a group, the name decides"
 
@@ -357,7 +357,7 @@ def test_the_open_transactions_are_those_of_all_brokers(*, proven: bool) -> None
             {"clicks": 2},
         )
         assert (broker.coordinator.calls, broker.other.asked) == ([("transactions", proven)], [ask])
-        broker.program = PROGRAM
+        broker.program = BROKER_PROGRAM
         assert len((await broker.ask(ask)).transactions) == 2
         assert len(broker.other.asked) == 1
 

@@ -11,7 +11,7 @@ import pytest
 
 from memq.broker.api import Call
 from memq.broker.api.hold_requests import HoldRequests
-from memq.broker.service_hosts import PROGRAM, shard_name
+from memq.broker.services import BROKER_PROGRAM, shard_name
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -206,7 +206,7 @@ def test_a_request_for_another_broker_is_forwarded_with_its_age() -> None:
 
 def test_a_request_of_another_broker_is_not_forwarded_again() -> None:
     async def work(broker: Broker) -> None:
-        broker.program = PROGRAM
+        broker.program = BROKER_PROGRAM
         await broker.hold(broker.ask(9))
         await broker.cancel(7)
         assert [forwarded for _, forwarded in broker.sought] == [True, True]
@@ -316,7 +316,7 @@ def test_the_delayed_records_of_a_topic_are_those_of_all_brokers(*, undelivered:
         assert await broker.requests.describe(broker.call(ask)) == AdminAnswer(waiting=[there, here])
         assert broker.other.asked == [ask]
         assert broker.keeper.undelivered is undelivered
-        broker.program = PROGRAM
+        broker.program = BROKER_PROGRAM
         assert await broker.requests.describe(broker.call(ask)) == AdminAnswer(waiting=[here])
         assert len(broker.other.asked) == 1
 
@@ -340,7 +340,7 @@ def test_the_delayed_records_of_all_topics_are_summed_with_the_first_due_time() 
         everywhere = [delayed("clicks", TOPIC.id, 12, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=everywhere)
         assert broker.other.asked == [ask]
-        broker.program = PROGRAM
+        broker.program = BROKER_PROGRAM
         here = [delayed("clicks", TOPIC.id, 7, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=here)
         assert len(broker.other.asked) == 1

@@ -206,7 +206,7 @@ async def _check_missing(services: Services, key: str) -> None:
     """
     async for entry in services.store.list(key):
         if entry.key == key:
-            raise StoreError(f"object '{key}' was not found for {MISSING_S:g} s, and the store lists it")
+            raise StoreError(f"object '{key}' was not found for {MISSING_CONFIRMED_S:g} s, and the store lists it")
 
 
 def _checked(run: Sequence[UnitBlock], data: bytes, scope: int) -> list[tuple[BlockHeader, Buffer] | MemqError]:
