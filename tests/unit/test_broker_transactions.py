@@ -119,12 +119,12 @@ class Broker:
         assert (name, topic_id) == (self.topic.name, self.topic.id)
         return self.topic
 
-    async def at(self, kind: object, name: str, *, forwarded: bool) -> Coordinator | OtherBroker:
+    async def service_or_link(self, kind: object, name: str, *, forwarded: bool) -> Coordinator | OtherBroker:
         assert kind == self.transactions
         self.sought.append((name, forwarded))
         return self.home
 
-    async def homes(self, kind: object, *, create: bool) -> list[Any]:
+    async def all_services(self, kind: object, *, create: bool) -> list[Any]:
         assert (kind, create) == (self.transactions, False)
         return ["b:1", self.coordinator]
 
@@ -286,7 +286,7 @@ def test_a_request_has_a_bound_on_blocks() -> None:
 
 def test_positions_of_a_group_move_with_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(broker: Broker) -> None:
-        monkeypatch.setattr(requests_module, "MOVES_MAX", 2)
+        monkeypatch.setattr(requests_module, "MOVED_POSITIONS_MAX", 2)
         first = dict(list(AT.items())[:1])
         await broker.ask(moving(first, AT))
         ((*call, moves),) = broker.coordinator.calls
@@ -314,7 +314,7 @@ def test_a_commit_with_other_positions_is_a_roll_back(case: str, text: str, monk
         beyond = {ReadPartition("clicks", TOPIC.id, 2): Committed(Position(2, 5))}
         gone = {ReadPartition("deleted", TOPIC.id, 0): Committed(Position(0, 5))}
         if case == "too many":
-            monkeypatch.setattr(requests_module, "MOVES_MAX", 1)
+            monkeypatch.setattr(requests_module, "MOVED_POSITIONS_MAX", 1)
         asks = {
             "no group": moving(first, first, group=""),
             "too many": moving(first, AT),

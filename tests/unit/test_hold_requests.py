@@ -11,7 +11,8 @@ import pytest
 
 from memq.broker.api import Call
 from memq.broker.api.hold_requests import HoldRequests
-from memq.broker.services import BROKER_PROGRAM, shard_name
+from memq.broker.service_hosts import shard_name
+from memq.broker.services import BROKER_PROGRAM
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -114,12 +115,12 @@ class Broker:
         assert (name, topic_id) == (self.topic.name, self.topic.id)
         return self.topic
 
-    async def at(self, kind: object, name: str, *, forwarded: bool) -> Keeper | OtherBroker:
+    async def service_or_link(self, kind: object, name: str, *, forwarded: bool) -> Keeper | OtherBroker:
         assert kind == self.holds
         self.sought.append((name, forwarded))
         return self.home
 
-    async def homes(self, kind: object, *, create: bool) -> list[Any]:
+    async def all_services(self, kind: object, *, create: bool) -> list[Any]:
         assert (kind, create) == (self.holds, False)
         return self.places
 
