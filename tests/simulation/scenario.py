@@ -155,7 +155,7 @@ class Scenario:
         world.run(self.plan.end_s, done=self._all_done, poll_s=POLL_S)
         self._check_life()
         self._wait_for_reports()
-        for name in (*self.consumers, AUDIT_COMMAND, BOUNDED_READER):  # half of all steps of the checks were theirs
+        for name in (*self.consumers, AUDIT_COMMAND, BOUNDED_READER):  # the checks need none of them
             if name in self.world.nodes:
                 self.world.nodes[name].kill()
         self.checker.finish(world.random("finish").randrange)

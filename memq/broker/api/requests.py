@@ -43,15 +43,13 @@ from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
 
 REQUESTS_PER_CONNECTION_MAX = 64
-# These have as much room again: a POLL that its client gave up keeps its own for seconds, and a consumer that often
-# seeks, or reads a log that hangs, would lose its group.
-KEEPING_ALIVE = frozenset({Api.OPEN, Api.CLOSE, Api.COMMIT, Api.JOIN, Api.HEARTBEAT})
 REQUESTS_PER_BROKER_MAX = 4_096  # that another broker forwards by one connection: those of many members
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
 ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
 # Requests that a client's limit delays or refuses, in addition to blocks. Requests that keep streams and groups alive
-# are exempt.
+# are exempt, and a connection has as much room again for them: a POLL that its client gave up stays for seconds, and a
+# consumer that often seeks, or reads a log that hangs, would lose its group.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
 HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
 
@@ -99,7 +97,7 @@ class Requests:
             return
         working = self._working.setdefault(connection, {})
         most = REQUESTS_PER_BROKER_MAX if connection.program == BROKER_PROGRAM else REQUESTS_PER_CONNECTION_MAX
-        if frame.api in KEEPING_ALIVE:
+        if frame.api not in LIMITED:
             most *= 2
         error = self._too_much(len(working), len(frame.body), most)
         if error is not None:
