@@ -218,7 +218,8 @@ async def _at_once() -> None:
 
 def test_a_sealed_target_takes_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(target: Target) -> None:
-        target.processor.topic = msgspec.structs.replace(target.topic, sealed_ms=5)
+        sealed = msgspec.structs.replace(target.topic, sealed_ms=5, version=target.topic.version + 1)
+        target.processor.topic = sealed  # newer than what a refresh of the broker brings meanwhile
         with pytest.raises(NotReadyError, match="is sealed: its delayed records wait until it is unsealed"):
             await target.take(1, target.put(1))
 
