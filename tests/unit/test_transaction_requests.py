@@ -90,7 +90,7 @@ def test_a_fenced_producer_stays_fenced() -> None:
         cluster.errors[HoldTransaction] = [ProducerFencedError("another one")]
         with pytest.raises(ProducerFencedError):
             await cluster.core.hold(transaction, everything=True)
-        await cluster.core.abort(transaction, quietly=True)
+        await cluster.core.abort(transaction, after=ValueError())
         count = len(cluster.asked)
         with pytest.raises(ProducerFencedError, match="another one"):
             await cluster.core.begin()
@@ -333,10 +333,11 @@ def test_an_abort_that_has_no_answer_is_quiet_on_demand_and_repeated() -> None:
             cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
             begin_s = now_s()
             if quietly:
-                await cluster.core.abort(transaction, quietly=True)
+                await cluster.core.abort(transaction, after=ValueError())
             else:
                 with pytest.raises(TimedOutError):
                     await cluster.core.abort(transaction)
+            assert transaction.ended == "has an unknown end"
             assert ABORT_S_MAX < now_s() - begin_s < ABORT_S_MAX + 0.6
             cluster.errors.clear()
             cluster.asked.clear()
