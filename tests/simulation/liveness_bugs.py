@@ -67,8 +67,8 @@ LIVENESS_BUGS = (
         "memq.broker.api.requests",
         "Requests.request",
         swap("most, kept_bytes = most * 2, KEPT_BYTES", "kept_bytes = KEPT_BYTES"),
-        level="breezy",
-        seed=1_048,
+        level="calm",
+        seed=1_011,
         aspects=("thin",),
     ),
 )

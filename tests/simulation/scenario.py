@@ -501,19 +501,16 @@ class Scenario:
         self.done[node.name] = True
 
     async def _delay_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        producer, admin = self._producer(node, runtime), self._admin(runtime)
+        producer, admin = self._producer(node, runtime), AsyncAdmin(self.cluster.address_text(), runtime=runtime)
         life = DelayLife(self.plan, node, producer, admin, self.checker, self.delays, self._lives[node.name])
         await life.run(self._blocks_left(node.name))
         self.done[node.name] = True
 
     async def _transaction_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         producer = self._producer(node, runtime, transactional_id=node.name, transaction_timeout_ms=TIMEOUT_MS)
-        admin, lives = self._admin(runtime), self._lives[node.name]
+        admin, lives = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
         await TransactionLife(self.plan, node, producer, admin, self.checker, self.transactions, lives).run()
         self.done[node.name] = True
-
-    def _admin(self, runtime: Runtime) -> AsyncAdmin:
-        return AsyncAdmin(self.cluster.address_text(), runtime=runtime)
 
     def _producer(
         self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str | None = None, **settings: Any
@@ -587,7 +584,8 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
     Raises: SimulationError.
     """
     with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers(), noted_cores():
-        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
+        clones, calm = not {"clone", "direct"}.isdisjoint(plan.producers), plan.faults == LEVELS["calm"]()
+        watch = LogWatch(world, clones=clones, calm=calm)
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         scenario = Scenario(world, plan)
