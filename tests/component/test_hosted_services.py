@@ -13,6 +13,7 @@ import pytest
 from memq.broker import service_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import OPENING_TRIES, STATE_PARTITIONS
+from memq.broker.upkeep.deleted_topics import FORGET_S
 from memq.errors import (
     MemqError,
     MovedError,
@@ -22,6 +23,7 @@ from memq.errors import (
     ThrottledError,
     TimedOutError,
     UnreachableError,
+    UnsupportedFormatError,
 )
 from memq.format.state_log.entry import OpenedState, StateEntry, encode_state_entry
 from memq.governor import Assignment, BrokerEntry
@@ -29,7 +31,16 @@ from memq.groups.coordinator import GroupCoordinator
 from memq.notification import Publication, Span
 from memq.protocol.link import Link
 from memq.runtime.runtime import Runtime
-from memq.topic import STATE_TOPIC, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
+from memq.topic import (
+    STATE_TOPIC,
+    Committed,
+    Position,
+    ReadPartition,
+    Topic,
+    TopicSettings,
+    equal_slots,
+    read_partitions,
+)
 from tests.component.cluster_rig import Rig
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 
@@ -161,6 +172,7 @@ def hosting(work: Callable[[Hosted], Awaitable[None]]) -> None:
             await work(hosted)
         finally:
             await hosted.broker.close()
+        assert hosted.broker.failure is None
 
     run_skipping(run())
 
@@ -258,6 +270,19 @@ def test_an_opening_waits_in_vain_for_no_former_owner_that_drains(caplog: pytest
     assert events(caplog, "state-log-retry") == []
 
 
+def test_a_log_that_this_release_can_not_read_is_not_tried_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.closed()
+        asked, hosted.failures = hosted.asked, [UnsupportedFormatError("the log is newer")]
+        with pytest.raises(UnsupportedFormatError, match="the log is newer"):
+            await hosted.opened()
+        assert hosted.asked == asked + 1
+
+    hosting(work)
+    (text,) = events(caplog, "state-log-lost")
+    assert "service partition 0: the log is newer" in text
+
+
 def test_an_owner_makes_no_log_when_the_queue_only_fails() -> None:
     async def work(hosted: Hosted) -> None:
         await hosted.closed()
@@ -274,7 +299,14 @@ def test_an_owner_makes_no_log_when_the_queue_only_fails() -> None:
 
 def test_a_log_that_is_opened_again_ends_the_services_of_the_epoch_before(caplog: pytest.LogCaptureFixture) -> None:
     async def work(hosted: Hosted) -> None:
-        first = await hosted.opened()
+        first, claimed = await hosted.opened(), list[int]()
+        set_assignment = hosted.services.coordinator.set_assignment
+
+        async def noted(assignment: Assignment, **options: Any) -> Assignment:
+            claimed.append(assignment.epoch)
+            return await set_assignment(assignment, **options)
+
+        hosted.services.coordinator.set_assignment = noted  # type: ignore[method-assign]
         await hosted.publish_opened(5)
         with pytest.raises(MovedError):
             await first.groups()
@@ -282,6 +314,25 @@ def test_a_log_that_is_opened_again_ends_the_services_of_the_epoch_before(caplog
         assert (second is not first, await second.groups()) == (True, [])
         assert [owner.stopped for owner in hosted.tasks] == [True, False]
         assert (await hosted.assignment()).epoch == 6
+        assert claimed == [2, 6], "the second try begins above the highest epoch of the log"
+
+    hosting(work)
+
+
+def test_an_owner_forgets_positions_in_a_deleted_topic() -> None:
+    async def work(hosted: Hosted) -> None:
+        service = await hosted.opened()
+        gone = msgspec.structs.replace(STATE, name="clicks", id="ab" * 16)
+        await hosted.services.coordinator.create_topic(gone)
+        await hosted.partitions.refresh()
+        at = {read_partitions(gone)[0]: Committed(Position(0, 3))}
+        await service.commit("g", "", -1, at)
+        await skip(3 * FORGET_S)
+        assert (await service.describe("g")).committed == at
+        await hosted.services.coordinator.delete_topic(gone)
+        await hosted.partitions.refresh()
+        await skip(3 * FORGET_S)
+        assert (await service.describe("g")).committed == {}
 
     hosting(work)
 
@@ -329,6 +380,43 @@ def test_a_broker_gives_up_what_is_assigned_to_another_one_each_time() -> None:
                 await service.groups()
             assert hosted.tasks[-1].stopped
             await hosted.assign(0, "a")
+
+    hosting(work)
+
+
+def test_a_broker_says_when_a_partition_is_given_up() -> None:
+    """A broker that leaves waits for that, and for nothing else."""
+
+    async def work(hosted: Hosted) -> None:
+        await hosted.opened()
+        await hosted.assign(0, "b")
+        hosted.partitions.changed.clear()
+        await hosted.partitions.changed.wait()
+        assert hosted.hosts.held() == []
+
+    hosting(work)
+
+
+def test_a_broker_that_drains_gives_up_a_partition_once_that_it_is_about_to_release() -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.opened()
+        await hosted.assign(0, "b")
+        await hosted.hosts.drain()
+        await hosted.left()
+        assert (await hosted.assignment()).session == ""
+
+    hosting(work)
+
+
+def test_a_broker_that_ends_opens_nothing_more() -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.closed()
+        hosted.failures = [QueueError("no answer")] * 2
+        opening = asyncio.create_task(hosted.opened())
+        await skip(0.01)
+        await hosted.hosts.stop()
+        await skip(10)
+        assert (len(hosted.failures), opening.done(), opening.cancelled()) == (1, True, True)
 
     hosting(work)
 
