@@ -208,6 +208,10 @@ def test_a_block_covers_the_slots_of_its_partition_unless_a_caller_chose_it() ->
         (again,) = transaction.take(everything=True)
         header = check(again.block, 1)
         assert (header.slot_first, header.slot_last) == (1, 6), "each block has its own"
+        transaction.add(cast(Any, Way()), fields(b"x", b"\x02"), 1)
+        (chosen,) = transaction.take(everything=True)
+        header = check(chosen.block, 1)
+        assert (header.slot_first, header.slot_last) == (0, 65_535), "its key is of another partition"
 
     on_cluster(work)
 
