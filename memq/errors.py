@@ -338,6 +338,13 @@ class TransactionAbortedError(InvalidRequestError):
     default_hint = "begin a new transaction, and send the records again"
 
 
+class TransactionCommittedError(InvalidRequestError):
+    """A transaction that was to be rolled back is committed: an operator or an earlier try committed it."""
+
+    code = "transaction-committed"
+    default_hint = "do not send the records again: readers get those that were held"
+
+
 class TooOldError(InvalidRequestError):
     """A block was first sent longer ago than the delivery timeout, or a staged batch is too old."""
 

@@ -49,6 +49,7 @@ from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, Tra
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
+SERVICE_PAUSE_S = 1.0  # before a service works again that has failed
 OPENING_TRIES = 5  # then the waiting requests get the error; the next one begins another opening
 
 
@@ -105,7 +106,7 @@ class ServiceHosts:
         self._opening: dict[PartitionKey, asyncio.Task[OpenLog | MemqError]] = {}
         self._closing: dict[PartitionKey, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
-        self._connecting: dict[str, asyncio.Lock] = {}
+        self._connecting: dict[str, asyncio.Task[Link | MemqError]] = {}
         self._drained = False
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
@@ -155,17 +156,23 @@ class ServiceHosts:
             raise moved
         return await self.link(home)
 
-    async def all_services(self, kind: ServiceKind[Made], *, create: bool = True) -> list[Made | str]:
-        """Return the services of a kind here, and the addresses of others. Raises: as `service_or_address`.
+    async def service_topic(self, *, create: bool) -> Topic | None:
+        """Return the topic of the service partitions. None: the coordinator shows none, and it is not created.
 
-        Without `create`, a cluster without service partitions has none.
+        Raises: as `Partitions.current_topic`.
         """
+        if create:
+            return await self._topic()
         try:
-            topic = await self._topic() if create else self._partitions.topic(STATE_TOPIC)
+            return await self._partitions.current_topic(STATE_TOPIC)
         except NotFoundError:
-            return []
-        found = [await self.service_in(kind, topic, part.partition) for part in topic.partitions]
-        return list(dict.fromkeys(found))
+            return None
+
+    async def look_again(self, tries: int) -> None:
+        """Pause after so many tries, then read the owners of the service partitions again."""
+        await asyncio.sleep(backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
+        with suppress(RetryableError):
+            await self._partitions.refresh()
 
     def open_here(self, kind: ServiceKind[Made]) -> list[Made]:
         """Return the services of a kind whose logs are open here."""
@@ -173,23 +180,37 @@ class ServiceHosts:
         return [host.services[kind.machine] for host in hosts]  # type: ignore[misc]  # `kind` made them
 
     async def link(self, address: str) -> Link:
-        """Return a link to another broker. Raises: RetryableError."""
+        """Return a link to another broker. Raises: as `connect_link`.
+
+        All callers share one attempt to connect, and its error. A silent connection is replaced: after a fault of the
+        network, a kernel may take minutes until it sends again.
+        """
         known = self._links.get(address)
-        if known is not None and known.open:
-            return known  # without the lock: it would let one request pass in each round of the event loop
-        async with self._connecting.setdefault(address, asyncio.Lock()):
-            link = self._links.get(address)
-            if link is None or not link.open:
-                try:
-                    link = await connect_link(
-                        self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM
-                    )
-                except UnreachableError as error:
-                    if error.refused:
-                        self._services.suspicions.report(address)
-                    raise
-                self._links[address] = link
-            return link
+        if known is not None and known.open and not known.silent:
+            return known
+        connecting = self._connecting.get(address)
+        if connecting is None:
+            connecting = self._tasks.start(self._connect(address), f"connect to {address}")
+            self._connecting[address] = connecting
+            connecting.add_done_callback(lambda task: self._connecting.pop(address, None))
+        found = await asyncio.shield(connecting)
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
+    async def _connect(self, address: str) -> Link | MemqError:
+        """Connect to another broker; return the error if that fails."""
+        known = self._links.pop(address, None)
+        if known is not None:
+            known.abort(UnreachableError(f"broker {address} was silent for too long"))
+        try:
+            link = await connect_link(self._services.runtime, None, parse_address(address), client=BROKER_PROGRAM)
+        except MemqError as error:
+            if isinstance(error, UnreachableError) and error.refused:
+                self._services.suspicions.report(address)
+            return error
+        self._links[address] = link
+        return link
 
     async def _topic(self) -> Topic:
         """Return `_memq_state`; create it if it does not exist."""
@@ -324,13 +345,21 @@ class ServiceHosts:
             opened.services[kind.machine] = kind.make(opened)
         self._hosts[topic.id, partition] = opened
         for name, service in opened.services.items():
-            opened.tasks.start(self._run(service), f"{name} {partition}")
+            opened.tasks.start(self._run(opened, name, service), f"{name} {partition}")
         self._services.events.info("state-log-opened", f"service partition {partition} in epoch {epoch}")
         return opened
 
-    async def _run(self, service: Service) -> None:
-        with suppress(MemqError):  # the log has ended: the next refresh or request opens it again
-            await service.run()
+    async def _run(self, opened: OpenLog, name: str, service: Service) -> None:
+        """Let a service work until its log has ended: the next refresh or request opens it again."""
+        while True:
+            try:
+                await service.run()
+            except MemqError as error:
+                if not opened.log.is_owner:
+                    return
+                text = f"{name} of service partition {opened.partition}: {error!r}"
+                self._services.events.warning("service-retry", text)
+            await asyncio.sleep(SERVICE_PAUSE_S)
 
     def held(self) -> list[PartitionKey]:
         """Return the service partitions whose logs are open here."""

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from memq.errors import GenerationFencedError, MemqError, NotReadyError, QueueError
+from memq.errors import (
+    GenerationFencedError,
+    MemqError,
+    NotReadyError,
+    QueueError,
+    ThrottledError,
+    TooLargeError,
+)
 from memq.groups import GroupState, Membership
 from memq.groups.group import Group, Member, check_member
 from memq.groups.machine import (
@@ -116,9 +124,14 @@ class GroupCoordinator:
             await self._decide(group, lambda state: state.leave(member, self._now_ms()))
 
     async def expire(self) -> None:
-        """Remove the silent members of all groups."""
+        """Remove the silent members of all groups.
+
+        If the log takes no decision about a group now, the others continue.
+        Raises: MovedError, NotReadyError when the log has ended.
+        """
         for group in list(self._machine.groups):
-            await self._expire(group)
+            with suppress(ThrottledError, TooLargeError):
+                await self._expire(group)
 
     async def run(self) -> None:
         """Expire members until cancelled. Raises: MemqError when the log has ended."""

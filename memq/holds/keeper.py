@@ -50,7 +50,7 @@ DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
 BLOCK_COST, HOLD_COST, PLACE_COST = 56, 24, 64  # bytes of a decision: for a block, a hold, a target beside its names
 UNIT_BLOCKS_MAX = 512  # as many as a pointer has ranges
 UNIT_BYTES_MAX = 4 * MIB
-TIMER_S_MAX = 3_600.0  # a wall clock may jump, so the due time is checked again
+TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep: the due time is checked again
 BACKOFF_S_MAX = 2.0
 THROTTLE_RETRY_S = 0.1
 
@@ -145,8 +145,10 @@ class HoldKeeper:
 
         A block that comes again is not held again. Raises: as above; ThrottledError.
         """
-        found = [self._machine.state_of(new.id) or self._pending.get(new.id) or self._take(new) for new in holds]
-        self._store_arrived()
+        try:
+            found = [self._machine.state_of(new.id) or self._pending.get(new.id) or self._take(new) for new in holds]
+        finally:
+            self._store_arrived()  # also if there is room for some only: else these would wait for the next request
         return [each if isinstance(each, HoldState) else await asyncio.shield(each) for each in found]
 
     async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:

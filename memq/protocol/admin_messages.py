@@ -238,6 +238,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `delayed` by topic.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
     `committed` is whether the transaction that a request ends is committed.
+    `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
     """
 
     topic: Topic | None = None
@@ -260,3 +261,4 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     transactional: Int64 = 0
     transactions: list[WireOpenTransaction] = []
     committed: bool = False
+    covered: list[Int64] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memq.protocol.messages import PartitionRef
-from memq.protocol.wire_types import Int64
+from memq.protocol.wire_types import Int64, ServiceQuestion
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
@@ -67,7 +67,7 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
     revoking: list[PartitionRef] = []
 
 
-class ListGroups(msgspec.Struct, tag_field="op", tag="list-groups", kw_only=True):
+class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):
     """List all groups."""
 
 

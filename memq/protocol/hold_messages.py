@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memq.protocol.wire_types import Int64
+from memq.protocol.wire_types import Int64, ServiceQuestion
 
 
 class WireHold(msgspec.Struct, kw_only=True):
@@ -40,7 +40,7 @@ class CancelHolds(msgspec.Struct, tag_field="op", tag="cancel-holds", kw_only=Tr
     holds: list[WireHoldId]
 
 
-class DescribeHolds(msgspec.Struct, tag_field="op", tag="describe-holds", kw_only=True):
+class DescribeHolds(ServiceQuestion, tag_field="op", tag="describe-holds", kw_only=True):
     """Show how many delayed blocks of a topic wait.
 
     With `undelivered`, the answer also has partitions with other blocks: those of transactions, and released ones that
@@ -60,7 +60,7 @@ class WireWaiting(msgspec.Struct, kw_only=True):
     next_ms: Int64
 
 
-class ListDelayed(msgspec.Struct, tag_field="op", tag="list-delayed", kw_only=True):
+class ListDelayed(ServiceQuestion, tag_field="op", tag="list-delayed", kw_only=True):
     """Show how many blocks are held of each topic."""
 
 

@@ -112,6 +112,7 @@ class Link(asyncio.BufferedProtocol):
         self.heard_s = 0.0  # monotonic time of the last whole frame from the broker
         self._received_bytes = 0
         self._ready_at = 0.0
+        self.silent = False  # whether a request got no answer in its time, and nothing was heard since it was sent
         self.checksums = False  # whether the broker sends a checksum with each message
         self._frame_checksums = False  # whether both sides send one with each frame
         self._failure: MemqError | None = None
@@ -213,7 +214,7 @@ class Link(asyncio.BufferedProtocol):
             self._received_bytes += nbytes
             frames = self._reader.received(nbytes)
             if frames:
-                self.heard_s = self._runtime.clock.monotonic()
+                self.heard_s, self.silent = self._runtime.clock.monotonic(), False
             for frame in frames:
                 self._take(frame)
         except MemqError as error:
@@ -293,6 +294,7 @@ class Link(asyncio.BufferedProtocol):
                     wait.answered = self.open  # an ERROR of the broker is an answer, a lost connection is not
                     raise
                 except TimeoutError as error:
+                    self.silent = self.heard_s <= sent_s
                     text = f"{self._name} did not answer {api.name} in {timeout_s:g} s"
                     raise TimedOutError(text + self._silence(timeout_s)) from error
         finally:

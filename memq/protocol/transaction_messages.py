@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memq.protocol.group_messages import WireCommitted
-from memq.protocol.wire_types import Bits64, Int64
+from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
 class BeginTransactions(msgspec.Struct, tag_field="op", tag="begin-transactions", kw_only=True):
@@ -60,7 +60,7 @@ class EndTransaction(msgspec.Struct, tag_field="op", tag="end-transaction", kw_o
     after: list[WireCommitted] = []
 
 
-class ListTransactions(msgspec.Struct, tag_field="op", tag="list-transactions", kw_only=True):
+class ListTransactions(ServiceQuestion, tag_field="op", tag="list-transactions", kw_only=True):
     """List the open transactions; without `proven`, as their owners know them now."""
 
     proven: bool = True

@@ -12,6 +12,16 @@ Bits64 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$", max_length=16)]  
 NO_BITS = "0" * 16
 
 
+class ServiceQuestion(msgspec.Struct, kw_only=True):
+    """A question to the services of all service partitions of `_memq_state`.
+
+    A broker that forwards it names the `service_partitions` that it expects of the other broker. The answer names in
+    `AdminAnswer.covered` those that it covers: an answer without a partition is no answer of an empty one.
+    """
+
+    service_partitions: list[Int64] | None = None
+
+
 class WireBroker(msgspec.Struct, kw_only=True):
     """A live broker, for operators: rates and capacity in bytes per s, capacity 0 if not configured."""
 

@@ -19,6 +19,7 @@ from memq.errors import (
     ThrottledError,
     TooLargeError,
     TransactionAbortedError,
+    TransactionCommittedError,
 )
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import HoldMachine, HoldState
@@ -178,7 +179,7 @@ class TransactionCoordinator:
         if commit:
             await self.commit(id_, known.instance, known.open, ANY_BLOCKS, None)
         elif not await self.abort(id_, known.instance, known.open, "was rolled back by an operator"):
-            raise InvalidRequestError(f"transaction {known.settled.number} of producer '{id_.name}' is committed")
+            raise TransactionCommittedError(f"transaction {known.settled.number} of producer '{id_.name}' is committed")
 
     # ---- time-outs -------------------------------------------------------------------------------
 

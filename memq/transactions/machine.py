@@ -22,6 +22,7 @@ from memq.errors import (
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
+    TransactionCommittedError,
     error_from_wire,
     kind_of,
 )
@@ -101,13 +102,17 @@ TransactionDecision = BeginDecision | CommitTransactionDecision | AbortDecision
 
 
 class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a transaction: committed, or rolled back for an error."""
+    """The end of a transaction: committed, or rolled back for an error.
+
+    Not `moved`: an operator has committed it, without positions.
+    """
 
     number: int
     committed: bool
     code: str = ""
     kind: str = ""
     text: str = ""
+    moved: bool = True  # a snapshot of an earlier release does not say it
 
     @property
     def error(self) -> MemqError:
@@ -189,12 +194,12 @@ class TransactionMachine:
             return self._begin(decision)
         known = self._present(decision)
         if known is None:
-            return self._settled_before(decision) or self._unknown_or_fenced(decision)
+            return _answer(decision, self._settled_before(decision)) or self._unknown_or_fenced(decision)
         if decision.number < known.settled.number:
             return InvalidRequestError(f"transaction {decision.number} of {_text(decision.id)} was settled long ago")
         if decision.number > known.settled.number:
             self._settle(decision, known)
-        return known.settled
+        return _answer(decision, known.settled)
 
     def refusal_of(self, id_: TransactionalId, instance: int, number: int) -> MemqError:
         """Return why a transaction takes no block."""
@@ -273,7 +278,8 @@ class TransactionMachine:
             error = self._refusal(decision, lane) or self._move(decision)
         if error is None:
             self._holds.release_lane(lane)
-            known.settled = SettledTransaction(decision.number, True)
+            by_operator = isinstance(decision, CommitTransactionDecision) and decision.blocks == ANY_BLOCKS
+            known.settled = SettledTransaction(decision.number, True, moved=not by_operator)
         else:
             self._holds.drop_lane(lane, decision.now_ms)
             known.settled = _aborted(decision.number, error)
@@ -364,6 +370,20 @@ class TransactionMachine:
 
 def _aborted(number: int, error: MemqError) -> SettledTransaction:
     return SettledTransaction(number, False, error.code, kind_of(type(error)).code, str(error))
+
+
+def _answer(
+    decision: CommitTransactionDecision | AbortDecision, settled: SettledTransaction | None
+) -> SettledTransaction | TransactionCommittedError | None:
+    """Return the end of a transaction for a decision about it, which is not the first one."""
+    moves = isinstance(decision, CommitTransactionDecision) and decision.moves is not None
+    if settled is None or not moves or not settled.committed or settled.moved:
+        return settled
+    return TransactionCommittedError(
+        f"an operator has committed transaction {decision.number} of {_text(decision.id)}: no position of group "
+        f"'{decision.id.group}' has moved",
+        hint="read from the stored positions again, and leave out what this transaction has sent",
+    )
 
 
 def _at(committed: Committed | None) -> Position | None:

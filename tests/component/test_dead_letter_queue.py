@@ -18,6 +18,7 @@ from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, NotFoundError, StoreError
 from memq.testing import Cluster
 from memq.topic import Position
+from tests.component.live_reports import ReceivedReports
 
 
 @pytest.fixture
@@ -156,6 +157,20 @@ def test_the_waiting_letters_of_each_group_are_counted(cluster: Cluster) -> None
     assert asyncio.run(count()) == {"billing": 2, "shipping": 0}
 
 
+def test_an_operator_who_reads_a_letter_is_no_reader_for_the_audit() -> None:
+    with Cluster(audit=True, audit_interval_ms=100) as cluster:
+        cluster.create_topic("billing.dead-letters")
+        letter(cluster, "0")
+        audit_topic = ReceivedReports(cluster)
+        with memq.DeadLetterQueue(cluster.address, "billing") as queue:
+            (found,) = queue.letters()
+            assert queue.letter(found.position) == found
+        with memq.Consumer(cluster.address, "billing.dead-letters", start="beginning", end="end") as consumer:
+            assert [len(batch) for batch in consumer] == [1]
+        audit_topic.until(lambda: any(each.last for each in audit_topic.reports))
+    assert len({each.client for each in audit_topic.reports if each.kind == "consumer"}) == 1
+
+
 def test_an_asyncio_queue_does_the_same(cluster: Cluster) -> None:
     letter(cluster, "0")
 
@@ -174,12 +189,18 @@ def test_mistakes_are_named(cluster: Cluster) -> None:
         for call in (queue.letters, queue.redrive, queue.purge):
             with pytest.raises(NotFoundError, match="group 'nobody' has no dead-letter topic"):
                 call()
+        with pytest.raises(NotFoundError, match="group 'nobody' has no dead-letter topic"):
+            queue.letter(Position(0, 1))
     letter(cluster, "0")
     with memq.DeadLetterQueue(cluster.address, "billing") as queue:
         with pytest.raises(NotFoundError, match="no letter at position 0:99:0"):
             queue.letter(Position(0, 99))
-        with pytest.raises(InvalidSettingError, match="count"):
-            queue.redrive(0)
+        for count in (0, (1 << 40) + 1):
+            with pytest.raises(InvalidSettingError, match="count"):
+                queue.redrive(count)
+            with pytest.raises(InvalidSettingError, match="limit"):
+                queue.letters(count)
+        assert len(queue.letters(1 << 40)) == len(queue.letters(1)) == 1
         with pytest.raises(TypeError):
             queue.letter("0:1:0")  # type: ignore[arg-type]
     with pytest.raises(InvalidNameError):

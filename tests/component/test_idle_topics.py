@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from memq.broker.api import service_lookup
 from memq.broker.broker import Broker
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -143,10 +144,11 @@ def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: py
             topic = await sealed(broker, now_ms + LIMIT_MS)
             queue, version = broker.services.queue, topic.version + 1  # the end is a version of its own
 
-            async def fails(*_: object) -> object:
+            async def fails(*_: object, **__: object) -> object:
                 raise QueueError("no answer")
 
             with monkeypatch.context() as broken:
+                broken.setattr(service_lookup, "ASK_S", 0.2)
                 broken.setattr({"groups": GroupCoordinator, "waiting": HoldKeeper}.get(call, queue), call, fails)
                 await broker.idle_topics.check(now_ms + 9 * LIMIT_MS)
             kept = await found(broker)

@@ -292,6 +292,25 @@ def test_bodies_of_waiting_requests_are_bounded_and_freed_with_their_answers(mon
     run(work())
 
 
+def test_bodies_of_other_requests_take_no_room_from_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that hangs keeps the blocks of 32 producers of delayed records waiting: no group may end by that."""
+    one, beat = read_frame(1, 1), HeartbeatRequest(group="g", member="m", generation=1)
+
+    async def work() -> None:
+        async with client_of() as (broker, client, _):
+            store = broker.services.stores["main"] = Hanging()
+            monkeypatch.setattr(requests, "PENDING_BYTES_MAX", len(one) - 16)
+            client.write(one)
+            await until(lambda: store.reading == 1)
+            assert code_of(await ask(client, Api.METADATA, MetadataRequest(topics=["clicks"]))) == "throttled"
+            assert code_of(await ask(client, Api.HEARTBEAT, beat)) == "not-found"
+            monkeypatch.setattr(requests, "KEPT_BYTES", 1)
+            assert code_of(await ask(client, Api.HEARTBEAT, beat)) == "throttled", "its own room has a bound, too"
+            store.gate.set()
+
+    run(work())
+
+
 def test_metadata_is_asked_of_so_many_topics_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_requests, "TOPICS_PER_METADATA_MAX", 2)
 

@@ -80,6 +80,7 @@ class Target:
 def on_target(work: Callable[[Target], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test at an owner, without pauses between reads."""
     monkeypatch.setattr(taking, "MISSING_CONFIRMED_S", 0.0)
+    monkeypatch.setattr(taking, "MISSING_LIST_PAUSE_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def begin() -> None:
@@ -344,9 +345,21 @@ def test_an_object_that_the_store_lists_and_does_not_find_is_not_lost(monkeypatc
                     raise error
                 yield ObjectEntry(prefix, 0, 0)
 
+            lists, listed = list[str](), target.store.list
+
+            async def once_unlisted(prefix: str) -> AsyncIterator[ObjectEntry]:
+                lists.append(prefix)
+                async for entry in listed(prefix):
+                    if len(lists) > 2:
+                        yield entry
+
             wrong.setattr(target.store, "get_range", missing)
             with pytest.raises(StoreError, match="held/1' was not found for 0 s, and the store lists it"):
                 await target.take(1, blocks)
+            wrong.setattr(target.store, "list", once_unlisted)
+            with pytest.raises(StoreError, match="and the store lists it"):
+                await target.take(1, blocks)
+            assert (target.lost(), len(lists)) == (0, 3)
             del target.store.objects["held/1"]
             target.store.objects["held/10"] = b"another one"
             target.store.modified_ms["held/10"] = 0

@@ -29,7 +29,7 @@ from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Nack, decode_message, encode_message, error_of, nack_of
 from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import STATE_TOPIC, ReadPartition, Topic, TopicSettings, equal_slots
 from tests.contract.state_log_queue import StateLogQueue
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -66,8 +66,11 @@ class _Hosts:
         assert isinstance(self._lender, StateLogQueue), "this queue has no groups"
         return self._lender
 
-    async def all_services(self, kind: None, *, create: bool) -> list[StateLogQueue]:
-        return [await self.service_or_link(None, "", forwarded=False)]
+    async def service_topic(self, *, create: bool) -> Topic:
+        return Topic(name=STATE_TOPIC, id="0" * 32, created_ms=0, partitions=equal_slots(1))
+
+    async def service_in(self, kind: None, topic: Topic, partition: int) -> StateLogQueue:
+        return await self.service_or_link(None, "", forwarded=False)
 
 
 class LoopbackQueue(RemoteQueue, RemoteGroups):

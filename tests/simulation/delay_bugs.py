@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, before, body, instead, swap
+from tests.simulation.bug import Planted, before, body, instead, omit, swap
 
 DELAYS = ("delay",)
 KEEPER, MACHINE, TAKING = "memq.holds.keeper", "memq.holds.machine", "memq.broker.holds.taking"
@@ -79,6 +79,32 @@ DELAY_BUGS = (
         "HoldKeeper._append",
         body("asyncio.ensure_future(asyncio.gather(self._parts.append(released), return_exceptions=True))"),
         level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H3: an object that a store does not find for 10 s is dropped",
+        TAKING,
+        "_check_missing",
+        body("return"),
+        level="breezy",
+        seed=1033,
+        aspects=("lies", *DELAYS),
+    ),
+    Planted(
+        "S6: waiting records are counted without a proof",
+        KEEPER,
+        "HoldKeeper.waiting",
+        omit("known_outcome"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "S6: the answer of a broker that lacks a service partition counts for it",
+        "memq.broker.api.service_lookup",
+        "_Question._ask_home",
+        swap("named if answer.covered is None else answer.covered", "named"),
+        level="breezy",
+        seed=1016,
         aspects=DELAYS,
     ),
     Planted(

@@ -1,4 +1,4 @@
-"""A producer that delays records, and cancels some of them."""
+"""A producer that delays records, cancels some of them, and asks how many wait."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from datetime import UTC, datetime, timedelta
 
+from memq.client.admin import AsyncAdmin
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, OutcomeUnknownError
 from memq.format.held_object import HoldId
+from memq.simulation.cluster import TOPIC_ID
 from memq.simulation.world.node import EPOCH_MS, SimNode
 from tests.simulation.checker import Checker
 from tests.simulation.delay_rules import DelayRules
@@ -17,6 +19,7 @@ from tests.simulation.plan import Plan
 
 DELAYS_S = (0.0, 0.3, 2.0, 8.0, 25.0, 70.0)  # the last one is longer than the safety age of a calm sweep
 CANCEL_RATE = 0.3
+COUNT_RATE = 0.2
 IN_FLIGHT_MAX = 30  # cancels that wait included
 CANCEL_S_MAX = 10.0
 SIZES = (10, 300, 3_000)
@@ -27,11 +30,19 @@ class DelayLife:
     """One life of the process; `life` is its number."""
 
     def __init__(
-        self, plan: Plan, node: SimNode, producer: AsyncProducer, checker: Checker, rules: DelayRules, life: int
+        self,
+        plan: Plan,
+        node: SimNode,
+        producer: AsyncProducer,
+        admin: AsyncAdmin,
+        checker: Checker,
+        rules: DelayRules,
+        life: int,
     ) -> None:
         self._plan = plan
         self._node = node
         self._producer = producer
+        self._admin = admin
         self._checker = checker
         self._rules = rules
         self._life = life
@@ -64,10 +75,19 @@ class DelayLife:
                 await asyncio.sleep(1.0)
                 continue
             watchers.append(asyncio.create_task(self._watch(value, delivery, cancels=draw.random() < CANCEL_RATE)))
+            if draw.random() < COUNT_RATE:
+                watchers.append(asyncio.create_task(self._count()))
             await asyncio.sleep(draw.uniform(0, self._plan.pace_s_max))
         await asyncio.gather(*watchers)
         with contextlib.suppress(MemqError):
             await self._producer.close()
+            await self._admin.close()
+
+    async def _count(self) -> None:
+        question, found = self._rules.ask_counts(), None
+        with contextlib.suppress(MemqError):
+            found = {partition: each.records for partition, each in (await self._admin.delayed("t")).items()}
+        self._rules.counted(question, TOPIC_ID, found)
 
     async def _watch(self, value: bytes, delivery: AsyncDelivery, *, cancels: bool) -> None:
         try:

@@ -1,22 +1,27 @@
 """The rules of delayed records, by the logs alone: none early, none undecided, none cancelled, none lost (H1 to H5).
 
+Counts of those that wait are right for all service partitions, also while some move (S6).
+
 Each record is its own stream, so that `Checker` finds a record that comes twice. The state logs say what was decided:
 `StateLogs` folds them as their entries land.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memq.client.producer.delayed import CancelOutcome
-from memq.format.held_object import HoldId
+from memq.format.held_object import HoldId, Target
 from memq.holds.machine import HoldState
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS, FOREVER
+from memq.topic import ReadPartition
 from tests.simulation.reader import Delivered
 
 CALM_LATE_S = 8.0  # an opening and some back-offs after a record is due
+QUESTIONS_MAX = 50
+Counts = dict[tuple[ReadPartition, Target], int]  # of delayed records that wait, by state log and target
 
 
 @dataclass(slots=True)
@@ -29,6 +34,21 @@ class Delayed:
     cancelling: bool = False  # the cancel was asked for
     outcome: CancelOutcome | None = None
     landed_s: float = FOREVER
+
+
+class CountQuestion:
+    """A question for the waiting records: the least and the most of each log and target until its answer."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.least = dict(counts)
+        self.most = dict(counts)
+
+    def meet(self, counts: Counts) -> None:
+        """Note the counts after an entry of a log."""
+        for place in counts.keys() | self.most.keys():
+            count = counts.get(place, 0)
+            self.least[place] = min(count, self.least.get(place, 0))
+            self.most[place] = max(count, self.most.get(place, 0))
 
 
 class DelayRules:
@@ -49,6 +69,39 @@ class DelayRules:
         self._now = now
         self._error_ms = error_ms
         self._calm = calm
+        self._questions: dict[CountQuestion, None] = {}
+        states.changed = self._changed
+
+    def ask_counts(self) -> CountQuestion:
+        """A program is about to ask how many records wait."""
+        question = CountQuestion(self._counts())
+        self._questions[question] = None
+        while len(self._questions) > QUESTIONS_MAX:  # of programs that were killed
+            del self._questions[next(iter(self._questions))]
+        return question
+
+    def counted(self, question: CountQuestion, topic_id: str, found: Mapping[int, int] | None) -> None:
+        """A program got the counts by partition, or an error (None). Each log is counted once, at one moment (S6)."""
+        if question not in self._questions:
+            return
+        del self._questions[question]
+        places = [place for place in question.most if place[1].topic_id == topic_id] if found is not None else []
+        for partition in sorted({target.partition for _, target in places}):
+            least = sum(question.least[place] for place in places if place[1].partition == partition)
+            most = sum(question.most[place] for place in places if place[1].partition == partition)
+            count = found.get(partition, 0) if found is not None else 0
+            if not least <= count <= most:
+                self._fail(f"{least} to {most} delayed records wait in partition {partition}, the answer was {count}")
+
+    def _changed(self, _log: ReadPartition) -> None:
+        if self._questions:
+            counts = self._counts()
+            for question in self._questions:
+                question.meet(counts)
+
+    def _counts(self) -> Counts:
+        logs = self._states.holds.items()
+        return {(log, target): count for log, each in logs for target, count in each.waiting.items()}
 
     def sent(self, value: bytes, due_ms: int) -> None:
         """A producer is about to delay a record."""

@@ -7,8 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from memq.client.admin import AsyncAdmin
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import AcksLike
@@ -460,14 +462,8 @@ class Scenario:
         self.done[node.name] = True
 
     async def _named_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        life = NamedLife(
-            self.plan,
-            node,
-            self.checker,
-            self.names,
-            lambda name: self._producer(node, runtime, name=name),
-            self._lives[node.name],
-        )
+        made, lives = partial(self._producer, node, runtime), self._lives[node.name]
+        life = NamedLife(self.plan, node, self.checker, self.names, lambda name: made(name=name), lives)
         await life.run(self._blocks_left(node.name))
         self.done[node.name] = True
 
@@ -505,14 +501,15 @@ class Scenario:
         self.done[node.name] = True
 
     async def _delay_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        producer, lives = self._producer(node, runtime), self._lives[node.name]
-        await DelayLife(self.plan, node, producer, self.checker, self.delays, lives).run(self._blocks_left(node.name))
+        producer, admin = self._producer(node, runtime), AsyncAdmin(self.cluster.address_text(), runtime=runtime)
+        life = DelayLife(self.plan, node, producer, admin, self.checker, self.delays, self._lives[node.name])
+        await life.run(self._blocks_left(node.name))
         self.done[node.name] = True
 
     async def _transaction_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         producer = self._producer(node, runtime, transactional_id=node.name, transaction_timeout_ms=TIMEOUT_MS)
-        lives = self._lives[node.name]
-        await TransactionLife(self.plan, node, producer, self.checker, self.transactions, lives).run()
+        admin, lives = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
+        await TransactionLife(self.plan, node, producer, admin, self.checker, self.transactions, lives).run()
         self.done[node.name] = True
 
     def _producer(
@@ -587,7 +584,8 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
     Raises: SimulationError.
     """
     with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers(), noted_cores():
-        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
+        clones, calm = not {"clone", "direct"}.isdisjoint(plan.producers), plan.faults == LEVELS["calm"]()
+        watch = LogWatch(world, clones=clones, calm=calm)
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         scenario = Scenario(world, plan)

@@ -25,6 +25,19 @@ TRANSACTION_BUGS = (
         aspects=TRANSACTIONS,
     ),
     Planted(
+        "T4: a producer takes a transaction for rolled back that an operator has committed",
+        "memq.client.transactions.core",
+        "TransactionalCore._roll_back",
+        body(
+            "ask = EndTransaction(transaction=self._wire(transaction.number), commit=False)\n"
+            "await self._surely(ask, timeout_s)\n"
+            "self._settled(transaction, committed=False)\n"
+            "return False\n"
+        ),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
         "T2: a new instance commits what the former one had open",
         MACHINE,
         "TransactionMachine._begin",

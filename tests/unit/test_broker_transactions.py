@@ -124,9 +124,13 @@ class Broker:
         self.sought.append((name, forwarded))
         return self.home
 
-    async def all_services(self, kind: object, *, create: bool) -> list[Any]:
-        assert (kind, create) == (self.transactions, False)
-        return ["b:1", self.coordinator]
+    async def service_topic(self, *, create: bool) -> Topic:
+        assert not create
+        return Topic(name=STATE_TOPIC, id=TOPIC.id, created_ms=0, partitions=equal_slots(2))
+
+    async def service_in(self, kind: object, topic: Topic, partition: int) -> Coordinator | str:
+        assert (kind, topic.name) == (self.transactions, STATE_TOPIC)
+        return self.coordinator if partition else "b:1"
 
     async def link(self, address: str) -> OtherBroker:
         assert address == "b:1"
@@ -347,7 +351,7 @@ def test_the_open_transactions_are_those_of_all_brokers(*, proven: bool) -> None
         there = WireOpenTransaction(
             name="book", group="z", instance=1, number=1, open_ms=1, timeout_ms=1, blocks={"orders": 1}
         )
-        broker.other.answer = AdminAnswer(transactions=[there])
+        broker.other.answer = AdminAnswer(transactions=[there], covered=[0])
         ask = ListTransactions(proven=proven)
         found = (await broker.ask(ask)).transactions
         assert [(each.name, each.group) for each in found] == [("book", "z"), ("pay", "g"), ("pay", "h")]
@@ -356,7 +360,8 @@ def test_the_open_transactions_are_those_of_all_brokers(*, proven: bool) -> None
             *(7, 3, 100, 5_000),
             {"clicks": 2},
         )
-        assert (broker.coordinator.calls, broker.other.asked) == ([("transactions", proven)], [ask])
+        named = ListTransactions(proven=proven, service_partitions=[0])
+        assert (broker.coordinator.calls, broker.other.asked) == ([("transactions", proven)], [named])
         broker.program = BROKER_PROGRAM
         assert len((await broker.ask(ask)).transactions) == 2
         assert len(broker.other.asked) == 1

@@ -12,6 +12,7 @@ import pytest
 from memq.client.admin import Admin, AsyncAdmin
 from memq.client.io_thread import io_thread
 from memq.client.lifecycle import Background
+from memq.client.listener.listener import Listener
 from memq.errors import ForkedError, MemqError, QueueError, TimedOutError
 
 
@@ -50,6 +51,17 @@ def test_a_client_of_the_parent_is_refused_in_a_child_without_a_warning() -> Non
             with pytest.raises(ForkedError, match="this admin was created before fork"):
                 admin.topics()
         assert warned == [], "the coroutine that is not awaited is closed"
+        background.was_forked = False
+
+
+def test_a_listener_of_the_parent_is_refused_in_a_child() -> None:
+    with Listener("127.0.0.1:1", "orders", "billing", print, audit=False) as listener:
+        background = io_thread().clients()[-1]
+        assert isinstance(background, Background)
+        background.forked()  # as in a child
+        for use in (listener.stats, listener.stop, listener.start):
+            with pytest.raises(ForkedError, match="this listener was created before fork"):
+                use()
         background.was_forked = False
 
 

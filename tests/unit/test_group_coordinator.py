@@ -17,6 +17,8 @@ from memq.errors import (
     NotFoundError,
     NotReadyError,
     QueueError,
+    ThrottledError,
+    TooLargeError,
 )
 from memq.groups import Membership
 from memq.groups.coordinator import EXPIRY_CHECK_S, GroupCoordinator
@@ -552,6 +554,23 @@ def test_a_partition_that_a_member_holds_and_wants_no_more_is_named() -> None:
         await made.join("b", partitions=[OTHER])
         await made.join("a", partitions=[OTHER])
         assert set(LOGS) <= made.coordinator.named_topics()["clicks", LOGS[0].topic_id]
+
+    hosted(work)
+
+
+@pytest.mark.parametrize("error", [ThrottledError("many wait"), TooLargeError("no entry takes it")])
+def test_a_coordinator_searches_on_when_the_log_takes_no_decision_about_a_group(error: MemqError) -> None:
+    async def work(made: Hosted) -> None:
+        await made.join("a")
+        await made.join("b", group="h")
+        made.tasks.start(made.coordinator.run(), "coordinator")
+        await skip(SESSION_S - 1)
+        made.log.errors = [error]
+        await skip(1 + EXPIRY_CHECK_S)
+        assert made.log.errors == []
+        assert made.members("h") == [], "it is behind the other group"
+        await skip(EXPIRY_CHECK_S)
+        assert made.members() == []
 
     hosted(work)
 

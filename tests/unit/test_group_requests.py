@@ -52,7 +52,7 @@ from memq.protocol.messages import (
     PollTime,
     error_of,
 )
-from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.skipping_loop import run_skipping
 
 TOPIC_ID = "0a" * 16
@@ -184,8 +184,12 @@ class Hosts:
     async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> Queue:
         return self._queue
 
-    async def all_services(self, kind: None, *, create: bool) -> list[Queue]:
-        return [self._queue]
+    async def service_topic(self, *, create: bool) -> Topic:
+        assert create
+        return Topic(name=STATE_TOPIC, id=TOPIC_ID, created_ms=0, partitions=equal_slots(3))
+
+    async def service_in(self, kind: None, topic: Topic, partition: int) -> Queue:
+        return self._queue
 
 
 class Handlers:

@@ -218,6 +218,19 @@ def test_holds_have_a_bound_with_those_on_their_way(monkeypatch: pytest.MonkeyPa
     on_shard(work)
 
 
+def test_blocks_of_a_request_that_has_room_for_some_are_stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They waited until another request had room."""
+    monkeypatch.setattr(keeper_module, "HOLDS_MAX", 2)
+
+    async def work(shard: Shard) -> None:
+        with pytest.raises(ThrottledError):
+            await shard.keeper.hold([shard.new(each) for each in (1, 2, 3)])
+        await skip(1)
+        assert [shard.machine.state_of(HoldId(each, 0)) for each in (1, 2, 3)] == [HoldState.HELD, HoldState.HELD, None]
+
+    on_shard(work)
+
+
 def test_a_closed_keeper_refuses_blocks_and_fails_those_that_wait() -> None:
     async def work(shard: Shard) -> None:
         shard.store.delay_s = 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from memq.errors import (
@@ -30,7 +28,7 @@ from memq.holds.machine import (
     encode_decision,
 )
 from memq.runtime.clock import backoff_s
-from tests.skipping_loop import LongestWait, run_skipping, skip
+from tests.skipping_loop import LongestWait, LoopClock, run_skipping, skip
 from tests.unit.hold_shard import A, B, Shard, held, on_shard
 
 
@@ -54,24 +52,22 @@ def test_a_record_is_released_at_its_time_and_one_that_comes_later_may_be_due_ea
     on_shard(work)
 
 
-def test_an_owner_waits_at_most_an_hour_and_asks_its_clock_again() -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_record_is_released_soon_after_the_wall_clock_was_set_forward(
+    monkeypatch: pytest.MonkeyPatch, *, others: int
+) -> None:
+    """As after the sleep of a machine: its monotonic clock stands still meanwhile."""
+    wall_ms, ahead_ms = LoopClock.wall_ms, [0]
+    monkeypatch.setattr(LoopClock, "wall_ms", lambda clock: wall_ms(clock) + ahead_ms[0])
+
     async def work(shard: Shard) -> None:
         shard.run()
-        await shard.keeper.hold([shard.new(1, due_s=TIMER_S_MAX + 100)])
-        loop = asyncio.get_running_loop()
-        await skip(1)
-        timers = sorted(each.when() for each in vars(loop)["_scheduled"] if not each.cancelled())
-        assert timers == [TIMER_S_MAX]
-
-    on_shard(work)
-
-
-def test_an_owner_without_delayed_records_sets_a_timer_of_an_hour() -> None:
-    async def work(shard: Shard) -> None:
-        shard.run()
-        await skip(1)
-        scheduled = vars(asyncio.get_running_loop())["_scheduled"]
-        assert [each.when() for each in scheduled if not each.cancelled()] == [TIMER_S_MAX]
+        await shard.keeper.hold([shard.new(1, due_s=3_000), *(shard.new(2, B, due_s=9_000) for _ in range(others))])
+        await skip(1_000)
+        assert shard.appended == []
+        ahead_ms[0] = 2_500_000
+        await skip(TIMER_S_MAX)
+        assert [(target, producers) for _, target, _, producers in shard.appended] == [(A, [1])]
 
     on_shard(work)
 

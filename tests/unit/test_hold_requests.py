@@ -120,9 +120,13 @@ class Broker:
         self.sought.append((name, forwarded))
         return self.home
 
-    async def all_services(self, kind: object, *, create: bool) -> list[Any]:
-        assert (kind, create) == (self.holds, False)
-        return self.places
+    async def service_topic(self, *, create: bool) -> Topic:
+        assert not create
+        return Topic(name=STATE_TOPIC, id=OTHER_ID, created_ms=0, partitions=equal_slots(len(self.places)))
+
+    async def service_in(self, kind: object, topic: Topic, partition: int) -> Any:
+        assert (kind, topic.name) == (self.holds, STATE_TOPIC)
+        return self.places[partition]
 
     async def link(self, address: str) -> OtherBroker:
         assert address == "b:1"
@@ -310,12 +314,12 @@ def test_the_delayed_records_of_a_topic_are_those_of_all_brokers(*, undelivered:
             Target("clicks", TOPIC.id, 1): (4, 70),
             Target("orders", OTHER_ID, 0): (9, 9),
         }
-        broker.other.answer = AdminAnswer(waiting=[WireWaiting(partition=0, blocks=2, next_ms=50)])
+        broker.other.answer = AdminAnswer(waiting=[WireWaiting(partition=0, blocks=2, next_ms=50)], covered=[0])
         ask = DescribeHolds(topic="clicks", topic_id=TOPIC.id, undelivered=undelivered)
         here = WireWaiting(partition=1, blocks=4, next_ms=70)
         there = WireWaiting(partition=0, blocks=2, next_ms=50)
         assert await broker.requests.describe(broker.call(ask)) == AdminAnswer(waiting=[there, here])
-        assert broker.other.asked == [ask]
+        assert broker.other.asked == [msgspec.structs.replace(ask, service_partitions=[0])]
         assert broker.keeper.undelivered is undelivered
         broker.program = BROKER_PROGRAM
         assert await broker.requests.describe(broker.call(ask)) == AdminAnswer(waiting=[here])
@@ -336,11 +340,11 @@ def test_the_delayed_records_of_all_topics_are_summed_with_the_first_due_time() 
             Target("clicks", TOPIC.id, 0): (3, 40),
             Target("clicks", TOPIC.id, 1): (4, 0),  # its time is not known
         }
-        broker.other.answer = AdminAnswer(delayed=[delayed("clicks", TOPIC.id, 5, 60)])
+        broker.other.answer = AdminAnswer(delayed=[delayed("clicks", TOPIC.id, 5, 60)], covered=[0])
         ask = ListDelayed()
         everywhere = [delayed("clicks", TOPIC.id, 12, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=everywhere)
-        assert broker.other.asked == [ask]
+        assert broker.other.asked == [ListDelayed(service_partitions=[0])]
         broker.program = BROKER_PROGRAM
         here = [delayed("clicks", TOPIC.id, 7, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=here)

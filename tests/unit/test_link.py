@@ -345,6 +345,30 @@ def test_bytes_that_are_no_protocol_after_the_greeting_are_damage(refused: bool)
     talking(work())
 
 
+def test_a_link_is_silent_after_a_time_limit_in_which_nothing_was_heard() -> None:
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        task = forward(link)
+        await skip(20)
+        other = forward(link)
+        await skip(0.1)
+        wire.say(Api.FORWARD, 2, Done())
+        await other
+        with pytest.raises(TimedOutError):
+            await task
+        assert not link.silent, "it has answered another request meanwhile"
+        with pytest.raises(TimedOutError):
+            await forward(link)
+        found = [(link.silent, link.open)]
+        wire.say(Api.FORWARD, 3, Done())  # late
+        found.append((link.silent, link.open))
+        assert found == [(True, True), (False, True)]
+        link.abort(CLOSED)
+
+    talking(work())
+
+
 def test_a_time_limit_says_since_when_the_broker_is_silent_if_it_is() -> None:
     async def work() -> None:
         wire = Wire()

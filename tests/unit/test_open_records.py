@@ -290,3 +290,11 @@ def test_a_listener_wants_batches_until_enough_records_are_ahead() -> None:
     found.append(records.wants_more)
     records.take(0)
     assert [*found, records.wants_more] == [True, False, True]
+    source.add(*[None] * 5)
+    assert not records.wants_more
+    for _ in range(3):
+        records.take(0)  # the rest of the first batch
+    records.take(0)
+    assert not records.wants_more, "four of the second batch are ahead"
+    records.take(0)
+    assert records.wants_more

@@ -13,6 +13,7 @@ from memq.errors import (
     ProducerFencedError,
     TooLargeError,
     TransactionAbortedError,
+    TransactionCommittedError,
     UnsupportedFormatError,
 )
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
@@ -24,6 +25,7 @@ from memq.holds.machine import encode_decision as encode_hold
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.topic import Committed, Position, ReadPartition
 from memq.transactions.machine import (
+    ANY_BLOCKS,
     FORMER_INSTANCES_MAX,
     AbortDecision,
     BeginDecision,
@@ -189,6 +191,25 @@ def test_positions_move_with_the_decision_and_from_the_expected_ones_alone() -> 
     assert log.machines.groups.apply(encode_group(outside)) is None
     assert log.commit(instance, 7, 0, moves_of("", -1, at(9), at(11))) == SettledTransaction(7, True)
     assert log.position() == 11
+
+
+def test_a_commit_of_an_operator_moves_no_positions_and_a_producer_with_some_learns_it() -> None:
+    log, instance = begun()
+    moves = moves_of("", -1, {}, at(5))
+    log.hold(instance, 1)
+    by_operator = SettledTransaction(1, True, moved=False)
+    assert log.commit(instance, 1, ANY_BLOCKS) == by_operator
+    for _ in range(2):
+        error = log.commit(instance, 1, 1, moves)
+        assert isinstance(error, TransactionCommittedError)
+        assert "no position of group 'g' has moved" in str(error)
+        assert (log.commit(instance, 1, 1), log.abort(instance, 1)) == (by_operator, by_operator)
+        log.begin(token=2)  # as a former instance, too
+    assert (log.position(), log.units()) == (None, {CLICKS: [1]})
+    log, instance = begun()
+    for _ in range(2):
+        assert log.commit(instance, 1, 0, moves) == SettledTransaction(1, True), "again, as before"
+    assert log.position() == 5
 
 
 def test_positions_that_are_not_possible_roll_a_transaction_back() -> None:

@@ -90,7 +90,7 @@ def test_a_fenced_producer_stays_fenced() -> None:
         cluster.errors[HoldTransaction] = [ProducerFencedError("another one")]
         with pytest.raises(ProducerFencedError):
             await cluster.core.hold(transaction, everything=True)
-        await cluster.core.abort(transaction, quietly=True)
+        await cluster.core.abort(transaction, after=ValueError())
         count = len(cluster.asked)
         with pytest.raises(ProducerFencedError, match="another one"):
             await cluster.core.begin()
@@ -208,6 +208,10 @@ def test_a_block_covers_the_slots_of_its_partition_unless_a_caller_chose_it() ->
         (again,) = transaction.take(everything=True)
         header = check(again.block, 1)
         assert (header.slot_first, header.slot_last) == (1, 6), "each block has its own"
+        transaction.add(cast(Any, Way()), fields(b"x", b"\x02"), 1)
+        (chosen,) = transaction.take(everything=True)
+        header = check(chosen.block, 1)
+        assert (header.slot_first, header.slot_last) == (0, 65_535), "its key is of another partition"
 
     on_cluster(work)
 
@@ -333,10 +337,11 @@ def test_an_abort_that_has_no_answer_is_quiet_on_demand_and_repeated() -> None:
             cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
             begin_s = now_s()
             if quietly:
-                await cluster.core.abort(transaction, quietly=True)
+                await cluster.core.abort(transaction, after=ValueError())
             else:
                 with pytest.raises(TimedOutError):
                     await cluster.core.abort(transaction)
+            assert transaction.ended == "has an unknown end"
             assert ABORT_S_MAX < now_s() - begin_s < ABORT_S_MAX + 0.6
             cluster.errors.clear()
             cluster.asked.clear()

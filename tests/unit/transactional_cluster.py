@@ -39,6 +39,8 @@ class Cluster:
         self.asked: list[Any] = []
         self.times: list[float] = []
         self.errors: dict[type, list[BaseException]] = {}
+        self.committed: set[int] = set()  # the transactions that are committed already
+        self.on_asked: Callable[[Any], None] = lambda ask: None
         runtime = Runtime(clock=clock or LoopClock(), random=Least(1))
         self.settings = replace(SETTINGS, **settings)
         self.core = TransactionalCore(self.settings, runtime, cast(Any, self.route))
@@ -47,11 +49,14 @@ class Cluster:
         assert (api, answer, timeout_s) == (Api.ADMIN, AdminAnswer, self.settings.open_timeout_s)
         self.asked.append(request.ask)
         self.times.append(asyncio.get_running_loop().time())
+        self.on_asked(request.ask)
         await asyncio.sleep(0)
         errors = self.errors.get(type(request.ask))
         if errors:
             raise errors.pop(0)
-        return AdminAnswer(transactional=77)
+        end = request.ask if isinstance(request.ask, EndTransaction) else None
+        committed = end is not None and (end.commit or end.transaction.number in self.committed)
+        return AdminAnswer(transactional=77, committed=committed)
 
     def ends(self) -> list[tuple[int, bool, int]]:
         return [

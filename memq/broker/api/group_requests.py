@@ -330,10 +330,10 @@ class GroupRequests:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
         await self._migrator.check(self._coordinator_here)
         hosts = self._hosts
-        names = await ask_all_services(
+        names, covered = await ask_all_services(
             hosts, hosts.groups, call, lambda one: one.groups(), lambda answer: answer.groups, create=True
         )
-        return AdminAnswer(groups=sorted(names))
+        return AdminAnswer(groups=sorted(names), covered=covered)
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
         """Delete a group."""

@@ -86,8 +86,9 @@ class HoldRequests:
                 ).items()
             ]
 
-        found = await ask_all_services(self._hosts, self._hosts.holds, call, waiting_at, lambda answer: answer.waiting)
-        return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition))
+        hosts = self._hosts
+        found, covered = await ask_all_services(hosts, hosts.holds, call, waiting_at, lambda answer: answer.waiting)
+        return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition), covered=covered)
 
     async def list_delayed(self, call: Call[ListDelayed]) -> Answer:
         """Return how many blocks of each topic wait; for another broker, those that wait here."""
@@ -98,8 +99,9 @@ class HoldRequests:
                 for target, (blocks, next_ms) in keeper.all_waiting().items()
             ]
 
-        found = await ask_all_services(self._hosts, self._hosts.holds, call, delayed_at, lambda answer: answer.delayed)
-        return AdminAnswer(delayed=_by_topic(found))
+        hosts = self._hosts
+        found, covered = await ask_all_services(hosts, hosts.holds, call, delayed_at, lambda answer: answer.delayed)
+        return AdminAnswer(delayed=_by_topic(found), covered=covered)
 
     async def release(self, call: Call[ReleaseUnit]) -> Answer:
         """Take a unit that another broker releases into the log of a partition of this broker."""

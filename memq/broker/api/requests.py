@@ -46,6 +46,7 @@ REQUESTS_PER_CONNECTION_MAX = 64
 REQUESTS_PER_BROKER_MAX = 4_096  # that another broker forwards by one connection: those of many members
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
+KEPT_BYTES = 8 << 20  # more for requests that keep streams and groups alive: 32 held blocks may fill the others' room
 ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
 # Requests that a client's limit delays or refuses, in addition to blocks. Requests that keep streams and groups alive
 # are exempt, and a connection has as much room again for them: a POLL that its client gave up stays for seconds, and a
@@ -97,9 +98,10 @@ class Requests:
             return
         working = self._working.setdefault(connection, {})
         most = REQUESTS_PER_BROKER_MAX if connection.program == BROKER_PROGRAM else REQUESTS_PER_CONNECTION_MAX
+        kept_bytes = 0
         if frame.api not in LIMITED:
-            most *= 2
-        error = self._too_much(len(working), len(frame.body), most)
+            most, kept_bytes = most * 2, KEPT_BYTES
+        error = self._too_much(len(working), len(frame.body), most, kept_bytes)
         if error is not None:
             connection.send(_error_frame(frame, error))
             return
@@ -138,12 +140,12 @@ class Requests:
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
 
-    def _too_much(self, waiting: int, size: int, most: int) -> MemqError | None:
+    def _too_much(self, waiting: int, size: int, most: int, kept_bytes: int = 0) -> MemqError | None:
         if size > REQUEST_BYTES_MAX:
             return TooLargeError(f"request of {size} bytes, {REQUEST_BYTES_MAX} are allowed")
         if waiting >= most:
             return ThrottledError(f"{waiting} requests of this connection are waiting for their answers")
-        if self._pending_bytes + size > PENDING_BYTES_MAX:
+        if self._pending_bytes + size > PENDING_BYTES_MAX + kept_bytes:
             return ThrottledError(f"requests of {self._pending_bytes} bytes are waiting for their answers")
         return None
 

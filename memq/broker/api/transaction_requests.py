@@ -95,10 +95,10 @@ class TransactionRequests:
         async def open_at(coordinator: TransactionCoordinator) -> list[WireOpenTransaction]:
             return [_wire(each) for each in await coordinator.transactions(proven=call.ask.proven)]
 
-        found = await ask_all_services(
+        found, covered = await ask_all_services(
             self._hosts, self._hosts.transactions, call, open_at, lambda answer: answer.transactions
         )
-        return AdminAnswer(transactions=sorted(found, key=lambda each: (each.name, each.group)))
+        return AdminAnswer(transactions=sorted(found, key=lambda each: (each.name, each.group)), covered=covered)
 
     async def settle(self, call: Call[SettleTransaction]) -> Answer:
         """Commit or roll back the open transaction of a producer, for an operator."""

@@ -35,7 +35,8 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
 READY_TIMEOUT_S = 10.0
 READS_AT_ONCE = 8
-MISSING_CONFIRMED_S = 10.0  # for so long an object must be missing until its unit goes without it
+MISSING_CONFIRMED_S = 10.0  # for so long an object must be missing until its unit goes without it,
+MISSING_LISTS, MISSING_LIST_PAUSE_S = 3, 1.0  # and so many listings must omit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +203,14 @@ async def _read_run(
 async def _check_missing(services: Services, key: str) -> None:
     """Return if the store does not list an object either: its blocks are passed over for ever.
 
-    Raises: StoreError if it lists the object; as `ObjectReader.list`.
+    One listing may omit it. Raises: StoreError if one lists the object; as `ObjectReader.list`.
     """
-    async for entry in services.store.list(key):
-        if entry.key == key:
-            raise StoreError(f"object '{key}' was not found for {MISSING_CONFIRMED_S:g} s, and the store lists it")
+    for number in range(MISSING_LISTS):
+        if number:
+            await asyncio.sleep(MISSING_LIST_PAUSE_S)
+        async for entry in services.store.list(key):
+            if entry.key == key:
+                raise StoreError(f"object '{key}' was not found for {MISSING_CONFIRMED_S:g} s, and the store lists it")
 
 
 def _checked(run: Sequence[UnitBlock], data: bytes, scope: int) -> list[tuple[BlockHeader, Buffer] | MemqError]:

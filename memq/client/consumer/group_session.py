@@ -122,10 +122,12 @@ class Committer:
         return TakenPositions(self._group.member, self._group.inside_generation(), before, after)
 
     def note_stored(self, positions: Mapping[ReadPartition, Committed]) -> None:
-        """Note that a transaction has moved the positions."""
+        """Note that a transaction has moved the positions, perhaps long ago: none goes back."""
         self.commits += 1
         for partition, committed in positions.items():
             assigned = self._reading.assigned.get(partition)
+            if assigned is not None and assigned.ledger.is_stored(committed.position):
+                continue
             self._reading.stored[partition] = committed
             if assigned is None:
                 continue

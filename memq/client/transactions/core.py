@@ -2,7 +2,7 @@
 
 A transaction's blocks have a producer id of their own for each partition, so a request that is repeated holds a block
 once. The coordinator settles each number once (T3). An end with an unknown outcome is settled before the next
-transaction begins.
+transaction begins. The transaction and the consumer whose positions it moves learn it then.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from memq.errors import (
     TimedOutError,
     TooLargeError,
     TransactionAbortedError,
+    TransactionCommittedError,
 )
 from memq.format.blocks.builder import BlockBuilder
 from memq.groups import OUTSIDE_GENERATION
@@ -63,6 +64,8 @@ REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as
 ABORT_S_MAX = 5.0
 ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
+IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
+IS_COMMITTED, WAS_ROLLED_BACK = "is committed", "was rolled back"
 
 
 class PositionSource(Protocol):
@@ -106,6 +109,7 @@ class OpenTransaction:
         self.before: dict[ReadPartition, Committed] = {}
         self.after: dict[ReadPartition, Committed] = {}
         self.ended = ""  # how it has ended
+        self.commit_sent = False  # and may have moved the positions
         self._settings = settings
         self._runtime = runtime
         self._lock = threading.Lock()
@@ -139,6 +143,14 @@ class OpenTransaction:
                     self._seal(target)
             found, self._sealed, self._sealed_bytes = self._sealed, [], 0
             return found
+
+    def close(self) -> bool:
+        """Take no more records; return False if some wait, which must be held first."""
+        with self._lock:
+            if self._sealed or any(target.builder.count for target in self._targets.values()):
+                return False
+            self.ended = IS_BEING_COMMITTED
+            return True
 
     def check_open(self) -> None:
         """Raise InvalidRequestError after the end."""
@@ -203,7 +215,7 @@ class TransactionalCore:
         self._token = runtime.random.getrandbits(64)
         self._instance = 0
         self._number = 0
-        self._unsettled = 0  # the last number, if its end is not known
+        self._unsettled: OpenTransaction | None = None  # the last one, if its end is not known
         self._present: OpenTransaction | None = None
         self._fenced: ProducerFencedError | None = None
 
@@ -224,7 +236,7 @@ class TransactionalCore:
         made = self._present = OpenTransaction(self._settings, self._runtime, self._number)
         try:
             await self._begin_instance()
-            if self._unsettled:
+            if self._unsettled is not None:
                 await self._roll_back(self._unsettled, self._settings.delivery_timeout_s)
         except BaseException:
             self._present = None
@@ -278,61 +290,91 @@ class TransactionalCore:
         """Commit; after an error that says so, all is rolled back.
 
         Raises: TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError: it was rolled back.
-        OutcomeUnknownError: no broker said how it ended.
+        OutcomeUnknownError: no broker said how it ended. TransactionCommittedError: an operator has committed it, with
+        less than it has now, or without its positions.
         """
         transaction.check_open()
         try:
-            await self.hold(transaction, everything=True)
-        except BaseException:
-            await self.abort(transaction, quietly=True)
+            while not transaction.close():
+                await self.hold(transaction, everything=True)
+        except BaseException as error:
+            await self.abort(transaction, after=error)
             raise
         ask = EndTransaction(transaction=self._wire(transaction.number), commit=True, blocks=transaction.blocks)
         ask.member, ask.generation = transaction.member
         ask.before = [wire_of(partition, at) for partition, at in transaction.before.items()]
         ask.after = [wire_of(partition, at) for partition, at in transaction.after.items()]
-        self._unsettled = transaction.number
+        self._unsettled, transaction.commit_sent = transaction, True
         try:
             await self._surely(ask, self._settings.delivery_timeout_s)
         except TimedOutError as error:
-            self._end(transaction, "has an unknown end")
             raise OutcomeUnknownError(
-                f"no broker said whether transaction {transaction.number} is committed: {error}"
+                f"no broker said whether transaction {transaction.number} is committed: {error}",
+                hint="settle() of the transaction asks again, and says how it ended",
             ) from error
         except ROLLED_BACK:
-            self._unsettled = 0
-            self._end(transaction, "was rolled back")
+            self._settled(transaction, committed=False)
+            raise
+        except TransactionCommittedError:  # by an operator
+            transaction.commit_sent = False
+            self._settled(transaction, committed=True)
             raise
         except MemqError as error:  # it may be about this try alone, and an earlier one may have landed
-            await self._settle(transaction, error)
-        except BaseException:
-            self._end(transaction, "has an unknown end")
-            raise
-        self._unsettled = 0
-        self._end(transaction, "is committed")
-        if transaction.committer is not None:
-            transaction.committer.note_stored(transaction.after)
+            await self._settle_refused(transaction, error)
+        else:
+            self._settled(transaction, committed=True)
+        finally:
+            self._leave(transaction)
 
-    async def abort(self, transaction: OpenTransaction, *, quietly: bool = False) -> None:
-        """Roll back. `quietly`: without an error; the coordinator rolls back by its time-out.
+    async def abort(self, transaction: OpenTransaction, *, after: BaseException | None = None) -> None:
+        """Roll back. `after` an error of the program, it is no other error if no broker answers.
 
-        Raises: as `begin`.
+        The coordinator rolls back by its time-out then.
+        Raises: TransactionCommittedError if an operator has committed it; as `begin`.
         """
         if transaction.ended:
             return
-        self._end(transaction, "was rolled back")
-        self._unsettled = transaction.number
+        self._unsettled = transaction
+        self._leave(transaction)
         try:
-            await self._roll_back(transaction.number, ABORT_S_MAX)
+            committed = await self._roll_back(transaction, ABORT_S_MAX)
         except MemqError:
-            if not quietly:
+            if after is None:
                 raise
+            return
+        if committed and (after is None or isinstance(after, Exception)):
+            raise TransactionCommittedError(
+                f"transaction {transaction.number} can't be rolled back: an operator has committed it, with the "
+                "records that were held"
+            ) from after
+
+    async def settle(self, transaction: OpenTransaction) -> bool:
+        """Return whether a transaction that has ended is committed; if no decision is known, roll it back.
+
+        Raises: InvalidRequestError before its end; as `begin`.
+        """
+        if self._present is transaction:
+            raise InvalidRequestError(f"transaction {transaction.number} is open", hint="end it first")
+        if self._unsettled is transaction:
+            await self._roll_back(transaction, self._settings.delivery_timeout_s)
+        return transaction.ended == IS_COMMITTED
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _end(self, transaction: OpenTransaction, how: str) -> None:
-        transaction.ended = how
+    def _leave(self, transaction: OpenTransaction) -> None:
+        """Let another transaction begin: it settles this one first, if its end is not known."""
+        if self._unsettled is transaction:
+            transaction.ended = HAS_UNKNOWN_END
         if self._present is transaction:
             self._present = None
+
+    def _settled(self, transaction: OpenTransaction, *, committed: bool) -> None:
+        """Note how a transaction has ended, perhaps by a commit whose answer was lost."""
+        transaction.ended = IS_COMMITTED if committed else WAS_ROLLED_BACK
+        if self._unsettled is transaction:
+            self._unsettled = None
+        if committed and transaction.commit_sent and transaction.committer is not None:
+            transaction.committer.note_stored(transaction.after)
 
     async def _begin_instance(self) -> None:
         if self._instance:
@@ -346,28 +388,24 @@ class TransactionalCore:
         )
         self._instance = (await self._surely(ask, settings.delivery_timeout_s)).transactional
 
-    async def _settle(self, transaction: OpenTransaction, refusal: MemqError) -> None:
+    async def _settle_refused(self, transaction: OpenTransaction, refusal: MemqError) -> None:
         """Return if a refused commit is committed after all.
 
         Raises: the refusal after a roll-back; OutcomeUnknownError.
         """
         try:
-            committed = await self._roll_back(transaction.number, ABORT_S_MAX)
-        except BaseException as error:
-            self._end(transaction, "has an unknown end")
-            if not isinstance(error, MemqError):
-                raise
+            committed = await self._roll_back(transaction, ABORT_S_MAX)
+        except MemqError as error:
             text = f"a broker refused to commit transaction {transaction.number}, and none rolls it back"
             raise OutcomeUnknownError(f"{text}: {refusal}; {error}") from refusal
         if not committed:
-            self._end(transaction, "was rolled back")
             raise refusal
 
-    async def _roll_back(self, number: int, timeout_s: float) -> bool:
+    async def _roll_back(self, transaction: OpenTransaction, timeout_s: float) -> bool:
         """Settle a transaction, at best by rolling it back; return whether it was committed before."""
-        ask = EndTransaction(transaction=self._wire(number), commit=False)
+        ask = EndTransaction(transaction=self._wire(transaction.number), commit=False)
         answer = await self._surely(ask, timeout_s)
-        self._unsettled = 0
+        self._settled(transaction, committed=answer.committed)
         return answer.committed
 
     async def _surely(self, ask: BeginTransactions | HoldTransaction | EndTransaction, timeout_s: float) -> AdminAnswer:

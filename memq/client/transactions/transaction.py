@@ -35,9 +35,13 @@ class _TransactionState:
 
     @property
     def _open(self) -> OpenTransaction:
+        self._used.check_open()
+        return self._used
+
+    @property
+    def _used(self) -> OpenTransaction:
         if self._begun is None:
             raise InvalidRequestError("the transaction has not begun", hint="with producer.transaction() as t: …")
-        self._begun.check_open()
         return self._begun
 
     def _check_new(self) -> None:
@@ -49,7 +53,9 @@ class Transaction(_TransactionState):
     """A transaction of a `Producer`, for one `with` block.
 
     The end of the block commits. An exception in it rolls back. Readers get all records of a partition at once, or
-    none.
+    none. Raises at the end: as `settle`; TransactionAbortedError, GenerationFencedError: it was rolled back;
+    OutcomeUnknownError: `settle` says how it ended; TransactionCommittedError: an operator has committed it with less
+    than it has, or before an exception.
     """
 
     def __init__(self, core: TransactionalCore, run: _Run, route: Callable[[str], Route]) -> None:
@@ -95,8 +101,19 @@ class Transaction(_TransactionState):
         await self._core.take_positions(self._open, consumer._core, batch)
 
     def abort(self) -> None:
-        """Roll back. The end of the block does nothing then. Raises: TimedOutError when no broker answers."""
+        """Roll back. The end of the block does nothing then.
+
+        Raises: TimedOutError when no broker answers; TransactionCommittedError if an operator has committed it.
+        """
         self._run(self._core.abort(self._open))
+
+    def settle(self) -> bool:
+        """Return whether the transaction is committed, after its block; if no decision is known, roll it back.
+
+        After OutcomeUnknownError this says whether the records have to be sent again.
+        Raises: InvalidRequestError before its end; ProducerFencedError; TimedOutError when no broker answers.
+        """
+        return bool(self._run(self._core.settle(self._used)))
 
     def __enter__(self) -> Self:
         self._check_new()
@@ -112,7 +129,7 @@ class Transaction(_TransactionState):
         if error is None:
             self._run(self._core.commit(transaction))
         else:
-            self._run(self._core.abort(transaction, quietly=True))
+            self._run(self._core.abort(transaction, after=error))
 
 
 class AsyncTransaction(_TransactionState):
@@ -150,6 +167,10 @@ class AsyncTransaction(_TransactionState):
         """Roll back. See `Transaction.abort`."""
         await self._core.abort(self._open)
 
+    async def settle(self) -> bool:
+        """Return whether the transaction is committed. See `Transaction.settle`."""
+        return await self._core.settle(self._used)
+
     async def __aenter__(self) -> Self:
         self._check_new()
         self._begun = await self._core.begin()
@@ -164,4 +185,4 @@ class AsyncTransaction(_TransactionState):
         if error is None:
             await self._core.commit(transaction)
         else:
-            await self._core.abort(transaction, quietly=True)
+            await self._core.abort(transaction, after=error)

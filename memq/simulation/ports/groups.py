@@ -38,6 +38,7 @@ class StateLogs:
         self._machines: dict[ReadPartition, GroupMachine] = {}
         self.holds: dict[ReadPartition, HoldMachine] = {}
         self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
+        self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
         """An entry is in the log at `offset`."""
@@ -56,6 +57,7 @@ class StateLogs:
                     self._note_dropped(decode_hold_decision(decision.body), answer)
         elif met.judgement is Judgement.GAP:
             self._fail(f"state log {partition.partition} has a gap before offset {offset}")
+        self.changed(partition)
 
     def _decided(self, log: ReadPartition, decision: Decision) -> None:
         observer, machine = self._observer(), self._machines[log]
