@@ -28,7 +28,7 @@ AT_ONCE = 100
 SESSION_MS = 10_000  # the usual one: a broker that loses its session opens all partitions again
 CLOCK = SystemClock()
 BYTES_MAX = repetitions(few=512, many=2_048) * MIB
-THREADS_MORE_MAX = 4  # pools of a fixed size start their threads when they are first needed
+THREADS_MORE_MAX = 10  # pools of a fixed size start their threads when they are first needed
 
 
 def test_a_broker_bears_many_partitions_with_little_traffic(tmp_path: Path) -> None:
