@@ -15,9 +15,10 @@ from memq.groups import GroupState, Membership
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
-from tests.skipping_loop import LongestWait, run_skipping, skip
+from tests.skipping_loop import LongestWait, now_s, run_skipping, skip, skipping_runtime
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)
+OTHER = ReadPartition("clicks", "0" * 32, 1)
 HERE = {PARTITION: Committed(Position(0, 5))}
 SESSION_MS = 10_000
 
@@ -32,6 +33,7 @@ class Group:
         self.asked: list[str] = []
         self.revoking: tuple[ReadPartition, ...] = ()
         self.released: list[ReadPartition] = []
+        self.delays_s: list[float] = []  # of the next answers
 
     def _answer(self, what: str) -> Membership:
         self.asked.append(what)
@@ -44,12 +46,18 @@ class Group:
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
+        await self._delay()
         return self._answer("join")
+
+    async def _delay(self) -> None:
+        if self.delays_s:
+            await skip(self.delays_s.pop(0))
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
         self.released += released
+        await self._delay()
         return self._answer("heartbeat")
 
     async def leave(self, group: str, member: str) -> None:
@@ -249,6 +257,35 @@ def test_partitions_are_kept_through_errors_within_the_session_and_not_beyond() 
         assert not member.inside()
 
     run(work)
+
+
+@pytest.mark.parametrize("asks", ["heartbeat", "join"])
+def test_a_member_gives_its_partitions_up_at_the_end_of_its_session_while_a_request_waits(asks: str) -> None:
+    """A broker that hangs answers after up to 30 s, and another member may have the partitions by then (G4)."""
+
+    async def work() -> None:
+        runtime, changes = skipping_runtime(), list[tuple[float, bool]]()
+        group = Group(ManualClock())
+        session = GroupSession(
+            runtime, group, "readers", SESSION_MS, lambda: changes.append((now_s(), session.state.inside))
+        )
+        session.share([PARTITION])
+        task = asyncio.create_task(session.run())
+        await skip(1)
+        assert changes == [(0, True)]
+        group.delays_s = [25.0]
+        if asks == "join":
+            session.share([PARTITION, OTHER])
+        await skip(29)
+        task.cancel()
+        if asks == "join":
+            assert changes == [(0, True), (10, False), (26, True), (29, True)]
+            assert group.asked == ["join", "join", "heartbeat"]
+        else:
+            assert changes == [(0, True), (10, False), (28, False), (28, True)], "it joins again at once"
+            assert group.asked == ["join", "heartbeat", "join"]
+
+    run_skipping(work())
 
 
 def test_permanent_errors_reach_the_user_and_fencing_rejoins() -> None:

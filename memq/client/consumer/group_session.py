@@ -212,6 +212,8 @@ class GroupSession:
         failures = 0
         while True:
             self._kicked.clear()
+            left_s = (self._session_timeout_ms - self._silent_ms()) / 1000
+            over = asyncio.get_running_loop().call_later(max(0.0, left_s), self._session_over)
             try:
                 await self._exchange()
                 failures = 0
@@ -220,6 +222,8 @@ class GroupSession:
                 failures += 1
                 self._judge(error)
                 delay = backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
+            finally:
+                over.cancel()
             self._changed()
             if self.state.inside and self.state.released and not failures:
                 continue  # partitions that the member never read are given back at once
@@ -268,10 +272,21 @@ class GroupSession:
                 self._leave_all()  # the group may have dropped this member before it took it in again
             self.state.answered(membership)
         else:
-            released = self.state.released
-            membership = await self._groups.heartbeat(self.group, self.member, self.state.generation, released)
+            released, generation = self.state.released, self.state.generation
+            membership = await self._groups.heartbeat(self.group, self.member, generation, released)
+            if self.state.generation != generation:  # the session ended before the answer
+                self.kick()
+                return
             self.state.answered(membership, released)
         self._heard_s = asked_s
+
+    def _session_over(self) -> None:
+        """Give up the partitions if the session ends while a request waits (G4).
+
+        Another member may have them from now on.
+        """
+        if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
+            self._leave_all()
 
     def _judge(self, error: MemqError) -> None:
         """Keep a permanent error for the user; after a session timeout of silence, give up the partitions.
