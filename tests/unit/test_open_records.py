@@ -100,6 +100,17 @@ def test_a_floor_is_the_first_record_that_is_not_complete() -> None:
     assert source.floor() == Committed(Position(0, 2), Totals(), 7)
 
 
+def test_the_floor_of_a_partition_whose_first_record_is_open_hides_no_other_floor() -> None:
+    records = opened()
+    first, second = Source(records), Source(records, number=1)
+    for source in (first, second):
+        source.add(None, None)
+    works = all_taken(records)
+    (done,) = (work for work in works if work.record.partition == 1 and work.record.value == b"0.0")
+    records.complete(done)
+    assert (first.floor(), second.floor()) == (None, Committed(Position(1, 0, 1), Totals(1, 0), 7))
+
+
 def test_records_that_are_not_taken_are_above_the_floor() -> None:
     records = opened()
     source = Source(records)
