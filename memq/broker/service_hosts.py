@@ -50,6 +50,7 @@ from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, Tra
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0
 SERVICE_PAUSE_S = 1.0  # before a service works again that has failed
+LISTINGS = 3  # of the snapshots of an empty log: a new log in place of a lost one would lose its state
 OPENING_TRIES = 5  # then the waiting requests get the error; the next one begins another opening
 
 
@@ -306,19 +307,24 @@ class ServiceHosts:
         Raises: LogLostError if the queue has no entry, and the store has a snapshot; NotReadyError in place of
         NotFoundError; as `StateLog.open`.
         """
-        services, read = self._services, topic.read_partition_of(partition)
+        read = topic.read_partition_of(partition)
         try:
             if not await self._end_of(topic, read):
-                prefix = state_prefix(services.settings.cluster, topic.name, topic.id, read.partition)
-                async for entry in services.store.list(prefix):
-                    raise LogLostError(
-                        f"the queue has lost the log of service partition {partition}: it is empty, and the store has"
-                        f" the snapshot '{entry.key}'",
-                        hint="stop all brokers, and run memq restore: it makes the log again from the last snapshot",
-                    )
+                await self._refuse_snapshots(topic, read)
             await log.open(epoch)
         except NotFoundError as error:
             raise NotReadyError(f"the queue does not show the log: {error}") from error
+
+    async def _refuse_snapshots(self, topic: Topic, read: ReadPartition) -> None:
+        """Raise LogLostError if the store has snapshots of an empty log. One listing may omit them."""
+        prefix = state_prefix(self._services.settings.cluster, topic.name, topic.id, read.partition)
+        for _ in range(LISTINGS):
+            async for entry in self._services.store.list(prefix):
+                raise LogLostError(
+                    f"the queue has lost the log of service partition {read.partition}: it is empty, and the store has"
+                    f" the snapshot '{entry.key}'",
+                    hint="stop all brokers, and run memq restore: it makes the log again from the last snapshot",
+                )
 
     async def _end_of(self, topic: Topic, read: ReadPartition) -> int:
         """Return the end of a log; create it if the queue does not have it.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from awscrt.checksums import crc32c
 
 from memq.broker import service_hosts
 from memq.broker.broker import Broker
 from memq.broker.service_hosts import OPENING_TRIES, STATE_PARTITIONS
 from memq.broker.upkeep.deleted_topics import FORGET_S
 from memq.errors import (
+    LogLostError,
     MemqError,
     MovedError,
     NotReadyError,
@@ -25,12 +27,14 @@ from memq.errors import (
     UnreachableError,
     UnsupportedFormatError,
 )
+from memq.format.key import state_prefix
 from memq.format.state_log.entry import OpenedState, StateEntry, encode_state_entry
 from memq.governor import Assignment, BrokerEntry
 from memq.groups.coordinator import GroupCoordinator
 from memq.notification import Publication, Span
 from memq.protocol.link import Link
 from memq.runtime.runtime import Runtime
+from memq.storage_handlers import ObjectEntry
 from memq.topic import (
     STATE_TOPIC,
     Committed,
@@ -293,6 +297,31 @@ def test_an_owner_makes_no_log_when_the_queue_only_fails() -> None:
         await hosted.rig.queue.drop(read_partitions(STATE)[:1])
         await hosted.opened()
         assert hosted.created == [2], "the queue says that it does not have the log"
+
+    hosting(work)
+
+
+def test_an_owner_takes_no_lost_log_for_a_new_one_because_a_listing_omits_its_snapshot() -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.closed()
+        log, store = read_partitions(STATE)[0], hosted.rig.store
+        key = f"{state_prefix('memq', STATE_TOPIC, STATE.id, 0)}0000000001-0000000000000003/0000"
+        await store.put(key, [b"s"], crc32c(b"s"))
+        await hosted.rig.queue.drop([log])
+        await hosted.rig.queue.create([log], 30_000)
+        listed, calls = store.list, list[str]()
+
+        async def omitting(prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            calls.append(prefix)
+            async for entry in listed(prefix):
+                if len(calls) > 2:
+                    yield entry
+
+        store.list = omitting  # type: ignore[method-assign]
+        with pytest.raises(LogLostError, match="the queue has lost the log of service partition 0"):
+            await hosted.opened()
+        await store.delete(key)
+        assert await (await hosted.opened()).groups() == [], "a new log has none"
 
     hosting(work)
 
