@@ -6,14 +6,16 @@ import asyncio
 import gc
 import threading
 import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from memq.client.admin import Admin, AsyncAdmin
 from memq.client.io_thread import io_thread
 from memq.client.lifecycle import Background
-from memq.client.listener.listener import Listener
-from memq.errors import ForkedError, MemqError, QueueError, TimedOutError
+from memq.client.listener.listener import AsyncListener, Listener
+from memq.errors import ForkedError, InvalidRequestError, MemqError, QueueError, TimedOutError
 
 
 @pytest.mark.parametrize("own", [None, QueueError("the program's own")])
@@ -63,6 +65,20 @@ def test_a_listener_of_the_parent_is_refused_in_a_child() -> None:
             with pytest.raises(ForkedError, match="this listener was created before fork"):
                 use()
         background.was_forked = False
+
+
+@pytest.mark.parametrize("use", [AsyncListener.run, AsyncListener.start])
+def test_a_listener_of_another_event_loop_connects_to_no_broker(
+    use: Callable[[AsyncListener], Coroutine[Any, Any, None]],
+) -> None:
+    listener = AsyncListener("127.0.0.1:1", "orders", "billing", print, audit=False)
+
+    async def first_use() -> None:
+        await listener.__aenter__()
+
+    asyncio.run(first_use())
+    with pytest.raises(InvalidRequestError, match="belongs to the event loop of its first use"):
+        asyncio.run(use(listener))
 
 
 def test_a_forgotten_client_whose_close_fails_is_no_longer_known(monkeypatch: pytest.MonkeyPatch) -> None:
