@@ -23,6 +23,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import BROADCAST_GROUP, Committed, ReadPartition
 
 LONE_MEMBER = "broadcast"
+TIMER_MS = 1  # by which a timer may come early
 _HEARTBEATS_PER_SESSION = 3
 _HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
 _RETRY_S_BASE = 0.05
@@ -285,7 +286,7 @@ class GroupSession:
 
         Another member may have them from now on.
         """
-        if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
+        if self.state.inside and self._silent_ms() >= self._session_timeout_ms - TIMER_MS:
             self._leave_all()
 
     def _judge(self, error: MemqError) -> None:
