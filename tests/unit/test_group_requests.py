@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.api import Ask, Call, WithBlocks, group_requests
-from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
+from memq.broker.api.group_requests import HEARTBEAT_S, WAIT_MS_MAX, GroupRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
 from memq.broker.partitions import not_owner
@@ -22,6 +22,7 @@ from memq.errors import (
     NotFoundError,
     NotReadyError,
     QueueError,
+    TimedOutError,
     TooLargeError,
 )
 from memq.format.pointer import Location
@@ -32,6 +33,7 @@ from memq.notification import Entries, Entry, Span
 from memq.notification.remote import partition_of, ref_of
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.connection import ANONYMOUS
+from memq.protocol.frames import Api
 from memq.protocol.group_messages import (
     CommitAnswer,
     CommitRequest,
@@ -42,6 +44,7 @@ from memq.protocol.group_messages import (
     ListGroups,
     MembershipAnswer,
 )
+from memq.protocol.link import Link
 from memq.protocol.messages import (
     PartitionEntries,
     PartitionRef,
@@ -53,7 +56,7 @@ from memq.protocol.messages import (
     error_of,
 )
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
-from tests.skipping_loop import run_skipping
+from tests.skipping_loop import now_s, run_skipping, skip
 
 TOPIC_ID = "0a" * 16
 COUNT = 4
@@ -510,6 +513,26 @@ def test_names_of_groups_are_checked_before_the_queue_is_asked() -> None:
             with pytest.raises(InvalidRequestError):
                 await handlers.requests.commit(call(CommitRequest(group=name, fetch=[ref(0)])))
         assert handlers.queue.calls == []
+
+    handling(work())
+
+
+def test_a_heartbeat_waits_for_the_owner_of_its_group_within_a_bound() -> None:
+    """Another broker may be the owner by then. The member keeps its connection to this one."""
+
+    class Hanging(Link):
+        def __init__(self) -> None:
+            pass
+
+        async def request(self, api: Api, message: Any, answer: Any, *, timeout_s: float = 30.0, **_: Any) -> Any:
+            await skip(timeout_s)
+            raise TimedOutError("no answer to HEARTBEAT")
+
+    async def work() -> None:
+        handlers = Handlers(cast(Any, Hanging()))
+        with pytest.raises(NotReadyError, match="the owner of group 'g' does not answer: no answer to HEARTBEAT"):
+            await handlers.requests.heartbeat(call(HeartbeatRequest(group="g", member="m", generation=1)))
+        assert now_s() == HEARTBEAT_S
 
     handling(work())
 

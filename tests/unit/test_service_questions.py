@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from memq.broker.api import Call
-from memq.broker.api.service_lookup import ASK_S, ask_all_services
+from memq.broker.api.service_lookup import ASK_S, HOME_S, ask_all_services
 from memq.broker.services import BROKER_PROGRAM
 from memq.errors import (
     InvalidRequestError,
@@ -67,7 +67,8 @@ class Other(Link):
         if self.failures:
             raise self.failures.pop(0)
         if self.silent:
-            await skip(10 * ASK_S)
+            await skip(options["timeout_s"])
+            raise TimedOutError("silent")
         wanted = range(COUNT) if named is None or self.earlier else named
         covered = [each for each in wanted if each in self.homes]
         groups = [self._services[each].item for each in covered]
@@ -227,9 +228,13 @@ def test_an_asker_gives_no_answer_while_a_partition_has_none() -> None:
 def test_an_asker_waits_for_a_silent_broker_within_its_time() -> None:
     async def work(hosts: Hosts) -> None:
         hosts.others["c:1"].silent = True
-        with pytest.raises(NotReadyError, match=r"\[3\]"):
+        with pytest.raises(NotReadyError, match=r"\[3\] have not answered in 20 s: silent"):
             await hosts.ask()
         assert now_s() == pytest.approx(ASK_S)
+        hosts.moves = [lambda: hosts.move(3, "b:1")]
+        assert await hosts.ask() == (ALL, None), "another broker takes over"
+        assert now_s() == pytest.approx(ASK_S + HOME_S + 0.5)
+        hosts.move(3, "c:1")
         hosts.others["c:1"].silent = False
         hosts.others["c:1"].failures = [TimedOutError("late")]
         assert await hosts.ask() == (ALL, None)

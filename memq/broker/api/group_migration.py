@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, NotFoundError, QueueError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError
 from memq.groups.coordinator import GroupCoordinator
 from memq.notification import FormerGroup
 
@@ -36,6 +36,7 @@ class GroupMigrator:
         self._names: tuple[str, ...] = ()
         self._names_read_s = -NAMES_KEPT_S
         self._turn = asyncio.Lock()
+        self._checked: tuple[float, MemqError | None] = (-1.0, None)  # when the last check ended, and its error
 
     async def names(self) -> list[str]:
         """Return the names of the groups in the queue, sorted.
@@ -51,22 +52,34 @@ class GroupMigrator:
         """
         if self._none_left:
             return
+        clock = self._services.runtime.clock
+        asked_s = clock.monotonic()
         async with self._turn:
-            now_s = self._services.runtime.clock.monotonic()
-            if now_s - self._names_read_s >= NAMES_KEPT_S:
-                self._names = tuple(await self.names())
-                if self._alone and self._names:
-                    for name in self._names:
-                        await self.move(name, await find(name))
-                    self._names = tuple(await self.names())
-                if not self._names:
-                    await self.check_brokers()
-                self._none_left, self._names_read_s = not self._names, now_s
+            ended_s, failure = self._checked
+            if ended_s > asked_s and failure is not None:
+                raise failure  # one try for all that wait: else each would wait for those before its own
+            if ended_s <= asked_s and clock.monotonic() - self._names_read_s >= NAMES_KEPT_S:
+                try:
+                    await self._check(find, clock.monotonic())
+                except MemqError as error:
+                    self._checked = clock.monotonic(), error
+                    raise
+                self._checked = clock.monotonic(), None
         if self._names:
             raise InvalidRequestError(
                 f"the queue has {len(self._names)} groups of an earlier release, first '{self._names[0]}'",
                 hint="move them with memq group migrate; --dry-run shows them",
             )
+
+    async def _check(self, find: FindCoordinator, now_s: float) -> None:
+        self._names = tuple(await self.names())
+        if self._alone and self._names:
+            for name in self._names:
+                await self.move(name, await find(name))
+            self._names = tuple(await self.names())
+        if not self._names:
+            await self.check_brokers()
+        self._none_left, self._names_read_s = not self._names, now_s
 
     async def check_brokers(self) -> None:
         """Refuse while a broker of an earlier release runs: it takes members into groups in the queue.

@@ -16,7 +16,7 @@ from memq.broker.api.service_lookup import ask_all_services, find_service, forwa
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import Services
-from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
+from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TimedOutError, TooLargeError
 from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.remote import committed_of, wire_of
@@ -53,6 +53,7 @@ from memq.protocol.messages import (
 from memq.topic import Committed, ReadPartition, Topic, check_group
 
 WAIT_MS_MAX = 30_000
+HEARTBEAT_S = 5.0  # time-out for the owner of a group: if it hangs, another broker may be the owner soon
 POLL_PARTITIONS_MAX = 10_000
 LOG_S_MAX = 5.0  # time-out for one log of a POLL; a log that takes longer fails alone
 LOGS_S_MAX = 10.0  # time-out for all logs of a POLL; the next POLL reads the others
@@ -306,7 +307,10 @@ class GroupRequests:
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
-            return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer)
+            try:
+                return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer, timeout_s=HEARTBEAT_S)
+            except TimedOutError as error:  # not as such: the client would give up its connection to this broker
+                raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
         released = [partition_of(ref) for ref in ask.released]
         return _answer(await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
 

@@ -15,12 +15,13 @@ from memq.broker.services import BROKER_PROGRAM
 from memq.errors import LogLostError, NotReadyError, RetryableError
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.link import Link
+from memq.protocol.link import REQUEST_TIMEOUT_S, Link
 from memq.protocol.wire_types import ServiceQuestion
 from memq.topic import Topic
 
 Item = TypeVar("Item")
 ASK_S = 20.0  # time-out of a question to all service partitions; clients wait 30 s for the answer
+HOME_S = 8.0  # time-out for one broker: if it hangs, others may have its partitions soon
 
 
 async def find_service(hosts: ServiceHosts, kind: ServiceKind[Made], name: str, call: Call[Any]) -> Made | Link:
@@ -31,9 +32,9 @@ async def find_service(hosts: ServiceHosts, kind: ServiceKind[Made], name: str, 
     return await hosts.service_or_link(kind, name, forwarded=call.connection.program == BROKER_PROGRAM)
 
 
-async def forward(link: Link, ask: Any) -> AdminAnswer:
+async def forward(link: Link, ask: Any, *, timeout_s: float = REQUEST_TIMEOUT_S) -> AdminAnswer:
     """Return the answer of another broker to an administrative request."""
-    return await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
+    return await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
 
 async def ask_all_services(
@@ -129,7 +130,7 @@ class _Question(Generic[Made, Item]):
         if not isinstance(home, str):
             return await self._items_here(home), named
         wanted = msgspec.structs.replace(ask, service_partitions=list(named))
-        answer = await forward(await self._hosts.link(home), wanted)
+        answer = await forward(await self._hosts.link(home), wanted, timeout_s=HOME_S)
         covered = named if answer.covered is None else answer.covered  # a broker of an earlier release names none
         return self._items_of(answer), covered
 
