@@ -181,7 +181,7 @@ class ServiceHosts:
         return [host.services[kind.machine] for host in hosts]  # type: ignore[misc]  # `kind` made them
 
     async def link(self, address: str) -> Link:
-        """Return a link to another broker. Raises: as `connect_link`.
+        """Return a link to another broker. Raises: as `connect_link`; NotReadyError at the end of this broker.
 
         All callers share one attempt to connect, and its error. A silent connection is replaced: after a fault of the
         network, a kernel may take minutes until it sends again.
@@ -189,6 +189,8 @@ class ServiceHosts:
         known = self._links.get(address)
         if known is not None and known.open and not known.silent:
             return known
+        if self._tasks.stopped:
+            raise NotReadyError(f"broker '{self._services.settings.broker_id}' ends")
         connecting = self._connecting.get(address)
         if connecting is None:
             connecting = self._tasks.start(self._connect(address), f"connect to {address}")

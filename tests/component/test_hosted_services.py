@@ -413,6 +413,18 @@ def test_a_broker_connects_once_for_all_requests_that_wait() -> None:
     hosting(work)
 
 
+def test_a_broker_that_ends_connects_to_no_other() -> None:
+    """Its keepers may release records until they end, too."""
+
+    async def work(hosted: Hosted) -> None:
+        await hosted.hosts.stop()
+        with pytest.raises(NotReadyError, match="broker 'a' ends"):
+            await hosted.hosts.link("b:1")
+        assert hosted.network.attempts == 0
+
+    hosting(work)
+
+
 def test_a_broker_replaces_a_connection_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(hosted: Hosted) -> None:
         made: list[Link] = []
