@@ -142,10 +142,13 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         answer = await self._ask(AdminRequest(ask=DescribeHolds(topic=found.name, topic_id=found.id)))
         return {each.partition: DelayedCount(each.blocks, each.next_ms) for each in answer.waiting}
 
-    async def delayed_topics(self) -> dict[str, DelayedCount]:
-        """Return how many delayed records wait, for each topic with some. It may be old after a takeover."""
+    async def delayed_topics(self, *, proven: bool = True) -> dict[str, DelayedCount]:
+        """Return how many delayed records wait, for each topic with some.
+
+        Without `proven`, owners write no proof into their logs, and the answer may be old after a takeover.
+        """
         await self._pool.reach(self._connect_timeout_s)
-        answer = await self._ask(AdminRequest(ask=ListDelayed()))
+        answer = await self._ask(AdminRequest(ask=ListDelayed(proven=proven)))
         return {each.topic: DelayedCount(each.blocks, each.next_ms) for each in answer.delayed}
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
@@ -354,9 +357,12 @@ class TopicAdmin(KafkaHints, BlockingClient):
         """Return how many delayed records of each write partition wait. Raises: NotFoundError."""
         return self._background.run(self._core.delayed(topic))
 
-    def delayed_topics(self) -> dict[str, DelayedCount]:
-        """Return how many delayed records wait, for each topic with some. It may be old after a takeover."""
-        return self._background.run(self._core.delayed_topics())
+    def delayed_topics(self, *, proven: bool = True) -> dict[str, DelayedCount]:
+        """Return how many delayed records wait, for each topic with some.
+
+        Without `proven`, owners write no proof into their logs, and the answer may be old after a takeover.
+        """
+        return self._background.run(self._core.delayed_topics(proven=proven))
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.

@@ -178,6 +178,10 @@ class HoldKeeper:
         due_ms = min((each for each in (*released, *waiting) if each), default=None)
         return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
 
+    async def prove(self) -> None:
+        """Wait for a proof (S6). Read the counts at once then, before the next await."""
+        await known_outcome(self._log.fresh())
+
     def all_waiting(self) -> dict[Target, tuple[int, int]]:
         """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
         return {target: (count, self._first_due(target) or 0) for target, count in self._machine.waiting.items()}

@@ -61,7 +61,9 @@ class WireWaiting(msgspec.Struct, kw_only=True):
 
 
 class ListDelayed(ServiceQuestion, tag_field="op", tag="list-delayed", kw_only=True):
-    """Show how many blocks are held of each topic."""
+    """Show how many blocks are held of each topic; without `proven`, as their owners know them now."""
+
+    proven: bool = False
 
 
 class WireDelayedTopic(msgspec.Struct, kw_only=True):

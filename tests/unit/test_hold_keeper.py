@@ -328,6 +328,19 @@ def test_the_waiting_records_of_a_topic_are_counted_by_partition_after_a_proof()
     on_shard(work)
 
 
+def test_counts_of_all_topics_are_those_after_a_proof() -> None:
+    async def work(shard: Shard) -> None:
+        shard.log.on_fresh = lambda: held(shard.machine, (1, A, 7))  # known only by then
+        assert shard.keeper.all_waiting() == {}
+        await shard.keeper.prove()
+        assert shard.keeper.all_waiting() == {A: (1, 0)}
+        shard.log.errors = [OutcomeUnknownError("no answer")]
+        with pytest.raises(NotReadyError):
+            await shard.keeper.prove()
+
+    on_shard(work)
+
+
 def test_a_hold_that_counts_before_its_answer_is_counted_without_a_time() -> None:
     async def work(shard: Shard) -> None:
         shard.log.on_fresh = lambda: held(shard.machine, (1, A, shard.now_ms() + 50))

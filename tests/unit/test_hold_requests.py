@@ -46,7 +46,7 @@ from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, Topic, equal_slots
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
-OTHER_ID = "cd" * 16
+OTHER_ID, GONE_ID = "cd" * 16, "ef" * 16
 READY_S = 5.0
 TIMEOUT_S = TOPIC.settings.delivery_timeout_ms / 1_000
 
@@ -60,6 +60,10 @@ class Keeper(HoldKeeper):
         self.states: list[HoldState | None] = [HoldState.HELD]
         self.counts: dict[Target, tuple[int, int]] = {}
         self.undelivered = False
+        self.proofs = 0
+
+    async def prove(self) -> None:
+        self.proofs += 1
 
     async def hold(self, holds: Sequence[NewHold]) -> list[HoldState]:
         self.held += holds
@@ -114,6 +118,9 @@ class Broker:
     async def current_topic(self, name: str, topic_id: str) -> Topic:
         assert (name, topic_id) == (self.topic.name, self.topic.id)
         return self.topic
+
+    def topics(self) -> list[Topic]:
+        return [self.topic]
 
     async def service_or_link(self, kind: object, name: str, *, forwarded: bool) -> Keeper | OtherBroker:
         assert kind == self.holds
@@ -328,7 +335,8 @@ def test_the_delayed_records_of_a_topic_are_those_of_all_brokers(*, undelivered:
     on_broker(work)
 
 
-def test_the_delayed_records_of_all_topics_are_summed_with_the_first_due_time() -> None:
+@pytest.mark.parametrize("proven", [False, True])
+def test_the_delayed_records_of_all_topics_are_summed_with_the_first_due_time(*, proven: bool) -> None:
     def delayed(topic: str, topic_id: str, blocks: int, next_ms: int) -> WireDelayedTopic:
         return WireDelayedTopic(topic=topic, topic_id=topic_id, blocks=blocks, next_ms=next_ms)
 
@@ -341,10 +349,13 @@ def test_the_delayed_records_of_all_topics_are_summed_with_the_first_due_time() 
             Target("clicks", TOPIC.id, 1): (4, 0),  # its time is not known
         }
         broker.other.answer = AdminAnswer(delayed=[delayed("clicks", TOPIC.id, 5, 60)], covered=[0])
-        ask = ListDelayed()
+        gone = Target("clicks", GONE_ID, 0)
+        broker.keeper.counts[gone] = (100, 1)  # of a deleted topic of this name
+        ask = ListDelayed(proven=proven)
         everywhere = [delayed("clicks", TOPIC.id, 12, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=everywhere)
-        assert broker.other.asked == [ListDelayed(service_partitions=[0])]
+        assert broker.other.asked == [ListDelayed(proven=proven, service_partitions=[0])]
+        assert broker.keeper.proofs == proven
         broker.program = BROKER_PROGRAM
         here = [delayed("clicks", TOPIC.id, 7, 40), delayed("orders", OTHER_ID, 3, 0)]
         assert await broker.requests.list_delayed(broker.call(ask)) == AdminAnswer(delayed=here)

@@ -397,7 +397,7 @@ class Poller:
 
     async def poll_delayed(self) -> None:
         """Ask how many delayed records wait, and show them by topic."""
-        self._feed.board.put("delayed", "", delayed_topics(await self._admin.delayed_topics()))
+        self._feed.board.put("delayed", "", delayed_topics(await self._admin.delayed_topics(proven=False)))
 
     async def poll_transactions(self) -> None:
         """Ask for the open transactions, and show them."""

@@ -91,9 +91,14 @@ class HoldRequests:
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition), covered=covered)
 
     async def list_delayed(self, call: Call[ListDelayed]) -> Answer:
-        """Return how many blocks of each topic wait; for another broker, those that wait here."""
+        """Return how many blocks of each topic wait; for another broker, those that wait here.
+
+        Those of a deleted topic do not count if there is another one of its name.
+        """
 
         async def delayed_at(keeper: HoldKeeper) -> list[WireDelayedTopic]:
+            if call.ask.proven:
+                await keeper.prove()
             return [
                 WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
                 for target, (blocks, next_ms) in keeper.all_waiting().items()
@@ -101,7 +106,9 @@ class HoldRequests:
 
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.holds, call, delayed_at, lambda answer: answer.delayed)
-        return AdminAnswer(delayed=_by_topic(found), covered=covered)
+        ids = {topic.name: topic.id for topic in self._partitions.topics()}
+        current = [each for each in found if ids.get(each.topic, each.topic_id) == each.topic_id]
+        return AdminAnswer(delayed=_by_topic(current), covered=covered)
 
     async def release(self, call: Call[ReleaseUnit]) -> Answer:
         """Take a unit that another broker releases into the log of a partition of this broker."""
