@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from memq.broker.api.group_migration import GroupMigrator
 from memq.errors import InvalidRequestError, QueueError
 from memq.governor import BrokerEntry
+from memq.notification import FormerGroup
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 
 
 class Parts:
     """A queue whose names of groups take 10 s, and fail with `errors` first; and a coordinator with brokers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        self.imported: list[FormerGroup] = []
         self.found: list[str] = []
         self.errors: list[QueueError] = []
         self.asked = 0
         self.entries = [BrokerEntry(id="a", session="s", address="a:1", state_logs=True)]
         services: Any = SimpleNamespace(
-            queue=SimpleNamespace(former=self), coordinator=self, runtime=skipping_runtime(), events=None
+            queue=SimpleNamespace(former=self), coordinator=self, runtime=skipping_runtime(), events=self
         )
-        self.migrator = GroupMigrator(services, alone=False)
+        self.migrator = GroupMigrator(services, alone=alone)
+
+    def info(self, event: str, text: str) -> None:
+        """See `EventLog.info`."""
+
+    async def read(self, name: str) -> FormerGroup:
+        return FormerGroup(name, 3, ("m",), {})
+
+    async def remove(self, name: str) -> None:
+        self.found.remove(name)
+
+    async def import_group(self, former: FormerGroup) -> None:
+        self.imported.append(former)
+
+    async def find(self, _group: str) -> Any:
+        return self
 
     async def names(self) -> list[str]:
         self.asked += 1
@@ -40,7 +57,7 @@ class Parts:
     async def check(self) -> str:
         """Return the error of a check, "" for none."""
         try:
-            await self.migrator.check(cast(Any, None))
+            await self.migrator.check(self.find)
         except (QueueError, InvalidRequestError) as error:
             return str(error)
         return ""
@@ -68,6 +85,17 @@ def test_requests_that_wait_for_a_queue_that_fails_get_its_error_at_once() -> No
         asked = parts.asked
         assert await parts.checks(3) == [("", 40.0)] * 3
         assert parts.asked == asked == 4
+
+    run_skipping(work())
+
+
+def test_a_broker_that_is_alone_moves_the_groups_itself() -> None:
+    async def work() -> None:
+        parts = Parts(alone=True)
+        parts.found = ["billing", "report"]
+        assert await parts.check() == ""
+        assert [(each.group, each.generation) for each in parts.imported] == [("billing", 3), ("report", 3)]
+        assert parts.found == []
 
     run_skipping(work())
 
