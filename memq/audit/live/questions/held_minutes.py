@@ -19,7 +19,7 @@ from memq.audit.finding import Kind
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
 from memq.audit.pointer_facts import PointerFacts
 from memq.audit.released import ReleaseAnswer, UnitState
-from memq.format.held_sequences import due_time_of, held_minute, is_held, is_transactional
+from memq.format.held_sequences import HELD_BEGIN, due_time_of, held_minute, is_transactional
 from memq.format.pointer import Pointer
 from memq.format.report import HeldSpan, ReadStage
 from memq.topic import CLOCK_ERROR_MS
@@ -126,7 +126,7 @@ class HeldAudit:
 
     def take_pointer(self, offset: int, time_ms: int, pointer: Pointer, all_blocks: Sequence[Block]) -> Sequence[Block]:
         """Take the next pointer of the write partition, with its blocks; return those of other records."""
-        blocks = [block for block in all_blocks if is_held(block[1])]
+        blocks = [block for block in all_blocks if block[1] >= HELD_BEGIN]
         facts, now_minute = self._facts.released, time_ms // MINUTE_MS
         if not facts.begun and self._state.blind < now_minute:  # of an older release that did not count them
             self._state.blind = now_minute
@@ -156,7 +156,7 @@ class HeldAudit:
                 early += counted
         if early:
             self._note(Kind.EARLY, "in the log before they are due", now_minute, early, offset, time_ms)
-        return all_blocks if not blocks else [block for block in all_blocks if not is_held(block[1])]
+        return all_blocks if not blocks else [block for block in all_blocks if block[1] < HELD_BEGIN]
 
     def take_answer(self, answer: ReleaseAnswer) -> None:
         """Take the answer of the shards; the next `settle` uses it, after the queue was read to its end."""
