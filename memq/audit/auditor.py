@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from memq.audit.account import NOT_ASKED, Account, Balance, Evidence, Fate, HeldWord, RecentRanges, TailKnowledge
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck, CheckedEntry
@@ -16,14 +17,17 @@ from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
 from memq.audit.minutes import Minutes, ReadBlock, active_ms
 from memq.audit.pointer_facts import PointerFacts
+from memq.audit.released import NOT_ASKED as UNITS_NOT_ASKED
+from memq.audit.released import ReleaseAnswer, ReleasedBlocks, ReleaseFacts, Shortfall, UnitWord
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, FindingCounts, PartitionCoverage, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.blocks.header import BlockHeader, StoredBlock
+from memq.format.held_sequences import due_time_of, is_held
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.limits import SEQUENCE_END
 from memq.notification import Span
-from memq.topic import Position, Topic
+from memq.topic import CLOCK_ERROR_MS, Position, Topic
 
 ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
 EPOCHS_MAX = 1 << 16
@@ -74,8 +78,10 @@ class _WritePartition(PointerFacts):
 class Auditor:
     """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
-    Records that `sought` returns are unproven, until three steps are done: brokers are asked for them, `take_answer`
-    gets the answers, and the read partitions of `sought_in` are opened again and read to their ends.
+    `take_word` gets what shards say of held records, before the queue's ends are asked for. Without that word the end
+    of held records is unknown. Records that `sought` returns are unproven, until three steps are done: brokers are
+    asked for them, `take_answer` gets the answers, and the read partitions of `sought_in` are opened again and read to
+    their ends.
     `minutes`, if given, gets every block, for a verdict as a table.
     """
 
@@ -95,6 +101,9 @@ class Auditor:
         self._found = FindingCounts()
         self._asked: dict[Source, RangeSet] = {}
         self._answer: HeldAnswer | None = None
+        self._blocks: dict[int, ReleasedBlocks] = {}  # of held records, by write partition
+        self._held: dict[int, int] = {}  # delivered held records, by write partition
+        self._word_of_shards = UNITS_NOT_ASKED
 
     # ---- what is read ------------------------------------------------------------------------------
 
@@ -139,7 +148,8 @@ class Auditor:
 
     def take_control(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> None:
         """Add a pointer without a batch; `time_ms` is its queue time (Unix ms)."""
-        self._meet(partition, offset, time_ms, pointer)
+        write = self._meet(partition, offset, time_ms, pointer)
+        write.released.compare(pointer, offset, time_ms, write.released.meet(pointer, whole=not write.expired), 0)
         for end in pointer.ended:
             self._account(pointer.partition, end.producer).close(end, time_ms)
             if self._minutes is not None:
@@ -157,16 +167,33 @@ class Auditor:
         if not check.complete and any(block.unread for block in check.blocks):
             self._unread[partition] = None
         skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
+        stated, found, held = write.released.meet(pointer, whole=not write.expired), 0, 0
         for block in check.blocks:
             position = Position(partition, offset, record_index)
             met = ReadBlock((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)
             record_index += block.next - block.first
+            records = block.next - block.first if is_held(block.first) else 0
+            held += records
             if block.cause is not None:
                 self._take_unsound(block, block.cause, met, check.key)
+                found += records
             elif block.number in skip:
                 self._drop(met)
+            elif is_held(met.first):
+                found += records if self._deliver_held(met, block, check.key, pointer.sealed_ms) else 0
             else:
                 self._deliver(met, block, check.key)
+        if any(block.cause is not None and not block.producer for block in check.blocks):
+            stated = None  # they may be held records
+        elif stated is not None:
+            found += max(min(held - found, stated - found), 0)  # copies: a unit may have a record again
+        surplus = write.released.compare(pointer, offset, time_ms, stated, found)
+        if surplus:
+            cause = f"{surplus} more held records than their shards have released"
+            wrong = Finding(
+                kind=Kind.UNRELEASED, partition=pointer.partition, offset=offset, object=check.key, cause=cause
+            )
+            self._found.add(surplus, wrong)
 
     # ---- what brokers hold -------------------------------------------------------------------------
 
@@ -187,13 +214,20 @@ class Auditor:
         self._asked = {(each.partition, each.producer): RangeSet(each.ranges) for each in sought}
         self._answer = answer
 
+    def take_word(self, answer: ReleaseAnswer) -> None:
+        """Add what the shards of held records say; the ends of the queue were asked for after that."""
+        self._word_of_shards = answer
+
     # ---- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, now_ms: int) -> Verdict:
         """Return the verdict; producers seen shortly before `now_ms` (Unix ms) may still be sending."""
         balances, found = self.balances(now_ms), FindingCounts(self._found)
-        for balance in balances:
-            _add_missing_records(balance, found)
+        by_partition = {partition: list(group) for partition, group in groupby(balances, lambda each: each.partition)}
+        for partition in sorted({*self._writes, *(word.partition for word in self._word_of_shards.words)}):
+            for balance in by_partition.get(partition, ()):
+                _add_missing_records(balance, found)
+            self._add_missing_units(partition, found)
         for partition, write in sorted(self._writes.items()):
             if write.read_partition not in self._unread:  # else the hole may be what was not read
                 _add_missing_batches(partition, write, found)
@@ -234,7 +268,9 @@ class Auditor:
         return replace(
             self._coverage,
             partitions=tuple(self._reads[partition] for partition in sorted(self._reads)),
-            records=sum(balance.delivered for balance in balances),
+            records=sum(balance.delivered for balance in balances) + sum(self._held.values()),
+            held=sum(self._held.values()),
+            waiting=self._word_of_shards.waiting,
             producers=len(balances),
             producers_proven=sum(balance.tail is TailKnowledge.PROVEN for balance in balances),
             producers_in_flight=sum(balance.tail is TailKnowledge.IN_FLIGHT for balance in balances),
@@ -242,6 +278,10 @@ class Auditor:
             expired=sum(balance.expired for balance in balances),
             unread=sum(each.count for each in self._found if each.kind is Kind.UNREAD),
         )
+
+    def shortfalls(self) -> list[tuple[int, Shortfall]]:
+        """Return the held records that pointers should have shown, by write partition."""
+        return [(partition, short) for partition, write in self._writes.items() for short in write.released.short]
 
     # ---- inside --------------------------------------------------------------------------------------
 
@@ -280,7 +320,10 @@ class Auditor:
     def _take_unsound(self, block: BlockCheck, cause: MemqError, met: ReadBlock, key: str) -> None:
         damaged = isinstance(cause, CorruptDataError)
         self._found.add(1, _finding(Kind.CORRUPT if damaged else Kind.UNREAD, block, met, key, str(cause)))
-        if block.producer:
+        if is_held(met.first):
+            if self._minutes is not None:
+                self._minutes.held(met, "corrupt" if damaged else "unread", met.next - met.first)
+        elif block.producer:
             self._account(*met.stream).miss(met.first, met.next, met.time_ms, damaged=damaged)
             if self._minutes is not None:
                 self._minutes.miss(met)
@@ -304,11 +347,64 @@ class Auditor:
         if self._minutes is not None:
             self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
 
+    def _deliver_held(self, met: ReadBlock, block: BlockCheck, key: str, sealed_ms: int) -> bool:
+        """Take a block of held records; return whether readers deliver it."""
+        partition, records = met.stream[0], met.next - met.first
+        blocks = self._blocks.setdefault(partition, ReleasedBlocks(self._window_ms))
+        fate, differs = blocks.meet(met.stream[1], met.first, met.time_ms), False
+        if block.header is not None:
+            differs = fate is not Fate.NEW and self._contents.differs(partition, block.header)
+            self._contents.add(partition, block.header)
+        if fate is Fate.COPY and not differs:
+            self._drop(met)
+            return False
+        self._count(blocks=1)
+        early_ms = due_time_of(met.first) - sealed_ms - CLOCK_ERROR_MS
+        if sealed_ms and early_ms > 0:
+            cause = f"in the log {early_ms + CLOCK_ERROR_MS} ms before it is due"
+            self._found.add(records, _finding(Kind.EARLY, block, met, key, cause))
+        if fate is not Fate.NEW:
+            self._found.add(records, _finding(Kind.DOUBLED, block, met, key, OTHER_BYTES if differs else ""))
+        else:
+            self._held[partition] = self._held.get(partition, 0) + records
+        if self._minutes is not None:
+            self._minutes.held(met, "delivered" if fate is Fate.NEW else "doubled", records)
+        return True
+
+    def _add_missing_units(self, partition: int, found: FindingCounts) -> None:
+        """Add the held records that a write partition lacks, by its pointers and by the words of shards."""
+        write, words = self._writes.get(partition), self._word_of_shards
+        if write is not None and write.read_partition in self._unread:
+            return
+        for short in write.released.short if write is not None else ():
+            wrong = Finding(kind=Kind.LOST, partition=partition, offset=short.offset, cause=short.cause)
+            found.add(short.records, wrong)
+        if words.error and write is not None and write.released.shards:
+            cause = f"its shards did not say how many held records it has: {words.error}"
+            found.add(len(write.released.shards), Finding(kind=Kind.UNKNOWN, partition=partition, cause=cause))
+        for word in words.words:
+            if word.partition == partition and (write is not None or not self._unread):
+                self._add_of_shard(word, write, found)
+
+    def _add_of_shard(self, word: UnitWord, write: _WritePartition | None, found: FindingCounts) -> None:
+        facts = write.released if write is not None else ReleaseFacts()
+        whole = not write.expired if write is not None else all(not each.begin for each in self._reads.values())
+        lost, pending = facts.absent(word, whole=whole), facts.pending(word)
+        if lost:
+            cause = f"unit {word.done} of shard {word.shard:016x} is done, and in no pointer"
+            found.add(lost, Finding(kind=Kind.LOST, partition=word.partition, cause=cause))
+        if pending > 0:
+            cause = f"units up to {word.released} of shard {word.shard:016x} are on their way"
+            found.add(pending, Finding(kind=Kind.HELD, partition=word.partition, cause=cause))
+
     def _drop(self, met: ReadBlock) -> None:
         """Count a block that readers pass over."""
         self._count(blocks=1, copies_dropped=met.next - met.first)
         if self._minutes is not None:
-            self._minutes.copy(met)
+            if is_held(met.first):
+                self._minutes.held(met, "copies", met.next - met.first)
+            else:
+                self._minutes.copy(met)
 
     def _count_pointer(self, partition: int) -> None:
         coverage = self._reads[partition]

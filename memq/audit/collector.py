@@ -8,6 +8,7 @@ from memq.audit.auditor import Auditor
 from memq.audit.checks.checker import Checker
 from memq.audit.checks.object_reads import ReadObject
 from memq.audit.held import AskHeld
+from memq.audit.released import AskReleased
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.errors import MemqError, TooLargeError
 from memq.notification import PointerReader, Span
@@ -21,14 +22,16 @@ async def audit(
     now_ms: int,
     *,
     ask_held: AskHeld | None = None,
+    ask_released: AskReleased | None = None,
     through: str = THROUGH_STORE,
     moved: Callable[[int], None] = lambda count: None,
 ) -> Verdict:
     """Audit a topic from the beginning of its queue to its present end (`now_ms`, Unix ms).
 
     `ask_held` asks brokers for missing records; without it, records acked with less than `all` are never reported as
-    lost. `through` is the text of the coverage for how `read` reads. `moved` is called with numbers of processed
-    pointers. The verdict has everything that could not be read; errors of queue or store are not raised.
+    lost. `ask_released` asks shards for their units; without it, the end of held records is unknown. `through` is the
+    text of the coverage for how `read` reads. `moved` is called with numbers of processed pointers. The verdict has
+    everything that could not be read; errors of queue or store are not raised.
     Raises: TooLargeError for too many producers or epochs.
     """
     auditor, checker = Auditor(topic, through=through), Checker(queue, read)
@@ -47,6 +50,8 @@ async def audit(
         except MemqError as error:
             auditor.fail_partition(partition.partition, error)
 
+    if ask_released is not None:
+        auditor.take_word(await ask_released(topic))
     for partition in read_partitions(topic):
         await read_on(partition)
     sought = auditor.sought(now_ms)

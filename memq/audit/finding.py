@@ -43,6 +43,8 @@ class Kind(Enum):
     BATCH_HOLE = ("missing batch", "batch", Outcome.DAMAGED)
     TOTALS = ("counted, not shown", "record", Outcome.DAMAGED)
     FAULT = ("contradiction", "batch", Outcome.DAMAGED)
+    EARLY = ("early", "record", Outcome.DAMAGED)
+    UNRELEASED = ("not released", "record", Outcome.DAMAGED)
     DOUBLED = ("doubled", "record", Outcome.DOUBLED)
     UNREAD = ("not read", "place", Outcome.INCOMPLETE)
     HELD = ("held", "record", Outcome.INCOMPLETE)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from memq.audit.account import HeldWord, apart, common
 from memq.audit.pointer_facts import PointerFacts
+from memq.audit.released import ReleaseAnswer
 from memq.format.ranges import Range, RangeSet
 from memq.limits import FORWARD_S_MAX
 from memq.topic import Topic
@@ -31,7 +32,10 @@ class Decision(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """Records of one producer in one write partition that no pointer has."""
+    """Records of one producer in one write partition that no pointer has.
+
+    With producer 0, they are the held records of the partition.
+    """
 
     partition: int
     producer: int
@@ -43,13 +47,14 @@ class HeldAnswer:
     """The answers of a cluster's brokers about sought records.
 
     `answered` are brokers whose answer is complete; `failed` has the reason of each other one. A broker in neither did
-    not exist at that moment. `error`: why no broker could be asked.
+    not exist at that moment. `error`: why no broker could be asked. `released`: the answer of shards, if asked.
     """
 
     held: Mapping[Source, RangeSet] = field(default_factory=dict)
     answered: frozenset[str] = frozenset()
     failed: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
+    released: ReleaseAnswer | None = None
 
 
 AskHeld = Callable[[Topic, Sequence[Sought]], Awaitable[HeldAnswer]]  # raises nothing: what fails is in the answer

@@ -1,4 +1,4 @@
-"""Asks all brokers of a cluster at the same time for held records that no pointer has."""
+"""Asks the brokers of a cluster for records that no pointer has, and for the units of held records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from memq.audit.held import HeldAnswer, Sought, Source
+from memq.audit.released import ReleaseAnswer, UnitWord
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, ProtocolError
@@ -14,6 +15,7 @@ from memq.format.ranges import Range, RangeSet
 from memq.limits import SOUGHT_RANGES_MAX
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeCluster, DescribeHeld, WireRecords
 from memq.protocol.frames import Api
+from memq.protocol.hold_messages import DescribeHolds, WireUnits
 from memq.protocol.wire_types import WireBroker
 from memq.runtime.network import parse_address
 from memq.topic import Topic
@@ -23,19 +25,25 @@ BROKER_S = 60.0  # for all answers of one broker
 
 
 class Holders:
-    """All present brokers; `ask` is a `memq.audit.held.AskHeld`."""
+    """All present brokers; `ask` is a `memq.audit.held.AskHeld`, `ask_released` an `AskReleased`."""
 
     def __init__(self, pool: LinkPool, any_broker: BrokerRouter) -> None:
         self._pool = pool
         self._any = any_broker
 
     async def ask(self, topic: Topic, sought: Sequence[Sought]) -> HeldAnswer:
-        """Return the answers of all brokers about records of a topic; the answer includes failures."""
+        """Return the answers of all brokers about records of a topic; the answer includes failures.
+
+        A record of producer 0 stands for the held records of its partition: their shards are asked.
+        """
+        released = await self.ask_released(topic) if any(not each.producer for each in sought) else None
+        if released is not None and all(not each.producer for each in sought):
+            return HeldAnswer(released=released)
         try:
             request = AdminRequest(ask=DescribeCluster())
             brokers = (await self._any(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)).brokers
         except MemqError as error:
-            return HeldAnswer(error=str(error))
+            return HeldAnswer(error=str(error), released=released)
         held: dict[Source, RangeSet] = {}
         failed: dict[str, str] = {}
         for broker, answer in zip(
@@ -50,7 +58,25 @@ class Holders:
             unread = dict.fromkeys(text for part in answer for text in part.unread)
             if unread:
                 failed[broker.broker] = "; ".join(unread)
-        return HeldAnswer(held, frozenset(each.broker for each in brokers if each.broker not in failed), failed)
+        answered = frozenset(each.broker for each in brokers if each.broker not in failed)
+        return HeldAnswer(held, answered, failed, released=released)
+
+    async def ask_released(self, topic: Topic) -> ReleaseAnswer:
+        """Return what the shards of held records say of a topic; the answer includes failures."""
+        ask = DescribeHolds(topic=topic.name, topic_id=topic.id, undelivered=True, units=True)
+        try:
+            answer = await self._any(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=ANSWER_S)
+        except MemqError as error:
+            return ReleaseAnswer(error=str(error))
+        next_ms: dict[int, int] = {}
+        for each in answer.waiting:
+            if each.next_ms:
+                next_ms[each.partition] = min(each.next_ms, next_ms.get(each.partition, each.next_ms))
+        return ReleaseAnswer(
+            words=tuple(_word_of(each.partition, each.units) for each in answer.waiting if each.units is not None),
+            waiting=sum(each.blocks for each in answer.waiting),
+            next_ms=next_ms,
+        )
 
     async def _ask(self, broker: WireBroker, topic: Topic, sought: Sequence[Sought]) -> list[AdminAnswer] | str:
         """Return what one broker holds, or why it did not say that."""
@@ -71,6 +97,11 @@ class Holders:
         except MemqError as error:
             return f"it did not answer: {error}"
         return answers
+
+
+def _word_of(partition: int, units: WireUnits) -> UnitWord:
+    counts = (units.released, units.released_records, units.done, units.done_records, units.dropped)
+    return UnitWord(partition, int(units.shard, 16), *counts)
 
 
 def _held_by(answers: Sequence[AdminAnswer]) -> Iterator[tuple[Source, list[Range]]]:

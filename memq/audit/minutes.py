@@ -58,9 +58,10 @@ def _bounded(count: int) -> int:
 class CountSide:
     """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
 
-    Names on the queue's side: sent, acked, gave-up, committed, copies, and `WORDS`; on a group's side: fetched,
-    dropped, passed, processed, and `WORDS`. `silent` counts clients without a report for the minute. In the table of
-    `Minutes`, `sent` counts all records that are known to be sent: delivered ones, and those of a missing kind.
+    Names on the queue's side: sent, acked, gave-up, cancelled, rolled-back, unsure, committed, copies, and `WORDS`; on
+    a group's side: fetched, dropped, passed, processed, and `WORDS`. `silent` counts clients without a report for the
+    minute. In the table of `Minutes`, `sent` counts all records that are known to be sent: delivered ones, and those of
+    a missing kind.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -104,7 +105,8 @@ class MinuteRow:
         """Return the records that a side awaits: sent and not queued, or queued and not processed."""
         queue = self.side(QUEUE)
         if name == QUEUE:
-            return max(queue["sent"] - queue["committed"] - queue["gave-up"] - queue["lost"] - queue["unknown"], 0)
+            over = queue["gave-up"] + queue["cancelled"] + queue["lost"] + queue["unknown"]
+            return max(queue["sent"] - queue["committed"] - over, 0)
         mine = self.side(name)
         over = mine["processed"] + mine["passed"] + mine["lost"] + mine["unknown"] + queue["corrupt"]
         return max(queue["committed"] - over, 0)
@@ -184,6 +186,24 @@ class Minutes:
     def copy(self, met: ReadBlock) -> None:
         """Add a block that readers drop."""
         self._row(met.stream, met.time_ms).side(QUEUE).count("copies", met.next - met.first)
+
+    def held(self, met: ReadBlock, kind: str, records: int) -> None:
+        """Add records of a block that was held: all of a write partition have one row, with the producer 0."""
+        side = self._row((met.stream[0], 0), met.time_ms).side(QUEUE)
+        for name in (kind,) if kind in ("copies", "doubled") else ("sent", kind):
+            side.count(name, records)
+        if kind == "delivered":
+            side.count("late", records if met.late else 0)
+            for group, position in self._committed.get(met.position.read_partition, {}).items():
+                self._row((met.stream[0], 0), met.time_ms).side(group).count(
+                    "processed", min(records, _before(met, position))
+                )
+
+    def lose(self, partition: int, time_ms: int, records: int) -> None:
+        """Add held records that are missing in a pointer of this queue time."""
+        side = self._row((partition, 0), time_ms).side(QUEUE)
+        side.count("sent", records)
+        side.count("lost", records)
 
     def miss(self, met: ReadBlock) -> None:
         """Add a block that readers do not get.

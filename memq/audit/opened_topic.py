@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from memq.audit.checks.object_reads import ReadObject, read_by_ranges, store_reader
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
+from memq.audit.released import AskReleased
 from memq.audit.verdict import THROUGH_STORE
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
@@ -44,6 +45,7 @@ class OpenedTopic:
     read: ReadObject
     through: str
     ask_held: AskHeld
+    ask_released: AskReleased
 
 
 class OwnersQueue(RemoteQueue):
@@ -92,9 +94,9 @@ async def opened_topic(
         else:
             source, through = await _source(metadata, stores, topic, any_broker)
         queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
-        yield OpenedTopic(
-            topic, metadata.cluster, queue, RemoteGroups(any_broker), source, through, Holders(pool, any_broker).ask
-        )
+        holders, groups = Holders(pool, any_broker), RemoteGroups(any_broker)
+        asks = (holders.ask, holders.ask_released)
+        yield OpenedTopic(topic, metadata.cluster, queue, groups, source, through, *asks)
     finally:
         await metadata.close()
         await stores.close()

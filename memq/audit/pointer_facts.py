@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memq.audit.released import ReleaseFacts
 from memq.format.pointer import Pointer
 
 
@@ -56,12 +57,14 @@ class PointerFacts:
     epoch: int = 0
     totals: RunningTotals | None = None  # None before the first pointer
     owners: dict[int, str] = field(default_factory=dict)
+    released: ReleaseFacts = field(default_factory=ReleaseFacts)
 
     def begin(self, pointer: Pointer, begin: int, time_ms: int, late_ms: int) -> None:
         """Begin with the first pointer of a log that begins at the offset `begin`; `late_ms` bounds late ones."""
         self.expired = begin > 0 and pointer.totals.records > 0
         self.copies_ms = time_ms + late_ms if self.expired else -1
         self.totals = RunningTotals(begin)
+        self.released.begun = True
 
     def meet(self, pointer: Pointer, time_ms: int) -> int:
         """Take a pointer; return how many records it counts that no pointer before it shows."""
@@ -85,3 +88,4 @@ class PointerFacts:
         """Begin the totals again: an entry that was not read may explain their difference."""
         if self.totals is not None:
             self.totals.forget()
+        self.released.forget()

@@ -12,6 +12,7 @@ from typing import Any
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece, cut_batch
 from memq.format.blocks.header import BlockHeader, Buffer, parse_header
+from memq.format.held_sequences import due_time_of, held_minute, is_transactional
 from memq.format.pointer import Pointer
 from memq.notification import Entry
 from memq.topic import Position, slot_of_key
@@ -48,8 +49,12 @@ class Sighting:
         return {group: at > self.position for group, at in sorted(groups.items())}
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return all fields as JSON values; of a held record also its due time, or its transaction's begin."""
         named = {name: getattr(self, name) for name in self.__slots__}
+        if due_ms := due_time_of(self.sequence):
+            named["due_ms"] = due_ms
+        elif is_transactional(self.sequence):
+            named["begun_minute"] = held_minute(self.sequence)
         return named | {"producer": f"{self.producer:016x}", "position": str(self.position)}
 
 

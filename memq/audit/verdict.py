@@ -78,6 +78,8 @@ class Coverage:
     producers: int = 0
     producers_proven: int = 0
     producers_in_flight: int = 0
+    held: int = 0  # delayed records, and those of transactions: proven by their units
+    waiting: int = 0  # delayed records that are not due
     burned: int = 0  # sequences that their producers gave up
     expired: int = 0  # sequences that retention took
     unread: int = 0  # pointers, objects and blocks that could not be read, or not by this version
@@ -96,6 +98,8 @@ class Coverage:
         yield f"{objects} of {self.bytes:,} bytes with {blocks}, from {self.through}"
         yield f"{self.producers_proven:,} of {self.producers:,} producers proved their end"
         rare = (
+            (self.held, f"{_count(self.held, 'record')} delayed or of transactions"),
+            (self.waiting, f"{_count(self.waiting, 'delayed record')} not due"),
             (self.copies_dropped, f"{_count(self.copies_dropped, 'record')} in copies that readers drop"),
             (self.burned, f"{self.burned:,} given up by producers"),
             (self.expired, f"{self.expired:,} taken by retention"),

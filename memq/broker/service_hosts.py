@@ -246,6 +246,7 @@ class ServiceHosts:
             window_ms=self._window_ms,
             append=UnitReleaser(services, self._partitions, self.link, shard).release,
             counters=services.counters,
+            shard=shard,
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 

@@ -15,6 +15,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer
+from memq.format.held_sequences import is_held
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqH1"
@@ -47,6 +48,11 @@ class HeldBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     due_ms: int
     offset: int
     length: int
+
+    @property
+    def counted(self) -> int:
+        """How many of its records are known as held by their sequences: all, or none of an earlier release."""
+        return self.next - self.id.first if is_held(self.id.first) else 0
 
 
 class HeldLane(msgspec.Struct, frozen=True, array_like=True):

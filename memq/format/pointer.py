@@ -111,6 +111,7 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     For a writer that stages, `batch_id` (decimal) is its last batch, and `manifest` is the crc32c of the batch's
     manifest. The manifest has `pieces` pieces for the partition; `last_sequence` of them are in the queue.
     For a shard of held records, `epoch` is 0, and `last_sequence` is the number of its last unit in the partition.
+    `records` counts the records that it has released for the partition up to this unit; 0: unknown.
     """
 
     producer: int
@@ -120,6 +121,7 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_ms: Time = 0
     manifest: U32 = 0
     pieces: Number = 0
+    records: Number = 0
 
     @property
     def is_shard(self) -> bool:
@@ -147,6 +149,7 @@ class _WireNamedProducer(msgspec.Struct, frozen=True, kw_only=True, omit_default
     last_seen_ms: Time = 0
     manifest: U32 = 0
     pieces: Number = 0
+    records: Number = 0
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -314,6 +317,7 @@ def _to_wire(pointer: Pointer) -> _Wire:
                 last_seen_ms=named.last_seen_ms,
                 manifest=named.manifest,
                 pieces=named.pieces,
+                records=named.records,
             )
             for named in pointer.named
         ),
@@ -354,6 +358,7 @@ def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
                 last_seen_ms=named.last_seen_ms,
                 manifest=named.manifest,
                 pieces=named.pieces,
+                records=named.records,
             )
             for named in wire.named
         ),

@@ -36,6 +36,12 @@ Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writ
 # Producers: `sent` to a socket, `acked` at `level`, `gave-up`, whether sent or not. Readers: `fetched` and given to the
 # user, `dropped` as a copy, `passed`: left out by a filter, `processed`: the group's commit succeeded.
 Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "passed", "processed"]
+# Of delayed records: `held`, `cancelled`. Of transactions: `committed`, `rolled-back`. `unsure`: none of them is known.
+# Those of readers are as in `Stage`.
+ReadStage = Literal["fetched", "dropped", "passed", "processed"]
+HeldStage = Literal[
+    "held", "cancelled", "committed", "rolled-back", "unsure", "fetched", "dropped", "passed", "processed"
+]
 BeginReason = Literal["stored", "start", "seek"]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
 KnownPositionText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]
@@ -92,13 +98,25 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency = ()
 
 
+class HeldSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """How many delayed records, or records of transactions, of one minute came to a stage.
+
+    `minute` is the Unix minute in which a record is due, or in which its transaction began.
+    """
+
+    stage: HeldStage
+    minute: Time
+    records: Number
+
+
 class ReportPart(msgspec.Struct, frozen=True, kw_only=True):
     """A report's content for one write partition; several in order if a reader began again.
 
     `begins` happened before all processed and committed records of the part.
     `committed` is the position of the group's last successful commit; "" when no commit succeeded since the last
     report. `read` is the stretch that a Spark task has read to its end, from a position up to, not with, another. With
-    this part, all that the task fetched there is reported.
+    this part, all that the task fetched there is reported. `held` counts delayed records and those of transactions;
+    `spans` have none of them.
     """
 
     topic: str
@@ -109,6 +127,7 @@ class ReportPart(msgspec.Struct, frozen=True, kw_only=True):
     begins: tuple[Begin, ...] = ()
     committed: str = ""
     read: Stretch | None = None
+    held: tuple[HeldSpan, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +181,7 @@ class _WirePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begins: tuple[Begin, ...] = ()
     committed: PositionText = ""
     read: Stretch | None = None
+    held: tuple[HeldSpan, ...] = ()
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -254,6 +274,11 @@ def _halves_of_part(part: ReportPart) -> tuple[ReportPart, ...]:
     Begins are in the first half: they come before processed records. `committed` and `read` are in the second half:
     they state that everything before them is reported.
     """
+    if part.held:
+        held = ReportPart(topic=part.topic, topic_id=part.topic_id, partition=part.partition, held=part.held)
+        if held != part:
+            return msgspec.structs.replace(part, held=()), held
+        return tuple(msgspec.structs.replace(held, held=half) for half in _halved(part.held) if len(part.held) > 1)
     rest = msgspec.structs.replace(part, spans=(), damages=(), begins=())
     if len(part.begins) > 1:
         early, late = _halved(part.begins)

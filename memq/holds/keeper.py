@@ -30,6 +30,7 @@ from memq.holds.machine import (
     ReleaseDecision,
     ReleasedUnit,
     Unit,
+    UnitCount,
     encode_decision,
 )
 from memq.limits import KIB, MIB
@@ -98,7 +99,7 @@ class KeeperParts:
     """The parts that a keeper uses.
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block
-    may come again after its hold has ended.
+    may come again after its hold has ended. `shard` is the id of the service partition at the targets.
     """
 
     cluster: str
@@ -109,6 +110,7 @@ class KeeperParts:
     window_ms: Callable[[], int]
     append: Append
     counters: DelayCounters
+    shard: int = 0
 
 
 class HoldKeeper:
@@ -196,6 +198,17 @@ class HoldKeeper:
         others = dict.fromkeys(self._machine.undelivered() if undelivered else (), (0, 0))
         found = others | self.all_waiting()
         return {target: each for target, each in found.items() if target.topic_id == topic_id}
+
+    @property
+    def shard(self) -> int:
+        """The id of the service partition at the targets."""
+        return self._parts.shard
+
+    async def units(self, topic_id: str) -> dict[Target, UnitCount]:
+        """Return the units of each partition of a topic."""
+        await known_outcome(self._log.fresh())
+        known = {**self._machine.numbers, **self._machine.dropped}
+        return {target: self._machine.count_of(target) for target in known if target.topic_id == topic_id}
 
     # ---- holding ---------------------------------------------------------------------------------
 

@@ -86,10 +86,32 @@ class Hold(msgspec.Struct, gc=False):
 
 
 class ReleasedUnit(msgspec.Struct):
-    """A unit on its way to its target: the holds in it, without those that were dropped before."""
+    """A unit on its way to its target: the holds in it, without those that were dropped before.
+
+    `total` counts the records of all units of the target up to this one.
+    """
 
     unit: Unit
     holds: list[Hold]
+    total: int = 0
+
+    @property
+    def records(self) -> int:
+        """How many records it has, as `HeldBlock.counted`."""
+        return sum(hold.block.counted for hold in self.holds)
+
+
+class UnitCount(msgspec.Struct, frozen=True):
+    """The last unit of a target, and how many records all its units have; the same of its settled units.
+
+    `dropped` counts its dropped delayed records.
+    """
+
+    released: int
+    released_records: int
+    settled: int
+    settled_records: int
+    dropped: int = 0
 
 
 class _SavedHolds(msgspec.Struct, frozen=True):
@@ -99,6 +121,8 @@ class _SavedHolds(msgspec.Struct, frozen=True):
     units: list[tuple[Unit, list[tuple[str, HeldLane]]]]
     numbers: list[tuple[Target, int]]
     ended: list[tuple[HoldId, HoldState, int]]
+    totals: list[tuple[Target, int]] = []  # a Struct copies the default
+    dropped: list[tuple[Target, int]] = []
 
 
 _FORMAT: MachineFormat[HoldsDecision, _SavedHolds] = MachineFormat(
@@ -127,6 +151,8 @@ class HoldMachine:
         self.open: dict[HoldId, Hold] = {}
         self.units: dict[Target, dict[int, ReleasedUnit]] = {}  # not done, by number, in order
         self.numbers: dict[Target, int] = {}  # the last number of each target
+        self.totals: dict[Target, int] = {}  # how many records the units of each target have
+        self.dropped: dict[Target, int] = {}  # how many delayed records of each target were dropped
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
         self.waiting: dict[Target, int] = {}  # open holds of each target that have a due time
         self._released: set[HoldId] = set()  # those in `units`
@@ -175,6 +201,23 @@ class HoldMachine:
             kept = zip(renamed, units.values(), strict=True)
             self.units[target] = {unit.r: ReleasedUnit(unit, each.holds) for unit, each in kept}
         self.numbers = {target: len(units) for target, units in self.units.items()}
+        self.totals = {target: sum(each.records for each in units.values()) for target, units in self.units.items()}
+        self._count_units()
+
+    def count_of(self, target: Target) -> UnitCount:
+        """Return how many units and records were released for a target, and are known to be in its log."""
+        number, total, units = self.numbers.get(target, 0), self.totals.get(target, 0), self.units.get(target, {})
+        left = sum(each.records for each in units.values())
+        dropped = self.dropped.get(target, 0)
+        return UnitCount(number, total, number - len(units), total - left, dropped)
+
+    def _count_units(self) -> None:
+        """Set the totals of the units that are not done."""
+        for target, units in self.units.items():
+            total = self.totals.get(target, 0)
+            for each in reversed(units.values()):
+                each.total = total
+                total -= each.records
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -233,7 +276,9 @@ class HoldMachine:
         for hold in holds:
             self._close(hold)
             self._released.add(hold.block.id)
-        self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
+        released = ReleasedUnit(unit, holds)
+        released.total = self.totals[unit.target] = self.totals.get(unit.target, 0) + released.records
+        self.units.setdefault(unit.target, {})[unit.r] = released
         return True
 
     def _drop(self, hold: HoldId, now_ms: int) -> HoldState | None:
@@ -241,6 +286,8 @@ class HoldMachine:
         if known is not None:
             self._close(known)
             self._unname(known.key)
+            if not known.lane:
+                self.dropped[known.target] = self.dropped.get(known.target, 0) + known.block.counted
             self._ended[hold] = HoldState.DROPPED, now_ms
         return self.state_of(hold)
 
@@ -314,7 +361,11 @@ class HoldMachine:
         ]
         ended = [(hold, *each) for hold, each in self._ended.items()]
         return _FORMAT.encode_state(
-            _SavedHolds(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended)
+            _SavedHolds(
+                *(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended),
+                totals=list(self.totals.items()),
+                dropped=list(self.dropped.items()),
+            )
         )
 
     def _all_units(self) -> Iterator[ReleasedUnit]:
@@ -336,7 +387,10 @@ class HoldMachine:
             ]
             self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
             self._released.update(hold.block.id for hold in holds)
-        self.numbers = dict(saved.numbers)
+        self.numbers, self.totals, self.dropped = dict(saved.numbers), dict(saved.totals), dict(saved.dropped)
+        for target, left in self.units.items():  # an earlier release has not counted them
+            self.totals.setdefault(target, sum(each.records for each in left.values()))
+        self._count_units()
         self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}
 
 

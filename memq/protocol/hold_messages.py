@@ -44,20 +44,41 @@ class DescribeHolds(ServiceQuestion, tag_field="op", tag="describe-holds", kw_on
     """Show how many delayed blocks of a topic wait.
 
     With `undelivered`, the answer also has partitions with other blocks: those of transactions, and released ones that
-    are not known to be in the log.
+    are not known to be in the log. With `units`, it has the units of all partitions.
     """
 
     topic: str
     topic_id: str
     undelivered: bool = False
+    units: bool = False
 
 
-class WireWaiting(msgspec.Struct, kw_only=True):
-    """How many held blocks of a partition wait, and when the next one is due (Unix ms)."""
+class WireUnits(msgspec.Struct, kw_only=True):
+    """The units of a shard (16 hex digits) for a partition.
+
+    These are the last number and the records of all units, and of those that are done. Done is a unit that is known to
+    be in the log of the partition. All units below a done one are done. `dropped` counts the delayed records that were
+    cancelled.
+    """
+
+    shard: str
+    released: Int64
+    released_records: Int64
+    done: Int64
+    done_records: Int64
+    dropped: Int64 = 0
+
+
+class WireWaiting(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How many held blocks of a partition wait, and when the next one is due (Unix ms).
+
+    `units` has those of the shard that answers, if the request asks for them.
+    """
 
     partition: Int64
     blocks: Int64
     next_ms: Int64
+    units: WireUnits | None = None
 
 
 class ListDelayed(ServiceQuestion, tag_field="op", tag="list-delayed", kw_only=True):
@@ -87,7 +108,7 @@ class ReleaseUnit(msgspec.Struct, tag_field="op", tag="release-unit", kw_only=Tr
     """Take unit `number` of a shard into the log of a partition.
 
     The request is of the broker that has the shard. `shard` has 16 hex digits. The log had all units up to number
-    `behind` once.
+    `behind` once. `records` counts those of all units of the partition up to this one; 0: unknown.
     """
 
     topic: str
@@ -97,3 +118,4 @@ class ReleaseUnit(msgspec.Struct, tag_field="op", tag="release-unit", kw_only=Tr
     number: Int64
     behind: Int64
     blocks: list[WireUnitBlock]
+    records: Int64 = 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import click
 import pytest
 
+from memq.audit.released import ReleaseAnswer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotFoundError
 from memq.spark.pipelines import __main__ as command_line
 from memq.spark.pipelines.__main__ import INTERRUPTED, main, pipelines, sentence_of
@@ -109,6 +113,26 @@ def test_an_audit_of_a_topic_that_is_created_again_meanwhile_fails(partitions: i
             await broker.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
             with pytest.raises(NotFoundError, match="was deleted during the audit, and created again"):
                 await plan_again(options, plan, [])
+
+    run(work())
+
+
+def test_an_audit_of_held_records_has_the_words_of_their_shards() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            await broker.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(broker.address) as producer:
+                for number in range(6):
+                    await (await producer.send("clicks", b"x", partition=number % 2, deliver_after=0))
+                await (await producer.send("clicks", b"x", partition=1, deliver_after=100))
+            options = options_of("clicks", broker.address, [])[1]
+            done: dict[int, list[tuple[int, int]]] = {}
+            words: Mapping[int, ReleaseAnswer] = {}
+            async with asyncio.timeout(20):
+                while done != {0: [(0, 3)], 1: [(1, 3)]}:
+                    words = (await plan_audit(options)).words
+                    done = {log: [(each.partition, each.done_records) for each in words[log].words] for log in words}
+            assert [(words[log].waiting, words[log].error) for log in (0, 1)] == [(1, ""), (0, "")]
 
     run(work())
 

@@ -6,6 +6,7 @@ The truth is the checker's: which sequences lie in the log, as the bytes in the 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -15,14 +16,16 @@ from memq.audit.finding import Kind
 from memq.audit.verdict import FINDINGS_MAX, Verdict
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import Buffer
+from memq.format.held_sequences import is_held
 from memq.format.pointer import Location
 from memq.notification import Entries, PointerReader, Span
 from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition, Topic
+from tests.simulation.held_words import ShardWords
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source, delivered_twice
 
-WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.UNREAD)
+WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.UNREAD, Kind.EARLY, Kind.UNRELEASED)
 
 
 class BoundedQueue:
@@ -67,8 +70,20 @@ class WornQueue(BoundedQueue):
         return Entries(worn, entries.next)
 
 
+class LackingQueue(WornQueue):
+    """A queue that has lost the pointer at one offset, and does not show that."""
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        """See `PointerReader.read`."""
+        entries = await BoundedQueue.read(self, partition, offset, bytes_max)
+        return Entries((each for each in entries if (partition, each.offset) != self._worn), entries.next)
+
+
 class AuditRules:
-    """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` gets each finding."""
+    """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` gets each finding.
+
+    `words` are those of the shards of held records.
+    """
 
     def __init__(
         self,
@@ -77,7 +92,9 @@ class AuditRules:
         objects: Mapping[str, bytes],
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
+        words: ShardWords,
     ) -> None:
+        self._words = words
         self._topic = topic
         self._queue = queue
         self._objects = objects
@@ -96,6 +113,9 @@ class AuditRules:
         ]
         if named:
             await self._check_damaged(*draw.choice(named), now_ms, draw)
+        units = [(partition, entry) for partition, log in self._logs.items() for entry in _units_once(log)]
+        if units:
+            await self._check_without_unit(*draw.choice(units), now_ms)
 
     async def _settled_audit(self, now_ms: int) -> tuple[Verdict, Mapping[ReadPartition, ReadLog]]:
         """Audit the logs up to their present ends: delayed records land later. Return these logs, too.
@@ -105,7 +125,9 @@ class AuditRules:
         while True:
             logs = {partition: log.snapshot() for partition, log in self._logs.items()}
             queue = BoundedQueue(self._queue, logs)
-            verdict = await audit(self._topic, queue, object_reader(self._objects), now_ms)
+            verdict = await audit(
+                self._topic, queue, object_reader(self._objects), now_ms, ask_released=self._words.ask
+            )
             if all(log.begin == self._logs[partition].begin for partition, log in logs.items()):
                 return verdict, logs
 
@@ -125,6 +147,7 @@ class AuditRules:
             where = f", the first at {found.findings[0]}" if found.findings else ""
             self._fail(f"the audit of a sound log names {found.count} of 'doubled'{where}, {records} are there twice")
         lying, landed = (_sequences(logs.values(), left=left) for left in (True, False))
+        self._check_held(verdict, lying)
         for balance in verdict.balances:
             there = lying.pop((balance.partition, balance.producer), {})
             if balance.delivered != len(there):
@@ -143,9 +166,33 @@ class AuditRules:
         if len(lying) > left_out:
             self._fail(f"the audit does not know the producers {list(lying)[:3]}")
 
+    def _check_held(self, verdict: Verdict, lying: dict[Source, dict[int, None]]) -> None:
+        """Check what the audit says of held records, and take them out of `lying`."""
+        held = {source: found for source, found in lying.items() if is_held(min(found))}
+        for source in held:
+            del lying[source]
+        records = sum(len(found) for found in held.values())
+        if verdict.coverage.held != records:
+            self._fail(f"the audit counts {verdict.coverage.held} held records, {records} are there")
+        missing = missing_held(verdict)
+        if missing > self._words.lost_records:
+            self._fail(
+                f"the audit of a sound log misses {missing} held records: {verdict.finding(Kind.LOST).findings[0]}"
+            )
+
     def sequences(self) -> dict[Source, dict[int, None]]:
         """Return the sequences that ever landed, by producer."""
         return _sequences(self._logs.values(), left=False)
+
+    async def _check_without_unit(self, partition: ReadPartition, entry: LogEntry, now_ms: int) -> None:
+        """Take a pointer with units away without a trace: the audit must call its records lost."""
+        queue = LackingQueue(self._queue, self._logs, partition, entry.offset)
+        objects = object_reader(self._objects)
+        verdict = await audit(self._topic, queue, objects, now_ms, ask_released=self._words.ask)
+        records = sum(block.following - block.first for block in entry.blocks)
+        missing = missing_held(verdict)
+        if not self._logs[partition].begin and not records <= missing <= records + self._words.lost_records:
+            self._fail(f"the audit misses {missing} held records without pointer {entry.offset}, which has {records}")
 
     # ---- a damaged log -----------------------------------------------------------------------------
 
@@ -177,6 +224,29 @@ class AuditRules:
             self._fail(f"the audit says '{verdict.outcome.value}' without the {how} of pointer {entry.offset}")
         elif len(findings) < FINDINGS_MAX and all(finding.offset != entry.offset for finding in findings):
             self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
+
+
+def _units_once(log: ReadLog) -> list[LogEntry]:
+    """Return the pointers of a whole log in the queue with held records alone, none of which comes twice."""
+    if log.begin or log.moved:
+        return []
+    counts = Counter(block.source for entry in log.entries for block in entry.blocks)
+    return [
+        entry
+        for entry in log.entries
+        if entry.blocks
+        and not entry.pointer.skip
+        and all(is_held(block.first) for block in entry.blocks)
+        and all(
+            counts[block.source] == sum(each.source == block.source for each in entry.blocks) for block in entry.blocks
+        )
+    ]
+
+
+def missing_held(verdict: Verdict) -> int:
+    """Return how many held records a verdict calls lost; those of producers are in its balances."""
+    lost = sum(next_ - first for balance in verdict.balances for first, next_ in balance.lost)
+    return verdict.finding(Kind.LOST).count - lost
 
 
 def object_reader(objects: Mapping[str, bytes]) -> ReadObject:

@@ -15,7 +15,7 @@ from memq.audit.minutes import MinuteRow
 from memq.format.ranges import RangeSet
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.auditor import StoredAudit
-from tests.simulation.live_replay import IDS, Named
+from tests.simulation.live_replay import HELD, IDS, Named
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Source
@@ -111,7 +111,16 @@ class AuditorRules:
                 missing = apart(missing, unnamed.get((key[3], key[4]), RangeSet()))
             if missing and (key[0] is Kind.CORRUPT or not self._missed.get(key[3])):
                 self._fail(f"the auditor does not say {missing} of {key}")
+        live.check_held(self._held())
         self._check_counts(live)
+
+    def _held(self) -> dict[tuple[Kind, str], int]:
+        """Return the held records of findings about them that hold."""
+        return {
+            (each.kind, each.id): each.records
+            for each in self._stored.findings(self._topic().name)
+            if each.topic_id == self._topic_id and each.kind in HELD and not each.producer and not each.resolved_ms
+        }
 
     def _check_counts(self, live: LiveRules) -> None:
         rows = self._stored.rows(self._topic().name)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from memq.audit.account import apart, common
 from memq.audit.checks.object_reads import named
 from memq.audit.finding import IN_GROUP, IN_OBJECT, IN_QUEUE, Kind
+from memq.format.held_sequences import is_held
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
@@ -34,8 +35,8 @@ Found = tuple[int, Report, ReportPart, ReportSpan]
 class InjectedFault:
     """A published history with a fault in it, and the findings that the audit must add.
 
-    `counted` is a count of the queue that grows by so many records; `unreadable` the offset of a pointer that it can't
-    read. `silent`: a word is missing, so the audit may name less.
+    `held` is how many held records it must call lost. `counted` is a count of the queue that grows by so many records;
+    `unreadable` the offset of a pointer that it can't read. `silent`: a word is missing, so the audit may name less.
     """
 
     history: History
@@ -43,6 +44,7 @@ class InjectedFault:
     counted: tuple[str, int] = ("", 0)
     unreadable: int = -1
     silent: bool = False
+    held: int = 0
 
 
 class LiveFaults:
@@ -250,7 +252,7 @@ class LiveFaults:
         for at, landed in enumerate(self._history):
             for part in landed[1].parts if isinstance(landed, tuple) else ():
                 for span in part.spans:
-                    if span.stage == stage and isinstance(landed, tuple):
+                    if span.stage == stage and isinstance(landed, tuple) and not is_held(span.ranges[0][0]):
                         yield at, landed[1], part, span
 
     def _has(self, partition: int) -> bool:
@@ -273,7 +275,11 @@ class LiveFaults:
         return [(entry.pointer.partition, end.producer) for entry in self._entries for end in entry.pointer.ended]
 
     def _whole(self) -> list[LogEntry]:
-        """Return the batches all of whose records lie in them alone."""
+        """Return the batches all of whose records lie in them alone, and were not held."""
+        batches = self._batches_with_no_copies()
+        return [each for each in batches if not any(is_held(block.first) for block in each.blocks)]
+
+    def _batches_with_no_copies(self) -> list[LogEntry]:
         return [
             entry
             for entry in self._entries

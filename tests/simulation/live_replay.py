@@ -17,6 +17,7 @@ from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, ReportPartitionAudit
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.minutes import MinuteRow
+from memq.audit.released import ReleaseAnswer
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 from memq.format.report import Report
@@ -29,6 +30,7 @@ DEATH_RATE = 0.5  # of an auditor that dies, after each round
 DEATHS = 30  # about so many at most
 AWAY_MS = 600_000
 LATER_MS = 3_600_000
+HELD = (Kind.LOST, Kind.DOUBLED, Kind.EARLY, Kind.UNRELEASED)  # of findings about held records: they name no sequences
 IDS = (Kind.LOST, Kind.DOUBLED, Kind.CORRUPT)  # of findings that name records
 Named = dict[tuple[Kind, str, str, int, int], RangeSet]  # kind, stage, group, partition, producer
 
@@ -53,11 +55,19 @@ History = list[Landed]
 
 @dataclass(slots=True)
 class AuditResult:
-    """The results of an audit: records that it named, rows by partition and minute, pointers that it could not read."""
+    """The results of an audit: records that it named, rows by partition and minute, pointers that it could not read.
+
+    `held` has the held records of findings about them, by kind and id.
+    """
 
     named: Named = field(default_factory=dict)
     rows: dict[tuple[int, int], MinuteRow] = field(default_factory=dict)
     unreadable: dict[int, None] = field(default_factory=dict)
+    held: dict[tuple[Kind, str], int] = field(default_factory=dict)
+
+    def held_lost(self) -> int:
+        """Return how many held records are lost."""
+        return sum(records for (kind, _), records in self.held.items() if kind is Kind.LOST)
 
     def count(self, name: str) -> int:
         """Return how many records have a count on the queue's side."""
@@ -73,11 +83,23 @@ class AuditResult:
 
 
 class LivePlay:
-    """One audit of the `partitions` of a topic; `fail` is called when it takes back what it said."""
+    """One audit of the `partitions` of a topic; `fail` is called when it takes back what it said.
+
+    `released` is what the shards of held records say at the end; before, they do not answer.
+    """
 
     def __init__(
-        self, topic: Topic, partitions: Sequence[int], draw: random.Random, fail: Callable[[str], None], *, dies: bool
+        self,
+        topic: Topic,
+        partitions: Sequence[int],
+        draw: random.Random,
+        fail: Callable[[str], None],
+        released: ReleaseAnswer,
+        *,
+        dies: bool,
     ) -> None:
+        self._released: ReleaseAnswer | None = None
+        self._released_at_end = released
         self.said = AuditResult()
         self._topic = topic
         self._draw = draw
@@ -103,10 +125,12 @@ class LivePlay:
             self._now_ms += AWAY_MS
             for landed in history[away_from:]:
                 self._hear(landed)
+        self._released = self._released_at_end
         for later_ms in (0, LATER_MS):
             self._now_ms += later_ms
             self._settle()
         self.said.named = {key: ranges for key, ranges in self.said.named.items() if len(ranges)}
+        self.said.held = {key: records for key, records in self.said.held.items() if records}
         return self.said
 
     def _hear(self, landed: Landed) -> None:
@@ -144,7 +168,8 @@ class LivePlay:
                 audit.settle(self._now_ms)
             sought = audit.sought(again=True)
             if sought:  # all that brokers held is in the queue by now
-                audit.take_answer(sought, HeldAnswer(answered=frozenset(audit.books.holders())), self._now_ms)
+                answered = frozenset(audit.books.holders())
+                audit.take_answer(sought, HeldAnswer(answered=answered, released=self._released), self._now_ms)
                 audit.settle(self._now_ms)
             for minute, row in audit.take_rows().items():
                 self.said.rows.setdefault((partition, minute), MinuteRow()).add(row)
@@ -158,6 +183,8 @@ class LivePlay:
                 self._fail(f"the live audit takes back what it said: {finding}")
             if finding.kind is Kind.POINTER:
                 self.said.unreadable[finding.offset] = None
+            if finding.kind in HELD and not finding.producer:
+                self.said.held[finding.kind, finding.id] = 0 if finding.resolved_ms else finding.records
             key = (finding.kind, finding.stage, finding.group, partition, finding.producer)
             for piece in finding.ranges if finding.kind in IDS else ():
                 self.said.named.setdefault(key, RangeSet()).add(*piece)

@@ -18,9 +18,11 @@ from memq.format.object import open_object
 from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage
 from memq.topic import Topic
-from tests.simulation.live_faults import FAULTS, InjectedFault, LiveFaults
+from tests.simulation.held_words import ShardWords
+from tests.simulation.live_faults import InjectedFault
 from tests.simulation.live_replay import AuditResult, History, LivePlay, Named
 from tests.simulation.reader import LogEntry, Source, delivered_twice
+from tests.simulation.unit_faults import ALL_FAULTS, UnitFaults
 
 FAULT_RATE = 0.5  # of the faults are done in one run: all of them took a tenth of all runs' time
 AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are away, too
@@ -29,12 +31,19 @@ AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are aw
 class LiveRules:
     """`history` is what landed, without copies of reports; `fail` gets what the audit says wrongly.
 
-    `injected` counts the faults that were done, by stage and name.
+    `injected` counts the faults that were done, by stage and name. `words` are those of the shards of held
+    records.
     """
 
     def __init__(
-        self, topic: Topic, history: History, objects: Mapping[str, bytes], fail: Callable[[str], None]
+        self,
+        topic: Topic,
+        history: History,
+        objects: Mapping[str, bytes],
+        fail: Callable[[str], None],
+        words: ShardWords,
     ) -> None:
+        self._released, self._lost_records = words.of(topic), words.lost_records
         self.injected: dict[str, int] = {}
         self.sound = AuditResult()  # what it says of the history as it is
         self._there: dict[Source, RangeSet] = {}
@@ -52,12 +61,13 @@ class LiveRules:
 
     def check(self, draw: random.Random) -> None:
         """Play the history as it is, by auditors that die and are away, and once with each of some faults."""
-        faults = LiveFaults(self._topic, self._history, self._objects, draw)
+        faults = UnitFaults(self._topic, self._history, self._objects, draw)
         self._there = faults.there
         self.sound = sound = self._play(self._history, draw)
         self.check_sound(sound.named)
+        self.check_held(sound.held)
         self._agree("nothing", self._history, sound, draw)
-        for stage, known in FAULTS.items():
+        for stage, known in ALL_FAULTS.items():
             for inject in known:
                 injected = inject(faults) if draw.random() < FAULT_RATE else None
                 if injected is not None:
@@ -77,6 +87,12 @@ class LiveRules:
                 continue  # other records under the same sequences: readers deliver both
             if (kind, stage) != (Kind.LOST, IN_QUEUE) or apart(ranges, there) != list(ranges):
                 self._fail(f"the live audit of a sound run says {kind.value} in {stage} {group} of {source}: {ranges}")
+
+    def check_held(self, said: Mapping[tuple[Kind, str], int]) -> None:
+        """Check what an audit says of held records in the run as it was."""
+        for (kind, id_), records in said.items():
+            if kind is not Kind.LOST or records > self._lost_records:
+                self._fail(f"the live audit of a sound run says {kind.value} of {records} held records: finding {id_}")
 
     def _with_named_damages(self, report: Report) -> Report:
         """Return a report as the partition's machine hears it: the auditor names damages by pointer and index first.
@@ -113,6 +129,8 @@ class LiveRules:
             found = said.named.get(key, RangeSet())
             if apart(found, wanted) or (apart(wanted, found) and not injected.silent):
                 self._fail(f"after '{name}' the live audit says {found} of {key}, not {wanted}")
+        if said.held_lost() != sound.held_lost() + injected.held:
+            self._fail(f"after '{name}' the live audit calls {said.held_lost()} held records lost, not {injected.held}")
         count, records = injected.counted
         if count and said.count(count) != sound.count(count) + records:
             self._fail(f"after '{name}' {said.count(count)} are {count}, not {sound.count(count)} and {records}")
@@ -128,6 +146,8 @@ class LiveRules:
             "that was away": self._play(history, draw, away_from=draw.randrange(len(history) + 1)),
         }
         for who, other in others.items():
+            if other.held != said.held:
+                self._fail(f"after '{name}' an auditor {who} says {other.held} of held records, the other {said.held}")
             if other.named != said.named or other.unreadable.keys() != said.unreadable.keys():
                 self._fail(f"after '{name}' an auditor {who} names {other.named}, the other one {said.named}")
             for key in sorted({**dict.fromkeys(said.sides()), **dict.fromkeys(other.sides())}):
@@ -139,7 +159,8 @@ class LiveRules:
     def _play(
         self, history: History, draw: random.Random, *, dies: bool = False, away_from: int | None = None
     ) -> AuditResult:
-        return LivePlay(self._topic, self._partitions, draw, self._fail, dies=dies).play(history, away_from)
+        parts = (self._topic, self._partitions, draw, self._fail, self._released)
+        return LivePlay(*parts, dies=dies).play(history, away_from)
 
 
 def both(one: Named, other: Named, key: tuple[Kind, str, str, int, int]) -> RangeSet:

@@ -10,11 +10,13 @@ from memq.audit.checks.object_reads import ReadObject
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
 from memq.audit.opened_topic import opened_topic
-from memq.audit.verdict import Verdict
+from memq.audit.verdict import BALANCES_MAX, Verdict
 from memq.errors import MemqError
 from memq.format.ranges import RangeSet
 from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
+from tests.simulation.audit_rules import missing_held
+from tests.simulation.held_words import ShardWords
 from tests.simulation.reader import Source
 
 AUDIT_COMMAND = "audit-command"
@@ -26,10 +28,11 @@ class MomentAudits:
     """All audits of one run; `fail` gets what was called lost, and landed.
 
     They read objects by `read`, and judge as one would `later_ms` from now: no time excuses a record that nobody
-    holds.
+    holds. Held records are lost only if owners lost their blocks, as `words` count.
     """
 
-    def __init__(self, read: ReadObject, later_ms: int, fail: Callable[[str], None]) -> None:
+    def __init__(self, read: ReadObject, later_ms: int, fail: Callable[[str], None], words: ShardWords) -> None:
+        self._words = words
         self._read = read
         self._later_ms = later_ms
         self.counts = {"audits": 0, **dict.fromkeys((f"audited {kind.value}" for kind in _KINDS), 0)}
@@ -43,13 +46,19 @@ class MomentAudits:
             with suppress(MemqError, TimeoutError):
                 async with asyncio.timeout(AUDIT_S_MAX), opened_topic(brokers, topic, runtime) as opened:
                     now_ms = runtime.clock.wall_ms() + self._later_ms
-                    found = await audit(opened.topic, opened.queue, self._read, now_ms, ask_held=opened.ask_held)
+                    parts = (opened.topic, opened.queue, self._read, now_ms)
+                    found = await audit(*parts, ask_held=opened.ask_held, ask_released=opened.ask_released)
                 self._take(found)
 
     def _take(self, verdict: Verdict) -> None:
         self.counts["audits"] += 1
         for kind in _KINDS:
             self.counts[f"audited {kind.value}"] += verdict.finding(kind).count > 0
+        for kind in (Kind.EARLY, Kind.UNRELEASED):
+            for wrong in verdict.finding(kind).findings:
+                self._fail(f"an audit says '{kind.value}': {wrong}")
+        if len(verdict.balances) < BALANCES_MAX and missing_held(verdict) > self._words.lost_records:
+            self._fail(f"an audit called held records lost: {verdict.finding(Kind.LOST).findings}")
         for balance in verdict.balances:
             lost = self._lost.setdefault((balance.partition, balance.producer), RangeSet())
             for piece in balance.lost:
@@ -66,4 +75,4 @@ class MomentAudits:
                     self._fail(f"an audit called sequence {wrong} of {who} lost, which landed later")
 
 
-_KINDS = (Kind.LOST, Kind.HELD, Kind.HOLE)
+_KINDS = (Kind.LOST, Kind.HELD, Kind.HOLE, Kind.UNKNOWN)

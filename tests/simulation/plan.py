@@ -541,11 +541,8 @@ def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
-    """Add producers whose records are held; not where sequences are audited, or logs are cut.
-
-    Each held block has a producer of its own, which reports nothing, and what the log lost is not released again.
-    """
-    if plan.shape.audit_interval_ms or plan.audits or plan.audited or plan.faults.chaos.log_cut_every_s:
+    """Add producers whose records are held; not where logs are cut: what a log lost is not released again."""
+    if plan.faults.chaos.log_cut_every_s:
         return plan
     slower = plan.faults.chaos.slower(draw.choice([1, 3]))  # else no record is held in a storm
     faults = replace(plan.faults, chaos=slower)

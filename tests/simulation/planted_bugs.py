@@ -22,6 +22,7 @@ from tests.simulation.delay_bugs import DELAY_BUGS
 from tests.simulation.durability_bugs import KEEPING_BUGS
 from tests.simulation.filter_bugs import FILTER_BUGS
 from tests.simulation.group_bugs import GROUP_BUGS
+from tests.simulation.held_audit_bugs import HELD_AUDIT_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
@@ -255,6 +256,7 @@ BUGS = (
     *RETRY_BUGS,
     *TRANSACTION_BUGS,
     *DELAY_BUGS,
+    *HELD_AUDIT_BUGS,
 )
 
 

@@ -38,6 +38,7 @@ from tests.simulation.delay_rules import DelayRules
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
+from tests.simulation.held_words import HeldWords
 from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
@@ -128,7 +129,8 @@ class Scenario:
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
-        self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail)
+        self.words = HeldWords(self.cluster)
+        self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail, self.words)
         self.others = OthersGoOn(
             self.cluster.cloud.failing_partition, self.checker, self.groups, lambda: world.now, world.fail
         )
@@ -199,7 +201,6 @@ class Scenario:
             self.world.fail(
                 f"{', '.join(waiting)} did not come to an end within {self.plan.end_s:g} s in a healed world"
             )
-
         if missing := self.delays.missing() or self.transactions.missing():
             self.world.fail(f"{len(missing)} held records do not come, the first is {missing[0][:40]!r}")
 
@@ -239,10 +240,9 @@ class Scenario:
 
     def _check_audit(self) -> None:
         """Audit the remaining log, and compare the result with the known truth."""
-        cluster = self.cluster
-        cloud = cluster.cloud
+        cluster, cloud = self.cluster, self.cluster.cloud
         queue = CompactedLogReader(cloud.queue, ManifestFiles(CLUSTER, cloud.handler), cloud.node.clock)
-        rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail)
+        rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail, self.words)
         work = cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
@@ -251,7 +251,7 @@ class Scenario:
         if self.auditor is not None:
             self.auditor.wait()
         if self.plan.shape.audit_interval_ms:
-            live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail)
+            live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail, self.words)
             live.check(self.world.random("live audit"))
             self._live_faults = live.injected
             if self.auditor is not None:

@@ -10,6 +10,7 @@ from memq.notification import Entries, Entry, Span
 from memq.topic import ReadPartition
 from tests.brokers import run
 from tests.simulation.audit_rules import AuditRules
+from tests.simulation.held_words import NoShards
 from tests.simulation.stored_log import BATCHES, PARTITION, StoredLog
 from tests.unit.sealed_batches import TOPIC
 
@@ -49,7 +50,7 @@ def findings(stored: StoredLog, meanwhile: Callable[[], None] = lambda: None, *,
     """Audit a log, and return what differs from the truth. `meanwhile` happens when the audit has read something."""
     found: list[str] = []
     queue = LandedPointers(stored, meanwhile, hidden)
-    rules = AuditRules(TOPIC, queue, stored.objects, {PARTITION: stored.log}, found.append)
+    rules = AuditRules(TOPIC, queue, stored.objects, {PARTITION: stored.log}, found.append, NoShards())
     run(rules.check(0.0, random.Random(1)))
     return found
 

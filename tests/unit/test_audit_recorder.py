@@ -12,8 +12,9 @@ from memq.client.observers.audit_recorder import (
     PartRecorder,
     ReadRecorder,
 )
+from memq.format.held_sequences import delayed_sequence
 from memq.format.ranges import RangeSet
-from memq.format.report import Report, ReportedDamage, home_of
+from memq.format.report import HeldStage, Report, ReportedDamage, home_of
 from memq.topic import Committed, Position
 from tests.golden.make import TOPIC_ID
 
@@ -180,3 +181,24 @@ def test_at_the_bound_a_report_is_due_at_once_and_beyond_it_nothing_is_kept() ->
     parts = [part for report in reported.reports[home_of(TOPIC_ID, 0, HOMES)] for part in report.parts]
     assert sum(len(span.ranges) for part in parts for span in part.spans) == 2 * NOTES_MAX
     assert reported.numbers(0)[0] == 1, "the number that is left out says that something is lacking"
+
+
+def test_delayed_and_transactional_records_are_counted_by_stage_and_minute() -> None:
+    reported = RecordedReports()
+    counts: list[tuple[HeldStage, int, int]] = [("held", 7, 1), ("held", 7, 2), ("held", 8, 1), ("cancelled", 7, 1)]
+    for count in counts:
+        reported.part(0).hold(*count)
+    for producer in (1, 2):
+        reported.part(0).pass_stage("fetched", producer, due := delayed_sequence(9 * MINUTE), due + 1, 5, 6)
+    (said,) = reported.take(1)
+    assert [(each.stage, each.minute, each.records) for each in said.parts[0].held] == [
+        *(("held", 7, 3), ("held", 8, 1)),
+        *(("cancelled", 7, 1), ("fetched", 9, 2)),
+    ]
+    assert said.parts[0].spans == ()
+    assert reported.take(2) == []
+    for minute in range(2 * NOTES_MAX + 5):
+        reported.part(0).hold("held", minute, 1)
+    assert reported.early == 1
+    reported.take(3)
+    assert reported.numbers(0)[1] == 2, "the number that is left out says that something is lacking"

@@ -234,6 +234,28 @@ def test_verdicts_of_an_audit_that_is_behind_are_not_ok(tmp_path: Path, capsys: 
         assert ("the audit is behind" in shown.err) == (word == "unknown")
 
 
+def test_delayed_records_that_are_not_due_are_shown_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = f"sqlite:{tmp_path / 'audit.sqlite'}"
+
+    async def run() -> None:
+        database = await state_of_topics(tmp_path, "a")
+        step = Step(0, "me", 2, "", {})
+        waiting = MinuteRow()
+        for name, records in (("sent", 1_500), ("cancelled", 200)):
+            waiting.side(QUEUE).count(name, records)
+        step.changes["id-a", 0] = changes("a", {NOW + 90: waiting}, replace(lost("a", 0), resolved_ms=1))
+        await AuditStore(database).save(step)
+        await AuditStore(database).note_heard("me", "id", {0: SystemClock().wall_ms()})
+        await database.close()
+
+    asyncio.run(run())
+    assert main(["auditor", "show", "--json", "--audit-state", state]) == 0
+    (topic,) = json.loads(capsys.readouterr().out)
+    assert (topic["sides"][""]["verdict"], topic["not_due"]) == ("ok", 1_300)
+    assert main(["auditor", "show", "--audit-state", state]) == 0
+    assert "topic 'a': 1,300 delayed records are in flight until they are due" in capsys.readouterr().err
+
+
 def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
     """By time it would be rows of all topics: at 1,000 topics, a thousand times as many."""
 

@@ -26,13 +26,14 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import parse_header
+from memq.format.held_sequences import delayed_sequence
 from memq.limits import HOLD_BYTES_MAX, SLOTS
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.hold_messages import CancelHolds, HoldRecords, WireHoldId
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Position
+from memq.topic import Position, Topic
 from tests.skipping_loop import LoopClock, now_s, run_skipping, skip
 from tests.unit.transactional_cluster import TOPIC, Least, Way, fields
 
@@ -78,7 +79,9 @@ class Brokers:
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
         self.deliveries = 0
         runtime = Runtime(clock=self.clock, random=Least(1))
-        parts = (cast(Any, self), cast(Any, self), cast(Any, self), self.tasks, self.make, self.wake, self.settled)
+        self.noted: list[tuple[int, str, int, int]] = []  # partition, stage, minute and records of reports
+        ways = (self.make, self.wake, self.settled, self.note)
+        parts = (cast(Any, self), cast(Any, self), cast(Any, self), self.tasks, *ways)
         self.records = DelayedRecords(replace(SETTINGS, **settings), runtime, *parts)
 
     # the parts of the producer
@@ -106,6 +109,10 @@ class Brokers:
         assert delivery not in self.ends, "it has one end"
         self.ends[delivery] = error
         self.last = record
+
+    def note(self, topic: Topic, partition: int, stage: str, minute: int, records: int) -> None:
+        assert topic is TOPIC
+        self.noted.append((partition, stage, minute, records))
 
     async def link(self) -> Link:
         if self.unreachable:
@@ -177,7 +184,9 @@ def test_a_delayed_record_is_a_block_with_its_own_producer_id() -> None:
         assert ask.sent_ms == round((sent_s + 100) * 1_000)
         assert [each.due_ms for each in ask.holds] == [11, 12]
         headers = [parse_header(each.block) for each in ask.holds]
-        assert [(each.first_sequence, each.count) for each in headers] == [(0, 1), (0, 1)]
+        assert [(each.first_sequence, each.count) for each in headers] == [
+            (delayed_sequence(due_ms), 1) for due_ms in (11, 12)
+        ]
         assert [(each.slot_first, each.slot_last) for each in headers] == [(0, SLOTS - 1), (2, 7)]
         assert all(each.producer_id >= 1 for each in headers)
         assert brokers.ends == {1: None, 2: None}
@@ -461,6 +470,26 @@ def test_a_cancel_says_what_became_of_the_record(state: str, outcome: CancelOutc
     on_brokers(work)
 
 
+def test_a_producer_reports_a_cancelled_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed_module, "CANCELLED_MAX", 1)
+
+    async def work(brokers: Brokers) -> None:
+        delayed = ack()._replace(first_sequence=delayed_sequence(120_000))
+        for state in ("released", "unknown"):
+            brokers.states = [state]
+            await brokers.records.cancel(delayed)
+        brokers.states = ["dropped"]
+        await brokers.records.cancel(delayed)
+        await brokers.records.cancel(delayed)
+        await brokers.records.cancel(ack()._replace(producer_id=5))  # of an earlier release
+        assert brokers.noted == [(3, "cancelled", 2, 1)]
+        await brokers.records.cancel(delayed._replace(producer_id=6))
+        await brokers.records.cancel(delayed)
+        assert len(brokers.noted) == 3, "it knows the last one only"
+
+    on_brokers(work)
+
+
 def test_a_cancel_that_is_refused_raises_the_refusal() -> None:
     async def work(brokers: Brokers) -> None:
         brokers.errors = [InvalidRequestError("no")]
@@ -490,6 +519,6 @@ def test_the_ack_of_a_held_record_has_no_position() -> None:
         await skip(0.1)
         record = brokers.last
         assert record is not None
-        assert ack_of(record) == Ack("clicks", 3, record.producer_id, 0, 1, AckLevel.ALL)
+        assert ack_of(record) == Ack("clicks", 3, record.producer_id, delayed_sequence(record.due_ms), 1, AckLevel.ALL)
 
     on_brokers(work)

@@ -13,7 +13,17 @@ from msgspec.structs import replace
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.latency import bucket_of, latency_of
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Begin, Report, ReportPart, ReportSpan, decode_report, encode_report, fitting, home_of
+from memq.format.report import (
+    Begin,
+    HeldSpan,
+    Report,
+    ReportPart,
+    ReportSpan,
+    decode_report,
+    encode_report,
+    fitting,
+    home_of,
+)
 from tests.golden.make import TOPIC_ID, make_reports
 from tests.unit.pointer_examples import ranges
 
@@ -139,3 +149,18 @@ def test_buckets_and_homes() -> None:
     homes = [home_of(TOPIC_ID, partition, 4) for partition in range(64)]
     assert set(homes) == {0, 1, 2, 3}
     assert homes == [home_of(TOPIC_ID, partition, 4) for partition in range(64)]
+
+
+def test_counts_of_held_records_are_read_back_and_said_once_in_pieces() -> None:
+    held = tuple(HeldSpan(stage="held", minute=minute, records=minute + 1) for minute in range(40))
+    spans = (ReportSpan(stage="sent", producer=5, minute=0, ranges=((0, 4),)),)
+    begins = (Begin(at="0:0:0", reason="start"), Begin(at="0:1:0", reason="seek"))
+    full = replace(part(*spans), held=held, begins=begins, committed="0:2:0")
+    said = report((full,))
+    assert decode_report(encode_report(said)) == said
+    pieces = fitting(said, 600)
+    assert len(pieces) > 2
+    assert [one for each in pieces for each_part in each.parts for one in each_part.held] == list(held)
+    assert sequences(pieces) == sequences([said])
+    assert [begin for each in pieces for each_part in each.parts for begin in each_part.begins] == list(begins)
+    assert [each_part.committed for each in pieces for each_part in each.parts].count("0:2:0") == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.format.held_sequences import delayed_sequence
 from memq.holds.machine import (
     DoneDecision,
     DropDecision,
@@ -15,6 +17,7 @@ from memq.holds.machine import (
     HoldState,
     ReleaseDecision,
     Unit,
+    UnitCount,
     decode_decision,
     encode_decision,
 )
@@ -107,3 +110,63 @@ def test_a_snapshot_has_the_life_and_is_read_in_its_version_alone() -> None:
         HoldMachine().restore(b"\xc1")
     with pytest.raises(CorruptDataError, match="decision about held records can't be read"):
         decode_decision(b"\xc1")
+
+
+# ---- counts for the audit ------------------------------------------------------------------------
+
+
+def held_ids(*producers: int) -> tuple[HoldId, ...]:
+    return tuple(HoldId(producer, delayed_sequence(50)) for producer in producers)
+
+
+def hold_records(machine: HoldMachine, *holds: HoldId, records: int = 1, lane: str = "") -> None:
+    blocks = tuple(HeldBlock(each, each.first + records, 0 if lane else 50, 0, 4) for each in holds)
+    decide(machine, HoldDecision("object", 0, (HeldLane(TARGET, lane, blocks),)))
+
+
+def test_a_shard_counts_the_records_of_its_units_and_those_that_are_done() -> None:
+    machine = HoldMachine()
+    assert machine.count_of(TARGET) == UnitCount(0, 0, 0, 0)
+    one, two, three, four = held_ids(1, 2, 3, 4)
+    hold_records(machine, one, two, three)
+    hold_records(machine, four, records=5, lane="1.1")
+    decide(machine, ReleaseDecision((Unit(TARGET, 1, (one, two)),)))
+    machine.release_lane("1.1")
+    assert [each.total for each in machine.units[TARGET].values()] == [2, 7]
+    assert machine.count_of(TARGET) == UnitCount(2, 7, 0, 0)
+    decide(machine, DropDecision(60, (three, three, one)))
+    decide(machine, DoneDecision(70, ((TARGET, 1),)))
+    assert machine.count_of(TARGET) == UnitCount(2, 7, 1, 2, dropped=1)
+    restored = HoldMachine()
+    restored.restore(machine.snapshot())
+    assert restored.count_of(TARGET) == machine.count_of(TARGET)
+    assert [each.total for each in restored.units[TARGET].values()] == [7]
+    restored.renew(9)
+    assert restored.count_of(TARGET) == UnitCount(1, 5, 0, 0, dropped=1)
+    assert [(number, each.total) for number, each in restored.units[TARGET].items()] == [(1, 5)]
+    decide(restored, DoneDecision(80, ((TARGET, 1),)))
+    assert restored.count_of(TARGET) == UnitCount(1, 5, 1, 5, dropped=1)
+
+
+def test_a_shard_does_not_count_records_of_an_earlier_release_and_rolled_back_ones() -> None:
+    machine = HoldMachine()
+    hold(machine, ONE, TWO)
+    hold_records(machine, *held_ids(5), lane="1.1")
+    decide(machine, ReleaseDecision((Unit(TARGET, 1, (ONE,)),)))
+    decide(machine, DropDecision(60, (TWO,)))
+    machine.drop_lane("1.1", 60)
+    assert machine.count_of(TARGET) == UnitCount(1, 0, 0, 0)
+
+
+def test_a_snapshot_of_an_earlier_release_has_no_counts() -> None:
+    machine = HoldMachine()
+    for number in (1, 2, 3):
+        hold_records(machine, *held_ids(number), records=number)
+        decide(machine, ReleaseDecision((Unit(TARGET, number, held_ids(number)),)))
+    decide(machine, DoneDecision(70, ((TARGET, 1),)))
+    saved = msgspec.msgpack.decode(machine.snapshot())
+    del saved["totals"], saved["dropped"]
+    restored = HoldMachine()
+    restored.restore(msgspec.msgpack.encode(saved))
+    assert [each.total for each in restored.units[TARGET].values()] == [2, 5], "they count from the oldest one left"
+    assert restored.count_of(TARGET) == UnitCount(3, 5, 1, 0)

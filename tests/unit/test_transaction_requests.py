@@ -22,6 +22,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.builder import BlockBuilder
+from memq.format.held_sequences import transactional_sequence
 from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
 from memq.topic import Committed, Position
@@ -173,7 +174,7 @@ def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(core_module, "BLOCK_BYTES", builder.raw_bytes + 50)
         transaction.add(cast(Any, Way()), fields(b"x" * 50), 0)
         (block,) = transaction.take(everything=False)
-        assert check(block.block, 0).next_sequence == 2
+        assert check(block.block, 0).count == 2
 
     on_cluster(work)
 
@@ -186,10 +187,11 @@ def test_the_blocks_of_a_partition_are_of_one_producer_with_growing_sequences(mo
         for partition in (0, 0, 1):
             transaction.add(cast(Any, Way()), fields(b"x" * 20), partition)
         headers = [check(each.block, each.partition) for each in transaction.take(everything=True)]
-        assert [(each.producer_id, each.first_sequence, each.next_sequence) for each in headers] == [
-            (1, 0, 1),
-            (1, 1, 2),
-            (1, 0, 1),
+        first = transactional_sequence(cluster.clock.wall_ms())
+        assert [(each.producer_id, each.first_sequence, each.count) for each in headers] == [
+            (1, first, 1),
+            (1, first + 1, 1),
+            (1, first, 1),
         ]
 
     on_cluster(work)
@@ -395,5 +397,45 @@ def test_a_commit_whose_blocks_are_refused_says_why_also_without_an_answer_to_it
         cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
         with pytest.raises(TransactionAbortedError, match="it was too old"):
             await cluster.core.commit(transaction)
+
+    on_cluster(work)
+
+
+# ---- reports to the audit ------------------------------------------------------------------------
+
+
+def test_a_producer_reports_how_its_transactions_ended() -> None:
+    async def work(cluster: Cluster) -> None:
+        minute = cluster.clock.wall_ms() // 60_000
+        for committed in (True, False):
+            transaction = await cluster.core.begin()
+            for partition in (2, 2, 1):
+                transaction.add(cast(Any, Way()), fields(b"x"), partition)
+            await cluster.core.hold(transaction, everything=True)
+            transaction.add(cast(Any, Way()), fields(b"y"), 1)
+            await (cluster.core.commit(transaction) if committed else cluster.core.abort(transaction))
+        found = [(partition, minute, 2) for partition in (2, 1)]
+        assert cluster.noted == [
+            *((partition, "committed", at, records) for partition, at, records in found),
+            *((partition, "rolled-back", at, records) for partition, at, records in found),
+        ]
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_producer_reports_the_end_of_a_transaction_once_it_knows_it(committed: bool) -> None:
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin()
+        transaction.add(cast(Any, Way()), fields(b"x"), 3)
+        cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
+        with pytest.raises(OutcomeUnknownError):
+            await cluster.core.commit(transaction)
+        assert [each[1] for each in cluster.noted] == ["unsure"]
+        cluster.errors.clear()
+        cluster.committed = {1} if committed else set()
+        await cluster.core.abort(await cluster.core.begin())
+        await cluster.core.begin()
+        assert [each[1] for each in cluster.noted] == ["unsure", "committed" if committed else "rolled-back"]
 
     on_cluster(work)

@@ -41,9 +41,16 @@ class Cluster:
         self.errors: dict[type, list[BaseException]] = {}
         self.committed: set[int] = set()  # the transactions that are committed already
         self.on_asked: Callable[[Any], None] = lambda ask: None
-        runtime = Runtime(clock=clock or LoopClock(), random=Least(1))
+        self.clock = clock or LoopClock()
+        runtime = Runtime(clock=self.clock, random=Least(1))
         self.settings = replace(SETTINGS, **settings)
+        self.noted: list[tuple[int, str, int, int]] = []  # partition, stage, minute and records of reports
         self.core = TransactionalCore(self.settings, runtime, cast(Any, self.route))
+        self.core.note_held = self.note
+
+    def note(self, topic: Topic, partition: int, stage: str, minute: int, records: int) -> None:
+        assert topic is TOPIC
+        self.noted.append((partition, stage, minute, records))
 
     async def route(self, api: Api, request: AdminRequest, answer: type, *, timeout_s: float) -> AdminAnswer:
         assert (api, answer, timeout_s) == (Api.ADMIN, AdminAnswer, self.settings.open_timeout_s)

@@ -19,7 +19,14 @@ from memq.format.ranges import Range, RangeSet
 from memq.format.report import ReportedDamage
 
 FINDINGS_MAX = 10_000  # that hold in one write partition; more are not named until some have ended
-COLUMNS = {Kind.LOST: "lost", Kind.DOUBLED: "doubled", Kind.CORRUPT: "corrupt", Kind.HOLE: "unknown"}
+COLUMNS = {
+    Kind.LOST: "lost",
+    Kind.DOUBLED: "doubled",
+    Kind.EARLY: "doubled",  # readers get it, and should not yet
+    Kind.UNRELEASED: "doubled",
+    Kind.CORRUPT: "corrupt",
+    Kind.HOLE: "unknown",
+}
 
 
 class OpenFindings:
@@ -113,6 +120,17 @@ class OpenFindings:
         id_ = finding_id(self._topic_id, self._partition, wrong.kind.value, wrong.offset)
         if id_ not in self._findings and len(self._findings) < FINDINGS_MAX:
             self._made(id_, wrong, minute, now_ms)
+
+    def count(self, wrong: Finding, minute: int, records: int, now_ms: int) -> None:
+        """Set the records of a finding that does not name their sequences; 0 ends it."""
+        id_ = finding_id(self._topic_id, self._partition, *_key_of(wrong), wrong.offset, minute)
+        finding = self._findings.get(id_)
+        if finding is None and records and len(self._findings) < FINDINGS_MAX:
+            finding = self._made(id_, wrong, minute, now_ms)
+        if finding is not None and finding.records != records:
+            self._recount(finding, records)
+        if finding is not None and not records:
+            self._end(finding, now_ms)
 
     # ---- inside --------------------------------------------------------------------------------------
 

@@ -34,9 +34,11 @@ from memq.audit.live.partition_state import (
     ReceivedReport,
 )
 from memq.audit.live.questions.end_questions import EndQuestions
+from memq.audit.live.questions.held_minutes import HeldAudit
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, watermark_ms
 from memq.errors import MemqError
+from memq.format.held_sequences import held_minute, is_held
 from memq.format.pointer import Pointer, pointer_mark
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import ReportedDamage, ReportPart, ReportSpan
@@ -76,6 +78,8 @@ class PartitionAudit:
         self._next_offset = self.books.next_offset
         self._questions = HeldQuestions()
         self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
+        parts = (partition, self.books.held, self.books, active_ms(topic.settings), self._row, self._note)
+        self.held = HeldAudit(*parts)
 
     # ---- what comes in -------------------------------------------------------------------------------
 
@@ -159,10 +163,8 @@ class PartitionAudit:
             books.objects[offset] = pointer.locations[0].key
             if len(books.objects) > OBJECTS_MAX:
                 del books.objects[next(iter(books.objects))]
-        new = [
-            self._deliver(offset, time_ms, minute, block, late=late)
-            for block in (_stated(pointer) if blocks is None else blocks)
-        ]
+        plain = self.held.take_pointer(offset, time_ms, pointer, _stated(pointer) if blocks is None else blocks)
+        new = [self._deliver(offset, time_ms, minute, block, late=late) for block in plain]
         if any(new):  # else a copy, whose records were timed when they came first
             self._row(minute).side(QUEUE).time("committed", pointer.latency)
 
@@ -204,7 +206,7 @@ class PartitionAudit:
             self.books.damaged[damage.offset] = True
             while len(self.books.damaged) > DAMAGED_MAX:
                 del self.books.damaged[next(iter(self.books.damaged))]
-            minute = now_ms // MINUTE_MS
+            minute = held_minute(damage.first) if is_held(damage.first) else now_ms // MINUTE_MS
         self._findings.damaged(damage, minute, now_ms)
 
     def silence(self, group: str | None, minutes: Iterable[int], change: int) -> None:
@@ -219,7 +221,7 @@ class PartitionAudit:
     @property
     def waits(self) -> bool:
         """Whether reports or missing records wait for the next read of the queue."""
-        return bool(self.books.told or self.ends.missing())
+        return bool(self.books.told or self.ends.missing() or self.held.waits)
 
     def hold(self, now_ms: int) -> None:
         """Judge nothing, because the queue can't be read.
@@ -261,6 +263,7 @@ class PartitionAudit:
                 self._dirty.update(dict.fromkeys(self._stream_of(group, books).settle(now_ms)))
                 self._changed |= books.stream.covered != covered
             self._judge_group(group, books, now_ms)
+        self.held.settle(now_ms)
         undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - HELD_MS)]
         self.ends.close()
         self._dirty = dict.fromkeys([*undecided, *self.ends.missing()])
@@ -273,7 +276,8 @@ class PartitionAudit:
 
         With `again`, also return those that are held or in doubt.
         """
-        return self._questions.sought(self.partition, again=again)
+        held = [Sought(self.partition, 0, ())] if self.held.asks(again=again) else []
+        return [*held, *self._questions.sought(self.partition, again=again)]
 
     def take_answer(self, sought: Iterable[Sought], answer: HeldAnswer, now_ms: int) -> str:
         """Take the answer of brokers; the next `settle` uses it.
@@ -281,6 +285,8 @@ class PartitionAudit:
         Return the reason why brokers may hold more records than they answered, "" for none.
         """
         doubt = ""
+        if answer.released is not None:
+            self.held.take_answer(answer.released)
         for each in sought:
             stream = self.books.streams.get(each.producer)
             if stream is not None:
@@ -324,6 +330,7 @@ class PartitionAudit:
             return
         for damage in part.damages:
             self.take_damage(damage, report.time_ms)
+        self.held.take_reported(part.held, report.group, task=report.kind == SPARK_TASK)
         for span in part.spans:
             self._take_span(span, report)
         if group is not None:
@@ -530,6 +537,11 @@ class PartitionAudit:
     def _wrong(self, kind: Kind, cause: str, producer: int = 0, group: str = "") -> Finding:
         stage = IN_GROUP if group else IN_QUEUE
         return Finding(kind=kind, partition=self.partition, stage=stage, producer=producer, group=group, cause=cause)
+
+    def _note(self, kind: Kind, cause: str, minute: int, records: int, offset: int, now_ms: int) -> None:
+        wrong = self._wrong(kind, cause)
+        wrong.offset = offset
+        self._findings.count(wrong, minute, records, now_ms)
 
     def _hold(self, wrong: Finding, pieces: list[Range], stream: AuditedProducer, now_ms: int) -> None:
         fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from memq.audit.account import Account
 from memq.audit.finding import Finding
+from memq.audit.live.questions.held_minutes import HeldState
 from memq.audit.live.sequence_marks import Marks
 from memq.audit.pointer_facts import PointerFacts
 from memq.format.ranges import RangeSet
@@ -166,6 +167,7 @@ class PartitionState(PointerFacts):
     objects: dict[int, str] = field(default_factory=dict)
     told: list[ReceivedReport] = field(default_factory=list)
     unread: dict[int, bool] = field(default_factory=dict)
+    held: HeldState = field(default_factory=HeldState)
 
     def miss(self, copies_ms: int) -> None:
         """Note that some pointers were not read.

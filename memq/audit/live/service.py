@@ -247,6 +247,7 @@ class LiveAudit:
             first, last = since_ms // MINUTE_MS, now_ms // MINUTE_MS
             for audit in self._homes[number].partitions.values():
                 audit.silence(None, range(max(first, last - SILENT_MINUTES_MAX), last + 1), 1)
+                audit.held.distrust(last)
         self._events.warning(
             "audit.began-again",
             f"partitions {', '.join(map(str, begun))} of {AUDIT_TOPIC} are read from the beginning: the topic was "

@@ -14,6 +14,7 @@ from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOl
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.holds.keeper import HoldKeeper, NewHold
+from memq.holds.machine import UnitCount
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.hold_messages import (
@@ -23,6 +24,7 @@ from memq.protocol.hold_messages import (
     ListDelayed,
     ReleaseUnit,
     WireDelayedTopic,
+    WireUnits,
     WireWaiting,
 )
 from memq.protocol.link import Link
@@ -79,11 +81,16 @@ class HoldRequests:
         topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
 
         async def waiting_at(keeper: HoldKeeper) -> list[WireWaiting]:
+            waiting = await keeper.waiting(topic.id, undelivered=call.ask.undelivered)
+            units = await keeper.units(topic.id) if call.ask.units else {}
             return [
-                WireWaiting(partition=target.partition, blocks=blocks, next_ms=next_ms)
-                for target, (blocks, next_ms) in (
-                    await keeper.waiting(topic.id, undelivered=call.ask.undelivered)
-                ).items()
+                WireWaiting(
+                    partition=target.partition,
+                    blocks=blocks,
+                    next_ms=next_ms,
+                    units=_wire_units(keeper.shard, units[target]) if target in units else None,
+                )
+                for target, (blocks, next_ms) in (dict.fromkeys(units, (0, 0)) | waiting).items()
             ]
 
         hosts = self._hosts
@@ -116,7 +123,7 @@ class HoldRequests:
         topic = await self._partitions.current_topic(ask.topic, ask.topic_id)
         processor = self._partitions.processor(topic, ask.partition)
         blocks = [UnitBlock(each.key, each.offset, each.length) for each in ask.blocks]
-        await take_unit(processor, IncomingUnit(producer_id_of(ask.shard), ask.number, ask.behind, blocks))
+        await take_unit(processor, IncomingUnit(producer_id_of(ask.shard), ask.number, ask.behind, blocks, ask.records))
         return AdminAnswer()
 
     async def _target(self, name: str, topic_id: str, partition: int) -> Topic:
@@ -136,6 +143,17 @@ class HoldRequests:
         Raises: as `find_service`.
         """
         return await find_service(self._hosts, self._hosts.holds, shard_name(topic_id, partition), call)
+
+
+def _wire_units(shard: int, count: UnitCount) -> WireUnits:
+    return WireUnits(
+        shard=f"{shard:016x}",
+        released=count.released,
+        released_records=count.released_records,
+        done=count.settled,
+        done_records=count.settled_records,
+        dropped=count.dropped,
+    )
 
 
 def _by_topic(found: list[WireDelayedTopic]) -> list[WireDelayedTopic]:

@@ -43,7 +43,7 @@ class UnitReleaser:
             self._services.events.warning("held-gone", text)
             return
         blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length) for hold in released.holds]
-        unit = IncomingUnit(self._shard, number, number - 1, blocks)
+        unit = IncomingUnit(self._shard, number, number - 1, blocks, released.total)
         try:
             if self._partitions.owns(topic, target.partition):
                 await take_unit(self._partitions.processor(topic, target.partition), unit)
@@ -74,5 +74,6 @@ def _message(released: ReleasedUnit, unit: IncomingUnit) -> ReleaseUnit:
         shard=f"{unit.shard:016x}",
         number=unit.number,
         behind=unit.behind,
+        records=unit.records,
         blocks=[WireUnitBlock(key=each.key, offset=each.offset, length=each.length) for each in unit.blocks],
     )

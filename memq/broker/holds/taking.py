@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import AwaitedAck, BlockRun
 from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.ring import RingStream
+from memq.broker.partition.ring import RingStream, UnitNumber
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.services import Services
 from memq.errors import (
@@ -50,12 +50,16 @@ class UnitBlock:
 
 @dataclass(frozen=True, slots=True)
 class IncomingUnit:
-    """A unit for a target. The target's log had all units of the shard up to number `behind` once."""
+    """A unit for a target. The target's log had all units of the shard up to number `behind` once.
+
+    `records` counts those of all units of the shard for the target up to this one; 0: unknown.
+    """
 
     shard: int
     number: int
     behind: int
     blocks: Sequence[UnitBlock]
+    records: int = 0
 
 
 async def take_unit(processor: TopicProcessor, unit: IncomingUnit) -> None:
@@ -125,7 +129,7 @@ async def _append(processor: TopicProcessor, unit: IncomingUnit, found: Sequence
             streams.append(stream)
             runs.append((stream, _run_at(slab, at, header, data)))
             at += header.length
-        if not processor.ring.extend_unit(runs, (unit.shard, unit.number), now_s):
+        if not processor.ring.extend_unit(runs, UnitNumber(unit.shard, unit.number, unit.records), now_s):
             raise ThrottledError(f"the ring of {processor.name} is full")
         for header, _ in found:
             producer = _owned(processor).producer(header.producer_id)
@@ -152,7 +156,7 @@ async def _pass_over(processor: TopicProcessor, unit: IncomingUnit) -> None:
         await processor.changed.wait()
         if _owned(processor) is not own:
             raise MovedError(f"{processor.name} lost its epoch")
-    empty = NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number)
+    empty = NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number, records=unit.records)
     own.learn([empty], processor.services.runtime.clock.wall_ms())
     await processor.republish_opened(waits=True)
 

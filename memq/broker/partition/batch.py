@@ -236,8 +236,8 @@ def ended_pointer(
 def named_of(slot: BatchSlot) -> tuple[NamedProducer, ...]:
     """Return the progress after a batch of each named producer, and of each shard, with blocks in it."""
     found: dict[int, NamedProducer] = {}
-    for shard, number in slot.units:
-        found[shard] = NamedProducer(producer=shard, epoch=0, last_sequence=number)
+    for shard, number, records in slot.units:
+        found[shard] = NamedProducer(producer=shard, epoch=0, last_sequence=number, records=records)
     for run in slot.runs:
         stream = run.stream
         if stream.producer_epoch:

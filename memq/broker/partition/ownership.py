@@ -139,6 +139,7 @@ class NamedProducers:
             epoch=max(entry.epoch, known.epoch),
             last_sequence=max(entry.last_sequence, known.last_sequence),
             last_seen_ms=seen_ms,
+            records=max((each.last_sequence, each.records) for each in (entry, known))[1],
         )
 
     def forget(self, before_ms: int, busy: Container[int] = ()) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from memq.broker.ingest.slabs import Extent, Slab
 from memq.broker.partition.append import BlockRun, Stream
@@ -82,6 +83,14 @@ class SlotRun:
         ]
 
 
+class UnitNumber(NamedTuple):
+    """A unit of held records: its shard, its number, and how many records the shard's units have up to it."""
+
+    shard: int
+    number: int
+    records: int = 0
+
+
 class BatchSlot:
     """One batch, from its first block to its published pointer."""
 
@@ -130,7 +139,7 @@ class BatchSlot:
         self.promised: list[tuple[int, int, int]] = []  # copies acked with ack=1: producer id, first, next
         self.tickets: list[Ticket] = []  # for its blocks in the spool
         self.staged: StagedBatch | None = None  # set if a writer has put the batch into the store
-        self.units: list[tuple[int, int]] = []  # units of held records in it: shard and number
+        self.units: list[UnitNumber] = []  # units of held records in it
 
     def become(self, state: SlotState) -> None:
         """Change to a state that the table allows."""
@@ -289,7 +298,7 @@ class Ring:
             self.seal()
         return True
 
-    def extend_unit(self, runs: Sequence[tuple[RingStream, BlockRun]], unit: tuple[int, int], now_s: float) -> bool:
+    def extend_unit(self, runs: Sequence[tuple[RingStream, BlockRun]], unit: UnitNumber, now_s: float) -> bool:
         """Add all blocks of a unit of held records to one batch; False if the ring is full (H4).
 
         A unit is published whole, by the pointer that has its number. So an open batch with too little room is sealed.
@@ -310,7 +319,7 @@ class Ring:
 
     def last_unit(self, shard: int) -> int:
         """Return the number of a shard's last unit in the ring; 0 for none."""
-        return max((number for slot in self for each, number in slot.units if each == shard), default=0)
+        return max((unit.number for slot in self for unit in slot.units if unit.shard == shard), default=0)
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
         """Add a batch that is already stored, after all other batches; False when the ring is full."""

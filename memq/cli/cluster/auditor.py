@@ -31,6 +31,7 @@ from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, r
 
 Answer = TypeVar("Answer")
 METRICS_PORT = 9880
+MINUTES_END = 1 << 40
 _SHOWN = (
     *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
     *(f"{percentile_name(each)} ms" for each in QUANTILES),
@@ -67,22 +68,26 @@ def show(minutes: int, as_json: bool, config: str | None, profile: str | None, *
     Exits with 1 when something is wrong, or when the audit is behind: no auditor has read the reports of clients for a
     minute. No verdict is then ok.
     The last columns are the p50, p90 and p99 latencies, in ms from event time, until records were acked, or processed
-    by the group.
+    by the group. Delayed records that are not due are in flight; they are shown apart.
     """
     now_ms = Runtime().clock.wall_ms()
     now = now_ms // MINUTE_MS
 
-    async def ask(view: AuditView, _: AuditStore) -> tuple[list[TopicSummary], str]:
-        return await view.topics(now - minutes, now + 1), await view.behind(now_ms)
+    async def ask(view: AuditView, _: AuditStore) -> tuple[list[TopicSummary], dict[str, int], str]:
+        ahead = {each.topic_id: each.row.in_flight(QUEUE) for each in await view.topics(now + 1, MINUTES_END)}
+        return await view.topics(now - minutes, now + 1), ahead, await view.behind(now_ms)
 
-    found, behind = _asked(settings_of(config, profile, **flags), ask)
+    found, ahead, behind = _asked(settings_of(config, profile, **flags), ask)
     if as_json:
-        print_json([_summary_json(summary, behind) for summary in found])
+        print_json([_summary_json(summary, behind) | {"not_due": ahead[summary.topic_id]} for summary in found])
     else:
         rows = [
             (each.topic, name or "(queue)", *_row_of(each, name, behind)) for each in found for name in _sides(each)
         ]
         print_table(_SHOWN, rows)
+        for each in found:
+            if waiting := ahead[each.topic_id]:
+                print_message(f"topic '{each.topic}': {waiting:,} delayed records are in flight until they are due")
     if behind:
         print_message(f"memq: {behind}")
     return FAILED if behind or any(summary.findings for summary in found) else OK

@@ -83,6 +83,7 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
                 opened.read,
                 now_ms,
                 ask_held=opened.ask_held,
+                ask_released=opened.ask_released,
                 through=opened.through,
                 moved=moved,
             )

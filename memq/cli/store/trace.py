@@ -11,6 +11,7 @@ from functools import partial
 import click
 
 from memq.audit.checks.checker import Checker
+from memq.audit.minutes import MINUTE_MS
 from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option, parse_position
@@ -20,6 +21,7 @@ from memq.client.consumer.progress import cut_error
 from memq.errors import InvalidSettingError, MemqError, NotFoundError
 from memq.format.batch import cut_batch, is_whole
 from memq.format.blocks.header import Buffer
+from memq.format.held_sequences import due_time_of, held_minute, is_held, is_transactional
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.notification.log_reader import entries_between
@@ -64,10 +66,10 @@ def trace(
     wanted = _wanted(position, key, producer, sequence)
     found, groups, queue_late_ms = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
     if not found:
-        raise NotFoundError(
-            f"topic '{topic}' has no such record",
-            hint="memq consume --json shows positions; memq audit names records that are removed or unreadable",
-        )
+        hint = "memq consume --json shows positions; memq audit names records that are removed or unreadable"
+        if sequence is not None and is_held(sequence):
+            hint = f"it is {_held_text(sequence)}; before, and after a cancel or a roll-back, the log does not have it"
+        raise NotFoundError(f"topic '{topic}' has no such record", hint=hint)
     if as_json:
         more = {"queue_late_ms": queue_late_ms}
         print_json([sighting.to_json() | more | {"groups": _passed(sighting, groups)} for sighting in found])
@@ -188,6 +190,7 @@ def _print(sighting: Sighting, groups: Groups, queue_late_ms: int) -> None:
     lines = {
         "record": f"producer {sighting.producer:016x} sequence {sighting.sequence}"
         + (" (a copy, which readers pass over)" if sighting.copy else ""),
+        **({"held": _held_text(sighting.sequence)} if is_held(sighting.sequence) else {}),
         "time": time_text(sighting.time_ms) if sighting.time_ms else f"not known: {sighting.damage}",
         "object": f"{sighting.object} {_block_text(sighting)} at {sighting.offset}+{sighting.length}",
         "sealed": f"{time_text(sighting.sealed_ms)} by broker '{sighting.broker}'",
@@ -200,6 +203,15 @@ def _print(sighting: Sighting, groups: Groups, queue_late_ms: int) -> None:
     for name, text in lines.items():
         click.echo(f"{name + ':':<10}{text}")
     click.echo()
+
+
+def _held_text(sequence: int) -> str:
+    """Return what the sequence of a held record says."""
+    if is_transactional(sequence):
+        return (
+            f"of a transaction that began at {time_text(held_minute(sequence) * MINUTE_MS)} or less than a minute later"
+        )
+    return f"delayed until {time_text(due_time_of(sequence))}"
 
 
 def _block_text(sighting: Sighting) -> str:

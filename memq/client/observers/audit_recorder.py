@@ -17,17 +17,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from memq.client.consumer.batch import Damage
 from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
 from memq.client.consumer.record_filter import runs_of
 from memq.errors import UnsupportedFormatError
+from memq.format.held_sequences import HELD_BEGIN, held_minute
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import (
     MINUTE_MS,
     Begin,
     BeginReason,
+    HeldSpan,
+    HeldStage,
     Kind,
     Report,
     ReportedDamage,
@@ -315,6 +318,7 @@ class PartRecorder:
         "_committed",
         "_current",
         "_damages",
+        "_held",
         "_parts",
         "_read",
         "_room",
@@ -339,11 +343,15 @@ class PartRecorder:
     ) -> None:
         """Note that sequences `first` up to `next_` of a block passed a stage.
 
-        `base_ms` is its least timestamp.
+        `base_ms` is its least timestamp. Held records are counted only.
         """
         # Four times for each block: so the likely way is as short as it can be, half of what look-ups would cost.
         if not self._room.take():
             self.lacks = True
+            return
+        if first >= HELD_BEGIN:  # each is of a producer of its own
+            count = (cast(HeldStage, stage), held_minute(first))
+            self._held[count] = self._held.get(count, 0) + next_ - first
             return
         minute, span = base_ms // MINUTE_MS, self._current.get(stage)
         if span is None or span.producer != producer or span.minute != minute:
@@ -372,6 +380,13 @@ class PartRecorder:
         else:
             self.lacks = True
 
+    def hold(self, stage: HeldStage, minute: int, records: int) -> None:
+        """Note that delayed records, or records of a transaction, came to a stage."""
+        if self._room.take():
+            self._held[stage, minute] = self._held.get((stage, minute), 0) + records
+        else:
+            self.lacks = True
+
     def begin(self, at: str, reason: BeginReason) -> None:
         """Note that a reader began at a position: what it had done until then is over, and goes before it."""
         if self._room.take():
@@ -394,7 +409,7 @@ class PartRecorder:
     def take(self) -> list[ReportPart]:
         """Return and remove the noted events, in their order."""
         self.lacks = False
-        if self._spans or self._damages or self._begins or self._committed or self._read:
+        if self._spans or self._damages or self._begins or self._committed or self._read or self._held:
             self._end_part()
         parts, self._parts = self._parts, []
         return parts
@@ -409,6 +424,7 @@ class PartRecorder:
             begins=tuple(self._begins),
             committed=self._committed,
             read=self._read,
+            held=tuple(HeldSpan(stage=s, minute=m, records=count) for (s, m), count in self._held.items()),
         )
         self._parts.append(part)
         self._forget()
@@ -417,6 +433,7 @@ class PartRecorder:
         self._spans: dict[tuple[Stage, int, int], _Span] = {}
         self._current: dict[Stage, _Span] = {}
         self._damages: dict[tuple[int, int], ReportedDamage] = {}
+        self._held: dict[tuple[HeldStage, int], int] = {}
         self._begins: list[Begin] = []
         self._committed = ""
         self._read = None

@@ -27,11 +27,14 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     NotReadyError,
+    OutcomeUnknownError,
     ProducerFencedError,
     ProtocolError,
     TimedOutError,
     UnreachableError,
 )
+from memq.format.held_sequences import delayed_sequence, held_minute
+from memq.format.report import HeldStage
 from memq.protocol.admin_messages import BeginProducer
 from memq.protocol.frames import Api
 from memq.protocol.link import broker_name
@@ -177,9 +180,10 @@ class ProducerCore:
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
         router = BrokerRouter(self._pool)
         self.transactions = TransactionalCore(settings, runtime, router)
+        self.transactions.note_held = self._note_held
         made, settled = (make_delivery, wake), self._settled_delayed
         self.delayed = DelayedRecords(
-            settings, runtime, self.buffer, router, self._metadata, self._tasks, *made, settled
+            settings, runtime, self.buffer, router, self._metadata, self._tasks, *made, settled, self._note_held
         )
         self._parts = SenderParts(
             producer_id=self.producer_id,
@@ -367,7 +371,16 @@ class ProducerCore:
         else:
             stats.records_failed, stats.blocks_failed = stats.records_failed + 1, stats.blocks_failed + 1
             self.events.error("producer.block-failed", f"1 delayed record failed: {error.code}: {error}")
+        if error is None or isinstance(error, OutcomeUnknownError):
+            stage: HeldStage = "held" if error is None else "unsure"
+            self._note_held(record.topic, record.partition, stage, held_minute(delayed_sequence(record.due_ms)), 1)
         self._report(record.delivery, ack_of(record) if error is None else error)
+
+    def _note_held(self, topic: Topic, partition: int, stage: HeldStage, minute: int, records: int) -> None:
+        """Report delayed records, or records of a transaction, to the audit."""
+        part = self._observer.part(topic, partition) if self._observer is not None else None
+        if part is not None:
+            part.hold(stage, minute, records)
 
     def _report(self, delivery: Delivery | AsyncDelivery, outcome: Ack | MemqError) -> None:
         for callback in delivery.settle(outcome):

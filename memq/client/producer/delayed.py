@@ -1,7 +1,7 @@
 """Delayed records: each is a block of its own, which a broker holds until it is due.
 
-So each can be cancelled alone. A block has a producer id of its own, and its record the sequence 0: a request that is
-repeated holds the block once. Records that are sent together go into one request for each partition.
+So each can be cancelled alone. A block has a producer id of its own, and its sequence says when it is due: a request
+that is repeated holds the block once. Records that are sent together go into one request for each partition.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.format.blocks.builder import BlockBuilder
+from memq.format.held_sequences import delayed_sequence, held_minute, is_held
+from memq.format.report import HeldStage
 from memq.limits import DELAY_MS_MAX, HOLD_BYTES_MAX, HOLDS_PER_REQUEST_MAX, PRODUCER_ID_END, SLOTS
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import AckLevel, Api
@@ -46,6 +48,8 @@ REQUEST_BYTES_MAX = 600 * 1024  # of the blocks in one request, which has them a
 REQUESTS_AT_ONCE = 8
 SECONDS_MIN, SECONDS_END = 1_000_000_000, 100_000_000_000  # of 2001 and 5138 as seconds; of 1970 and 1973 as ms
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
+CANCELLED_MAX = 65_536  # that are known, so that a repeated cancel is reported once
+NoteHeld = Callable[[Topic, int, HeldStage, int, int], None]  # partition, stage, Unix minute, records
 _ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -121,7 +125,7 @@ class DelayedRecords:
     """The delayed records of one producer.
 
     `add` may be called on any thread, all else on the producer's loop.
-    `settled` gets each record with its error, None if it is held.
+    `settled` gets each record with its error, None if it is held. `note` reports a cancelled one to the audit.
     """
 
     def __init__(
@@ -135,6 +139,7 @@ class DelayedRecords:
         make_delivery: MakeDelivery,
         wake: Callable[[], None],
         settled: Callable[[DelayedRecord, MemqError | None], None],
+        note: NoteHeld = lambda *noted: None,
     ) -> None:
         self._settings = settings
         self._runtime = runtime
@@ -145,6 +150,8 @@ class DelayedRecords:
         self._make_delivery = make_delivery
         self._wake = wake
         self._settled = settled
+        self._note = note
+        self._cancelled: dict[int, None] = {}  # producer ids of cancelled records that were reported
         self._lock = threading.Lock()
         self._added: list[DelayedRecord] = []
         self._waiting: dict[DelayedRecord, None] = {}  # for a request
@@ -177,7 +184,7 @@ class DelayedRecords:
         data = bytes(
             builder.seal(
                 producer_id=producer_id,
-                first_sequence=0,
+                first_sequence=delayed_sequence(due_ms),
                 scope=target.scope,
                 now_ms=self._runtime.clock.wall_ms(),
                 codec=self._settings.codec,
@@ -238,9 +245,20 @@ class DelayedRecords:
                     raise OutcomeUnknownError(f"no broker said what became of the record: {error}") from error
                 await self._pause(error, tries)
             else:
-                return _OUTCOMES[answer.holds[0]]
+                outcome = _OUTCOMES[answer.holds[0]]
+                if outcome is CancelOutcome.CANCELLED:
+                    self._note_cancelled(found.topic, ack)
+                return outcome
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    def _note_cancelled(self, topic: Topic, ack: Ack) -> None:
+        """Report a cancelled record to the audit, once."""
+        if is_held(ack.first_sequence) and ack.producer_id not in self._cancelled:
+            self._cancelled[ack.producer_id] = None
+            if len(self._cancelled) > CANCELLED_MAX:
+                del self._cancelled[next(iter(self._cancelled))]
+            self._note(topic, ack.partition, "cancelled", held_minute(ack.first_sequence), ack.records)
 
     def _next_request(self) -> list[DelayedRecord]:
         """Take the records of one partition that fit into a request."""
@@ -348,4 +366,5 @@ class DelayedRecords:
 
 def ack_of(record: DelayedRecord) -> Ack:
     """Return the ack of a record that is held: it has no position before it is due."""
-    return Ack(record.topic.name, record.partition, record.producer_id, 0, 1, AckLevel.ALL)
+    first = delayed_sequence(record.due_ms)
+    return Ack(record.topic.name, record.partition, record.producer_id, first, 1, AckLevel.ALL)

@@ -48,7 +48,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import base_ms_of
-from memq.format.report import Stage
+from memq.format.report import HeldStage, Stage
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_positions
 from memq.protocol.link import Link
 from memq.protocol.messages import Close, Done, Message, Nack, Open, Redirect, Throttle, decode_message, error_of
@@ -69,6 +69,10 @@ class BlockObserver(Protocol):
         self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
     ) -> None:
         """Sequences `first` up to `next_` passed a stage; their least timestamp is `base_ms`."""
+
+    def hold(self, stage: HeldStage, minute: int, records: int) -> None:
+        """Note that delayed records, or records of a transaction, of a Unix minute came to a stage."""
+        ...
 
 
 class ProducerObserver(Protocol):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from memq.client.broker_router import BrokerRouter
+from memq.client.producer.delayed import NoteHeld
 from memq.client.producer.fields import RecordFields, check_size
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
@@ -29,6 +30,8 @@ from memq.errors import (
     TransactionCommittedError,
 )
 from memq.format.blocks.builder import BlockBuilder
+from memq.format.held_sequences import held_minute, transactional_sequence
+from memq.format.report import HeldStage
 from memq.groups import OUTSIDE_GENERATION
 from memq.groups.remote import wire_of
 from memq.limits import (
@@ -51,7 +54,7 @@ from memq.protocol.transaction_messages import (
 )
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, ReadPartition, Topic
 
 if TYPE_CHECKING:
     from memq.client.consumer.assigned import Assigned
@@ -66,6 +69,12 @@ ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, Pr
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
 IS_COMMITTED, WAS_ROLLED_BACK = "is committed", "was rolled back"
+# How the audit gets the end of a transaction; an unknown one may be followed by another.
+_STAGES: dict[str, HeldStage] = {
+    HAS_UNKNOWN_END: "unsure",
+    WAS_ROLLED_BACK: "rolled-back",
+    IS_COMMITTED: "committed",
+}
 
 
 class PositionSource(Protocol):
@@ -91,9 +100,9 @@ class _Target:
     scope: int
     slots: tuple[int, int]
     producer_id: int
+    next: int
     builder: BlockBuilder = field(default_factory=BlockBuilder)
     slots_hold: bool = True
-    next: int = 0
     blocks: int = 0
     bytes: int = 0
 
@@ -108,15 +117,37 @@ class OpenTransaction:
         self.member = "", OUTSIDE_GENERATION
         self.before: dict[ReadPartition, Committed] = {}
         self.after: dict[ReadPartition, Committed] = {}
-        self.ended = ""  # how it has ended
         self.commit_sent = False  # and may have moved the positions
+        self.note_held: NoteHeld = lambda *noted: None  # reports its records to the audit
+        self._ended = ""
+        self._noted: HeldStage | None = None  # the end that was reported
         self._settings = settings
         self._runtime = runtime
         self._lock = threading.Lock()
         self._targets: dict[tuple[str, int], _Target] = {}
+        self._topics: dict[str, Topic] = {}
+        self._first = transactional_sequence(runtime.clock.wall_ms())
         self._chosen: dict[str, int] = {}  # by topic: the partition of its records without a key
         self._sealed: list[WireTransactionBlock] = []
         self._sealed_bytes = 0
+
+    @property
+    def ended(self) -> str:
+        """How it has ended; "" if it has not."""
+        return self._ended
+
+    @ended.setter
+    def ended(self, how: str) -> None:
+        self._ended = how
+        stage = _STAGES.get(how)
+        if stage is None or stage == self._noted or (stage == "unsure" and not self.commit_sent):
+            return
+        self._noted = stage
+        with self._lock:
+            for target in self._targets.values():
+                records = target.next - self._first + target.builder.count
+                topic = self._topics[target.topic_id]
+                self.note_held(topic, target.partition, stage, held_minute(self._first), records)
 
     def add(self, route: Route, fields: RecordFields, partition: int | None) -> bool:
         """Add a record; return whether so much waits that it should be held now.
@@ -171,8 +202,10 @@ class OpenTransaction:
         found = self._targets.get(place)
         if found is None:
             producer_id = self._runtime.random.randrange(1, PRODUCER_ID_END)
-            found = _Target(topic.name, topic.id, buffer.partition, buffer.scope, buffer.slots, producer_id)
-            self._targets[place] = found
+            found = _Target(
+                topic.name, topic.id, buffer.partition, buffer.scope, buffer.slots, producer_id, self._first
+            )
+            self._targets[place], self._topics[topic.id] = found, topic
         found.slots_hold &= found.slots == buffer.slots
         return found
 
@@ -218,6 +251,7 @@ class TransactionalCore:
         self._unsettled: OpenTransaction | None = None  # the last one, if its end is not known
         self._present: OpenTransaction | None = None
         self._fenced: ProducerFencedError | None = None
+        self.note_held: NoteHeld = lambda *noted: None
 
     async def begin(self) -> OpenTransaction:
         """Begin a transaction.
@@ -241,6 +275,7 @@ class TransactionalCore:
         except BaseException:
             self._present = None
             raise
+        made.note_held = self.note_held
         return made
 
     async def hold(self, transaction: OpenTransaction, *, everything: bool = False) -> None:

@@ -28,6 +28,7 @@ from memq.audit.checks.object_reads import store_reader
 from memq.audit.held import HeldAnswer, Sought
 from memq.audit.holders import Holders
 from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, Minutes, Stream, watermark_ms
+from memq.audit.released import NOT_ASKED, ReleaseAnswer
 from memq.audit.verdict import Verdict, merge_verdicts
 from memq.client.broker_router import BrokerRouter
 from memq.client.io_thread import io_thread
@@ -62,7 +63,8 @@ class AuditPlan:
     """Spans by read partition, their pieces, and positions of `groups` by read partition.
 
     `now_ms` (Unix ms) is the moment of the verdict. `answer` has the brokers' answers on the `sought` records,
-    before the spans ended; None when they were not asked.
+    before the spans ended; None when they were not asked. `words` has those of the shards of held records, by read
+    partition, before the spans ended.
     """
 
     topic: Topic
@@ -71,6 +73,7 @@ class AuditPlan:
     groups: Sequence[str]
     committed: Mapping[int, Mapping[str, Position | None]]
     now_ms: int
+    words: Mapping[int, ReleaseAnswer]
     sought: Sequence[Sought] = ()
     answer: HeldAnswer | None = None
 
@@ -81,6 +84,9 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
     async with open_access(options, runtime) as access:
         named = access.topics[options.topics[0]]
         topic = Topic(name=named.name, id=named.id, created_ms=0, partitions=equal_slots(1), settings=named.settings)
+        answer = NOT_ASKED
+        if access.pool is not None:
+            answer = await Holders(access.pool, BrokerRouter(access.pool)).ask_released(topic)
         spans = {partition: await access.resolver.span(partition) for partition in sorted(named.partitions)}
         pieces = [
             piece
@@ -95,6 +101,7 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
             groups=list(groups),
             committed={each.partition: {group: groups[group].get(each) for group in groups} for each in spans},
             now_ms=runtime.clock.wall_ms(),
+            words={each.partition: answer.of(named.partitions[each], first=at == 0) for at, each in enumerate(spans)},
         )
 
 
@@ -204,6 +211,7 @@ async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[R
 def _open(plan: AuditPlan, partition: int, minutes: Minutes | None = None) -> Auditor:
     auditor = Auditor(plan.topic, minutes=minutes)
     auditor.open_partition(partition, plan.spans[partition])
+    auditor.take_word(plan.words[partition])
     if plan.answer is not None:
         auditor.take_answer(plan.sought, plan.answer)
     return auditor
@@ -231,6 +239,8 @@ def _judged(plan: AuditPlan, batches: Batches) -> Iterator[Row]:
 
 
 def _ended(plan: AuditPlan, auditor: Auditor, minutes: Minutes) -> Iterator[Row]:
+    for partition, short in auditor.shortfalls():
+        minutes.lose(partition, short.time_ms, short.records)
     yield from _rows_of(plan, minutes.settle(auditor.balances(plan.now_ms)))
     yield {"verdict": pickle.dumps((auditor.verdict(plan.now_ms), auditor.sought(plan.now_ms)))}
 

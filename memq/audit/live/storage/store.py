@@ -59,7 +59,7 @@ class PartitionChanges:
             name: GroupFacts(group.committed, sum(progress.ever.total for progress in group.progress.values()))
             for name, group in books.groups.items()
         }
-        records = sum(stream.account.delivered.total for stream in books.streams.values())
+        records = sum(stream.account.delivered.total for stream in books.streams.values()) + books.held.queued
         return PartitionFacts(books.next_offset, books.queue_ms, records, len(books.streams), groups)
 
 

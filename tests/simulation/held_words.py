@@ -1,0 +1,70 @@
+"""What the shards of held records say, by the state logs alone."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from memq.audit.released import ReleaseAnswer, UnitWord
+from memq.topic import Topic, shard_id
+from tests.simulation.checked_cluster import CheckedCluster
+
+BLOCK_RECORDS_MAX = 100  # of the blocks that processes of the simulation hold
+
+
+class ShardWords(Protocol):
+    """Answers for all shards of held records."""
+
+    @property
+    def lost_records(self) -> int:
+        """How many held records, at most, owners could not read from the store."""
+        ...
+
+    async def ask(self, topic: Topic) -> ReleaseAnswer:
+        """See `memq.audit.released.AskReleased`."""
+        ...
+
+    def of(self, topic: Topic) -> ReleaseAnswer:
+        """Return the units of a topic."""
+        ...
+
+
+class NoShards:
+    """The words of a cluster without held records. See `ShardWords`."""
+
+    lost_records = 0
+
+    async def ask(self, topic: Topic) -> ReleaseAnswer:
+        """See `ShardWords.ask`."""
+        return ReleaseAnswer()
+
+    def of(self, topic: Topic) -> ReleaseAnswer:
+        """See `ShardWords.of`."""
+        return ReleaseAnswer()
+
+
+class HeldWords:
+    """The words as the state logs of a cluster have them now. See `ShardWords`."""
+
+    def __init__(self, cluster: CheckedCluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def lost_records(self) -> int:
+        """See `ShardWords.lost_records`."""
+        return BLOCK_RECORDS_MAX * sum(each.lost_held_blocks for each in self._cluster.counters)
+
+    async def ask(self, topic: Topic) -> ReleaseAnswer:
+        """See `ShardWords.ask`."""
+        return self.of(topic)
+
+    def of(self, topic: Topic) -> ReleaseAnswer:
+        """See `ShardWords.of`."""
+        words: list[UnitWord] = []
+        for log, holds in self._cluster.cloud.state_logs.holds.items():
+            shard = shard_id(log.topic_id, log.partition, holds.life)
+            for target in {**holds.numbers, **holds.dropped}:
+                if target.topic_id == topic.id:
+                    count = holds.count_of(target)
+                    released, done = (count.released, count.released_records), (count.settled, count.settled_records)
+                    words.append(UnitWord(target.partition, shard, *released, *done, count.dropped))
+        return ReleaseAnswer(tuple(words))
