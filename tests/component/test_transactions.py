@@ -32,7 +32,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.brokers import run
-from tests.component.cluster_rig import Rig, rig
+from tests.component.cluster_rig import TIMEOUT_S, Rig, rig
 
 
 class ProgramError(Exception):
@@ -40,10 +40,12 @@ class ProgramError(Exception):
 
 
 @asynccontextmanager
-async def cluster_of(count: int = 3) -> AsyncIterator[tuple[Rig, list[Broker]]]:
+async def cluster_of(
+    count: int = 3, timeout_s: float = TIMEOUT_S, **settings: Any
+) -> AsyncIterator[tuple[Rig, list[Broker]]]:
     """Yield a cluster with the topics `in`, `out` and `other`."""
-    async with rig() as cluster:
-        brokers = [await cluster.start(name) for name in "abc"[:count]]
+    async with rig(timeout_s=timeout_s) as cluster:
+        brokers = [await cluster.start(name, **settings) for name in "abc"[:count]]
         for broker in brokers:
             await broker.partitions.refresh()
         async with AsyncAdmin(brokers[0].address) as admin:
@@ -99,17 +101,21 @@ def test_a_transaction_shows_all_of_its_records_or_none() -> None:
                 for number in range(30):
                     await transaction.send("out", f"a{number}", key=f"k{number}")
                 await transaction.send("other", "a")
+                await transaction.send_many("out", ["m0", "m1"], ["k0", None])
+                with pytest.raises(InvalidRequestError, match="1 keys for 2 values"):
+                    await transaction.send_many("out", ["never", "never"], ["k0"])
                 assert await stored(brokers, "out", "other") == []
-            expected = [f"a{number}" for number in range(30)] + ["a"]
+            expected = [f"a{number}" for number in range(30)] + ["a", "m0", "m1"]
             await until_stored(brokers, expected, "out", "other")
             with pytest.raises(ProgramError):
                 await failing(producer.transaction())
             async with producer.transaction() as transaction:
                 await transaction.send("out", "never")
                 await transaction.abort()
-            async with producer.transaction() as transaction:
+            async with producer.transaction(visible=True) as transaction:
                 await transaction.send("other", "b")
-            await until_stored(brokers, [*expected, "b"], "out", "other")
+                await transaction.send("out", "c", partition=2)
+            assert await stored(brokers, "out", "other") == sorted([*expected, "b", "c"])
 
     run(work())
 

@@ -22,7 +22,7 @@ from memq.errors import (
     OutcomeUnknownError,
     TimedOutError,
 )
-from memq.format.report import Stage
+from memq.format.report import HeldStage, Stage
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import MetadataRequest, Open, decode_message
 from memq.topic import Topic
@@ -66,6 +66,9 @@ class Observed:
     ) -> None:
         self.stages.append((stage, first, next_))
         self.base_ms.add(base_ms)
+
+    def hold(self, stage: HeldStage, minute: int, records: int) -> None:
+        raise AssertionError("no record is held")
 
     async def close(self, timeout_s: float | None) -> None:
         """Finish at once."""

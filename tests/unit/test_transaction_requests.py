@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from memq.client.transactions import core as core_module
+from memq.client.transactions import core, open_transaction
 from memq.client.transactions.core import ABORT_S_MAX
 from memq.errors import (
     GenerationFencedError,
@@ -28,6 +28,13 @@ from memq.protocol.transaction_messages import BeginTransactions, EndTransaction
 from memq.topic import Committed, Position
 from tests.skipping_loop import now_s
 from tests.unit.transactional_cluster import INPUT, TOPIC, Cluster, Least, Reader, Way, check, fields, on_cluster
+
+
+def set_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    """Set a bound of transactions where it is used."""
+    for module in (core, open_transaction):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
 
 
 def test_a_producer_begins_its_instance_once_and_numbers_its_transactions() -> None:
@@ -143,8 +150,8 @@ def test_records_without_a_key_go_to_one_partition_and_those_with_a_key_to_that_
 
 
 def test_a_block_is_sealed_at_its_size_and_before_a_record_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "BLOCK_BYTES", 1_000)
-    monkeypatch.setattr(core_module, "REQUEST_BYTES_MAX", 2_000)
+    set_bound(monkeypatch, "BLOCK_BYTES", 1_000)
+    set_bound(monkeypatch, "REQUEST_BYTES_MAX", 2_000)
 
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()
@@ -171,7 +178,7 @@ def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> 
         transaction.add(cast(Any, Way()), fields(b"x" * 100), 0)
         builder = BlockBuilder()
         builder.append(*fields(b"x" * 100))
-        monkeypatch.setattr(core_module, "BLOCK_BYTES", builder.raw_bytes + 50)
+        set_bound(monkeypatch, "BLOCK_BYTES", builder.raw_bytes + 50)
         transaction.add(cast(Any, Way()), fields(b"x" * 50), 0)
         (block,) = transaction.take(everything=False)
         assert check(block.block, 0).count == 2
@@ -180,7 +187,7 @@ def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_blocks_of_a_partition_are_of_one_producer_with_growing_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "BLOCK_BYTES", 10)
+    set_bound(monkeypatch, "BLOCK_BYTES", 10)
 
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()
@@ -219,8 +226,8 @@ def test_a_block_covers_the_slots_of_its_partition_unless_a_caller_chose_it() ->
 
 
 def test_requests_have_bounded_bytes_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "BLOCK_BYTES", 10)
-    monkeypatch.setattr(core_module, "HOLDS_PER_REQUEST_MAX", 3)
+    set_bound(monkeypatch, "BLOCK_BYTES", 10)
+    set_bound(monkeypatch, "HOLDS_PER_REQUEST_MAX", 3)
 
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()
@@ -230,10 +237,10 @@ def test_requests_have_bounded_bytes_and_blocks(monkeypatch: pytest.MonkeyPatch)
         assert [len(each) for each in cluster.held()] == [3, 3, 1]
         size = cluster.held()[0][0][1]
         for bound, counts in ((2 * size, [2, 1]), (2 * size - 1, [1, 1, 1]), (1, [1, 1, 1])):
-            monkeypatch.setattr(core_module, "REQUEST_BYTES_MAX", 1 << 30)
+            set_bound(monkeypatch, "REQUEST_BYTES_MAX", 1 << 30)
             for _ in range(3):
                 transaction.add(cast(Any, Way()), fields(b"x" * 20), 0)
-            monkeypatch.setattr(core_module, "REQUEST_BYTES_MAX", bound)
+            set_bound(monkeypatch, "REQUEST_BYTES_MAX", bound)
             cluster.asked.clear()
             await cluster.core.hold(transaction)
             assert [len(each) for each in cluster.held()] == counts
@@ -251,7 +258,7 @@ def test_a_transaction_that_is_too_large_is_rolled_back(kind: str, monkeypatch: 
         name = {"bytes": "TRANSACTION_TARGET_BYTES_MAX", "blocks": "POINTER_RANGES_MAX", "record": "HOLD_BYTES_MAX"}[
             kind
         ]
-        monkeypatch.setattr(core_module, name, {"bytes": 2 * size, "blocks": 2, "record": size}[kind])
+        set_bound(monkeypatch, name, {"bytes": 2 * size, "blocks": 2, "record": size}[kind])
         transaction.add(cast(Any, Way()), fields(b"x" * 100), 0)
         assert len(transaction.take(everything=True)) == 1
         transaction.add(cast(Any, Way()), fields(b"x" * (101 if kind == "record" else 100)), 0)

@@ -8,15 +8,21 @@ transaction begins. The transaction and the consumer whose positions it moves le
 from __future__ import annotations
 
 import asyncio
-import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.producer.delayed import NoteHeld
-from memq.client.producer.fields import RecordFields, check_size
-from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
+from memq.client.transactions.open_transaction import (
+    HAS_UNKNOWN_END,
+    IS_COMMITTED,
+    IS_LEFT,
+    REQUEST_BYTES_MAX,
+    WAS_ROLLED_BACK,
+    OpenTransaction,
+)
 from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
@@ -29,32 +35,23 @@ from memq.errors import (
     TransactionAbortedError,
     TransactionCommittedError,
 )
-from memq.format.blocks.builder import BlockBuilder
-from memq.format.held_sequences import held_minute, transactional_sequence
-from memq.format.report import HeldStage
-from memq.groups import OUTSIDE_GENERATION
 from memq.groups.remote import wire_of
 from memq.limits import (
-    HOLD_BYTES_MAX,
     HOLDS_PER_REQUEST_MAX,
-    KIB,
-    POINTER_RANGES_MAX,
-    PRODUCER_ID_END,
-    SLOTS,
-    TRANSACTION_TARGET_BYTES_MAX,
 )
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import (
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
+    PrepareTransaction,
     WireTransaction,
-    WireTransactionBlock,
 )
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
-from memq.topic import Committed, ReadPartition, Topic
+from memq.topic import Committed
 
 if TYPE_CHECKING:
     from memq.client.consumer.assigned import Assigned
@@ -62,19 +59,13 @@ if TYPE_CHECKING:
     from memq.client.consumer.group_session import Committer
     from memq.client.consumer.settings import ConsumerSettings
 
-BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
-REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
 ABORT_S_MAX = 5.0
 ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
+ProducerRequest: TypeAlias = (
+    BeginTransactions | HoldTransaction | PrepareTransaction | EndTransaction | AwaitTransaction
+)
+CHECKER_HINT = "make the producer with transaction_checker=…"
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
-IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
-IS_COMMITTED, WAS_ROLLED_BACK = "is committed", "was rolled back"
-# How the audit gets the end of a transaction; an unknown one may be followed by another.
-_STAGES: dict[str, HeldStage] = {
-    HAS_UNKNOWN_END: "unsure",
-    WAS_ROLLED_BACK: "rolled-back",
-    IS_COMMITTED: "committed",
-}
 
 
 class PositionSource(Protocol):
@@ -90,159 +81,19 @@ class PositionSource(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Target:
-    """The records of a transaction for one partition: the open block, and what was sealed."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    scope: int
-    slots: tuple[int, int]
-    producer_id: int
-    next: int
-    builder: BlockBuilder = field(default_factory=BlockBuilder)
-    slots_hold: bool = True
-    blocks: int = 0
-    bytes: int = 0
-
-
-class OpenTransaction:
-    """The records of one transaction that are not held yet. Any thread may add some."""
-
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, number: int) -> None:
-        self.number = number
-        self.blocks = 0
-        self.committer: Committer | None = None  # of the consumer whose positions move
-        self.member = "", OUTSIDE_GENERATION
-        self.before: dict[ReadPartition, Committed] = {}
-        self.after: dict[ReadPartition, Committed] = {}
-        self.commit_sent = False  # and may have moved the positions
-        self.note_held: NoteHeld = lambda *noted: None  # reports its records to the audit
-        self._ended = ""
-        self._noted: HeldStage | None = None  # the end that was reported
-        self._settings = settings
-        self._runtime = runtime
-        self._lock = threading.Lock()
-        self._targets: dict[tuple[str, int], _Target] = {}
-        self._topics: dict[str, Topic] = {}
-        self._first = transactional_sequence(runtime.clock.wall_ms())
-        self._chosen: dict[str, int] = {}  # by topic: the partition of its records without a key
-        self._sealed: list[WireTransactionBlock] = []
-        self._sealed_bytes = 0
-
-    @property
-    def ended(self) -> str:
-        """How it has ended; "" if it has not."""
-        return self._ended
-
-    @ended.setter
-    def ended(self, how: str) -> None:
-        self._ended = how
-        stage = _STAGES.get(how)
-        if stage is None or stage == self._noted or (stage == "unsure" and not self.commit_sent):
-            return
-        self._noted = stage
-        with self._lock:
-            for target in self._targets.values():
-                records = target.next - self._first + target.builder.count
-                topic = self._topics[target.topic_id]
-                self.note_held(topic, target.partition, stage, held_minute(self._first), records)
-
-    def add(self, route: Route, fields: RecordFields, partition: int | None) -> bool:
-        """Add a record; return whether so much waits that it should be held now.
-
-        Raises: TooLargeError, NotFoundError; InvalidRequestError after the end.
-        """
-        check_size(fields.size, route.topic)
-        with self._lock:
-            self.check_open()
-            target = self._target(route, fields, partition)
-            if target.builder.count and target.builder.raw_bytes + fields.size > BLOCK_BYTES:
-                self._seal(target)
-            target.builder.append(*fields)
-            target.slots_hold &= partition is None
-            if target.builder.raw_bytes >= BLOCK_BYTES:
-                self._seal(target)
-            return self._sealed_bytes >= REQUEST_BYTES_MAX
-
-    def take(self, *, everything: bool) -> list[WireTransactionBlock]:
-        """Return the blocks that wait; with `everything`, also the open ones. Raises: TooLargeError."""
-        with self._lock:
-            for target in self._targets.values() if everything else ():
-                if target.builder.count:
-                    self._seal(target)
-            found, self._sealed, self._sealed_bytes = self._sealed, [], 0
-            return found
-
-    def close(self) -> bool:
-        """Take no more records; return False if some wait, which must be held first."""
-        with self._lock:
-            if self._sealed or any(target.builder.count for target in self._targets.values()):
-                return False
-            self.ended = IS_BEING_COMMITTED
-            return True
-
-    def check_open(self) -> None:
-        """Raise InvalidRequestError after the end."""
-        if self.ended:
-            raise InvalidRequestError(f"the transaction {self.ended}", hint="begin another one: producer.transaction()")
-
-    def _target(self, route: Route, fields: RecordFields, partition: int | None) -> _Target:
-        topic = route.topic
-        if partition is not None:
-            index = route.map.index_of(partition)
-        elif fields.key is not None:
-            index = route.map.index_of_key(fields.key)
-        else:
-            drawn = self._runtime.random.randrange(len(route.buffers))
-            index = self._chosen.setdefault(topic.id, drawn) % len(route.buffers)
-        buffer = route.buffers[index]
-        place = topic.id, buffer.partition
-        found = self._targets.get(place)
-        if found is None:
-            producer_id = self._runtime.random.randrange(1, PRODUCER_ID_END)
-            found = _Target(
-                topic.name, topic.id, buffer.partition, buffer.scope, buffer.slots, producer_id, self._first
-            )
-            self._targets[place], self._topics[topic.id] = found, topic
-        found.slots_hold &= found.slots == buffer.slots
-        return found
-
-    def _seal(self, target: _Target) -> None:
-        builder, count = target.builder, target.builder.count
-        data = bytes(
-            builder.seal(
-                producer_id=target.producer_id,
-                first_sequence=target.next,
-                scope=target.scope,
-                now_ms=self._runtime.clock.wall_ms(),
-                codec=self._settings.codec,
-                slot_range=target.slots if target.slots_hold else (0, SLOTS - 1),
-            ).data
-        )
-        target.builder, target.slots_hold = BlockBuilder(), True
-        target.next += count
-        target.blocks, target.bytes = target.blocks + 1, target.bytes + len(data)
-        place = f"topic '{target.topic}' partition {target.partition}"
-        if len(data) > HOLD_BYTES_MAX:
-            raise TooLargeError(f"a record of {len(data)} bytes in a transaction, {HOLD_BYTES_MAX} are allowed")
-        if target.bytes > TRANSACTION_TARGET_BYTES_MAX or target.blocks > POINTER_RANGES_MAX:  # T5
-            raise TooLargeError(
-                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_TARGET_BYTES_MAX} are allowed"
-            )
-        self.blocks += 1
-        self._sealed.append(
-            WireTransactionBlock(topic=target.topic, topic_id=target.topic_id, partition=target.partition, block=data)
-        )
-        self._sealed_bytes += len(data)
-
-
 class TransactionalCore:
     """The transactions of one producer, one at a time. All methods are called on its loop."""
 
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, router: BrokerRouter) -> None:
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        runtime: Runtime,
+        router: BrokerRouter,
+        began: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`began` is called at each begin."""
         self._settings = settings
+        self._began = began
         self._runtime = runtime
         self._router = router
         self._token = runtime.random.getrandbits(64)
@@ -253,9 +104,10 @@ class TransactionalCore:
         self._fenced: ProducerFencedError | None = None
         self.note_held: NoteHeld = lambda *noted: None
 
-    async def begin(self) -> OpenTransaction:
-        """Begin a transaction.
+    async def begin(self, note: bytes = b"", *, visible: bool = False) -> OpenTransaction:
+        """Begin a transaction. `note` is for the checker.
 
+        `visible`: its commit waits until all records are visible.
         Raises: InvalidRequestError while one is open; ProducerFencedError; TimedOutError, and what does not pass.
         """
         if not self._settings.transactional_id:
@@ -266,12 +118,15 @@ class TransactionalCore:
             raise self._fenced
         if self._present is not None:
             raise InvalidRequestError("a transaction of this producer is open", hint="end it before the next one")
+        if note and not self._settings.producer_group:
+            raise InvalidRequestError("a note is for a checker", hint=CHECKER_HINT)
         self._number += 1
-        made = self._present = OpenTransaction(self._settings, self._runtime, self._number)
+        made = self._present = OpenTransaction(self._settings, self._runtime, self._number, note, visible=visible)
+        self._began()
         try:
             await self._begin_instance()
             if self._unsettled is not None:
-                await self._roll_back(self._unsettled, self._settings.delivery_timeout_s)
+                await self._settle_former(self._unsettled)
         except BaseException:
             self._present = None
             raise
@@ -295,6 +150,34 @@ class TransactionalCore:
             ask = HoldTransaction(transaction=self._wire(transaction.number), blocks=blocks[:count])
             await self._surely(ask, self._settings.delivery_timeout_s)
             del blocks[:count]
+
+    async def prepare(self, transaction: OpenTransaction) -> None:
+        """Hold all records, and prepare: from now on only a decision ends the transaction.
+
+        Raises: as `hold`; InvalidRequestError without a producer group.
+        """
+        transaction.check_open()
+        group = self._settings.producer_group
+        if not group:
+            raise InvalidRequestError("this producer has no producer group", hint=CHECKER_HINT)
+        if transaction.prepared:
+            return
+        transaction.complete()
+        await self.hold(transaction, everything=True)
+        ask = PrepareTransaction(
+            transaction=self._wire(transaction.number),
+            blocks=transaction.blocks,
+            producer_group=group,
+            note=transaction.note,
+            began_ms=transaction.began_ms,
+        )
+        await self._surely(ask, self._settings.delivery_timeout_s)
+        transaction.prepared = True
+
+    async def leave(self, transaction: OpenTransaction) -> None:
+        """Leave a prepared transaction undecided: its producer group is asked."""
+        transaction.ended = IS_LEFT
+        self._leave(transaction)
 
     async def take_positions(self, transaction: OpenTransaction, consumer: PositionSource, batch: Batch | None) -> None:
         """Note the positions of a consumer: they move with the decision.
@@ -322,20 +205,47 @@ class TransactionalCore:
         transaction.member = taken.member, taken.generation
 
     async def commit(self, transaction: OpenTransaction) -> None:
+        """Commit, and wait until all records are visible if the program wants that.
+
+        Raises: TimedOutError if it is committed, and not visible in the delivery time-out; as `_commit`.
+        """
+        await self._commit(transaction)
+        if not transaction.visible:
+            return
+        ask, timeout_s = AwaitTransaction(transaction=self._wire(transaction.number)), self._settings.delivery_timeout_s
+        until_s = self._runtime.clock.monotonic() + timeout_s
+        while not (await self._surely(ask, timeout_s)).visible:
+            if self._runtime.clock.monotonic() > until_s:
+                raise TimedOutError(
+                    f"transaction {transaction.number} is committed, and some of its records are not visible after "
+                    f"{timeout_s:g} s",
+                    hint="they become visible when their partitions take records: do not send them again",
+                )
+
+    async def _commit(self, transaction: OpenTransaction) -> None:
         """Commit; after an error that says so, all is rolled back.
 
         Raises: TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError: it was rolled back.
         OutcomeUnknownError: no broker said how it ended. TransactionCommittedError: an operator has committed it, with
-        less than it has now, or without its positions.
+        less than it has now, or without its positions. InvalidRequestError for one that should be prepared.
         """
         transaction.check_open()
+        if transaction.prepared:
+            await self._commit_prepared(transaction)
+            return
+        if self._settings.producer_group and not transaction.empty:
+            unprepared = InvalidRequestError(
+                "the transaction is not prepared", hint="call prepare() after the last record"
+            )
+            await self.abort(transaction, after=unprepared)
+            raise unprepared
         try:
             while not transaction.close():
                 await self.hold(transaction, everything=True)
         except BaseException as error:
             await self.abort(transaction, after=error)
             raise
-        ask = EndTransaction(transaction=self._wire(transaction.number), commit=True, blocks=transaction.blocks)
+        ask = self._commit_of(transaction)
         ask.member, ask.generation = transaction.member
         ask.before = [wire_of(partition, at) for partition, at in transaction.before.items()]
         ask.after = [wire_of(partition, at) for partition, at in transaction.after.items()]
@@ -386,15 +296,61 @@ class TransactionalCore:
     async def settle(self, transaction: OpenTransaction) -> bool:
         """Return whether a transaction that has ended is committed; if no decision is known, roll it back.
 
-        Raises: InvalidRequestError before its end; as `begin`.
+        A prepared one whose commit was sent is committed then.
+        Raises: InvalidRequestError before its end; OutcomeUnknownError for one that was left; as `begin`.
         """
         if self._present is transaction:
             raise InvalidRequestError(f"transaction {transaction.number} is open", hint="end it first")
-        if self._unsettled is transaction:
+        if transaction.ended == IS_LEFT:
+            raise OutcomeUnknownError(f"prepared transaction {transaction.number} {IS_LEFT}")
+        if transaction.commits_for_ever and transaction.ended == HAS_UNKNOWN_END:
+            await self._commit_again(transaction, self._settings.delivery_timeout_s)
+        elif self._unsettled is transaction:
             await self._roll_back(transaction, self._settings.delivery_timeout_s)
         return transaction.ended == IS_COMMITTED
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _commit_prepared(self, transaction: OpenTransaction) -> None:
+        """Commit a prepared transaction.
+
+        Raises: TransactionAbortedError if the group or an operator rolled it back; OutcomeUnknownError: the group is
+        asked.
+        """
+        self._unsettled, transaction.commit_sent = transaction, True
+        try:
+            await self._surely(self._commit_of(transaction), self._settings.delivery_timeout_s)
+        except TransactionAbortedError:
+            self._settled(transaction, committed=False)
+            raise
+        except MemqError as error:
+            text = f"no broker said whether the prepared transaction {transaction.number} is committed"
+            raise OutcomeUnknownError(f"{text}: {error}", hint="the checker of its producer group decides") from error
+        else:
+            self._settled(transaction, committed=True)
+        finally:
+            self._leave(transaction)
+
+    async def _commit_again(self, transaction: OpenTransaction, timeout_s: float) -> None:
+        """Learn the end of a prepared transaction whose commit had no answer."""
+        try:
+            await self._surely(self._commit_of(transaction), timeout_s)
+        except TransactionAbortedError:
+            self._settled(transaction, committed=False)
+        else:
+            self._settled(transaction, committed=True)
+
+    async def _settle_former(self, transaction: OpenTransaction) -> None:
+        """Settle the transaction before the next one. A prepared one may stay: its producer group is asked."""
+        if not transaction.commits_for_ever:
+            await self._roll_back(transaction, self._settings.delivery_timeout_s)
+            return
+        with suppress(MemqError):
+            await self._commit_again(transaction, ABORT_S_MAX)
+        self._unsettled = None
+
+    def _commit_of(self, transaction: OpenTransaction) -> EndTransaction:
+        return EndTransaction(transaction=self._wire(transaction.number), commit=True, blocks=transaction.blocks)
 
     def _leave(self, transaction: OpenTransaction) -> None:
         """Let another transaction begin: it settles this one first, if its end is not known."""
@@ -443,7 +399,7 @@ class TransactionalCore:
         self._settled(transaction, committed=answer.committed)
         return answer.committed
 
-    async def _surely(self, ask: BeginTransactions | HoldTransaction | EndTransaction, timeout_s: float) -> AdminAnswer:
+    async def _surely(self, ask: ProducerRequest, timeout_s: float) -> AdminAnswer:
         """Ask until a broker answers, for at most `timeout_s`. Raises: TimedOutError, and what does not pass."""
         until_s, tries = self._runtime.clock.monotonic() + timeout_s, 0
         while True:

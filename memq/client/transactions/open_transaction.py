@@ -1,0 +1,216 @@
+"""The records of an open transaction, cut into blocks, which a producer's core holds (`core.py`)."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memq.client.producer.delayed import NoteHeld
+from memq.client.producer.fields import RecordFields, check_size
+from memq.client.producer.open_block import Route
+from memq.client.producer.settings import ProducerSettings
+from memq.errors import InvalidRequestError, TooLargeError
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.held_sequences import held_minute, transactional_sequence
+from memq.format.report import HeldStage
+from memq.groups import OUTSIDE_GENERATION
+from memq.limits import (
+    HOLD_BYTES_MAX,
+    KIB,
+    POINTER_RANGES_MAX,
+    PRODUCER_ID_END,
+    SLOTS,
+    TRANSACTION_TARGET_BYTES_MAX,
+)
+from memq.protocol.transaction_messages import WireTransactionBlock
+from memq.runtime.runtime import Runtime
+from memq.topic import Committed, ReadPartition, Topic
+
+if TYPE_CHECKING:
+    from memq.client.consumer.group_session import Committer
+
+BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
+REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
+IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
+IS_COMMITTED, WAS_ROLLED_BACK = "is committed", "was rolled back"
+IS_LEFT = "is undecided: its producer group is asked"
+# How the audit gets the end of a transaction; an unknown one may be followed by another.
+_STAGES: dict[str, HeldStage] = {
+    HAS_UNKNOWN_END: "unsure",
+    IS_LEFT: "unsure",
+    WAS_ROLLED_BACK: "rolled-back",
+    IS_COMMITTED: "committed",
+}
+
+
+@dataclass(slots=True)
+class _Target:
+    """The records of a transaction for one partition: the open block, and what was sealed."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    scope: int
+    slots: tuple[int, int]
+    producer_id: int
+    next: int
+    builder: BlockBuilder = field(default_factory=BlockBuilder)
+    slots_hold: bool = True
+    blocks: int = 0
+    bytes: int = 0
+
+
+class OpenTransaction:
+    """The records of one transaction that are not held yet. Any thread may add some."""
+
+    def __init__(
+        self, settings: ProducerSettings, runtime: Runtime, number: int, note: bytes, *, visible: bool
+    ) -> None:
+        self.number = number
+        self.note = note
+        self.visible = visible  # wait for that after the commit
+        self.began_ms = runtime.clock.wall_ms()
+        self.prepared = False
+        self.blocks = 0
+        self.committer: Committer | None = None  # of the consumer whose positions move
+        self.member = "", OUTSIDE_GENERATION
+        self.before: dict[ReadPartition, Committed] = {}
+        self.after: dict[ReadPartition, Committed] = {}
+        self.commit_sent = False  # and may have moved the positions
+        self.note_held: NoteHeld = lambda *noted: None  # reports its records to the audit
+        self._ended = ""
+        self._noted: HeldStage | None = None  # the end that was reported
+        self._settings = settings
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._targets: dict[tuple[str, int], _Target] = {}
+        self._topics: dict[str, Topic] = {}
+        self._first = transactional_sequence(runtime.clock.wall_ms())
+        self._chosen: dict[str, int] = {}  # by topic: the partition of its records without a key
+        self._sealed: list[WireTransactionBlock] = []
+        self._sealed_bytes = 0
+        self._complete = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no record."""
+        return not self._targets
+
+    @property
+    def commits_for_ever(self) -> bool:
+        """Whether its commit was sent, and is not refused any more: it is never rolled back here."""
+        return self.prepared and self.commit_sent
+
+    def complete(self) -> None:
+        """Take no more records."""
+        with self._lock:
+            self._complete = True
+
+    @property
+    def ended(self) -> str:
+        """How it has ended; "" if it has not."""
+        return self._ended
+
+    @ended.setter
+    def ended(self, how: str) -> None:
+        self._ended = how
+        stage = _STAGES.get(how)
+        if stage is None or stage == self._noted or (how == HAS_UNKNOWN_END and not self.commit_sent):
+            return
+        self._noted = stage
+        with self._lock:
+            for target in self._targets.values():
+                records = target.next - self._first + target.builder.count
+                topic = self._topics[target.topic_id]
+                self.note_held(topic, target.partition, stage, held_minute(self._first), records)
+
+    def add(self, route: Route, fields: RecordFields, partition: int | None) -> bool:
+        """Add a record; return whether so much waits that it should be held now.
+
+        Raises: TooLargeError, NotFoundError; InvalidRequestError after the end.
+        """
+        check_size(fields.size, route.topic)
+        with self._lock:
+            self.check_open()
+            if self._complete:
+                raise InvalidRequestError("the transaction is prepared", hint="send all records before prepare()")
+            target = self._target(route, fields, partition)
+            if target.builder.count and target.builder.raw_bytes + fields.size > BLOCK_BYTES:
+                self._seal(target)
+            target.builder.append(*fields)
+            target.slots_hold &= partition is None
+            if target.builder.raw_bytes >= BLOCK_BYTES:
+                self._seal(target)
+            return self._sealed_bytes >= REQUEST_BYTES_MAX
+
+    def take(self, *, everything: bool) -> list[WireTransactionBlock]:
+        """Return the blocks that wait; with `everything`, also the open ones. Raises: TooLargeError."""
+        with self._lock:
+            for target in self._targets.values() if everything else ():
+                if target.builder.count:
+                    self._seal(target)
+            found, self._sealed, self._sealed_bytes = self._sealed, [], 0
+            return found
+
+    def close(self) -> bool:
+        """Take no more records; return False if some wait, which must be held first."""
+        with self._lock:
+            if self._sealed or any(target.builder.count for target in self._targets.values()):
+                return False
+            self.ended = IS_BEING_COMMITTED
+            return True
+
+    def check_open(self) -> None:
+        """Raise InvalidRequestError after the end."""
+        if self.ended:
+            raise InvalidRequestError(f"the transaction {self.ended}", hint="begin another one: producer.transaction()")
+
+    def _target(self, route: Route, fields: RecordFields, partition: int | None) -> _Target:
+        topic = route.topic
+        if partition is not None:
+            index = route.map.index_of(partition)
+        elif fields.key is not None:
+            index = route.map.index_of_key(fields.key)
+        else:
+            drawn = self._runtime.random.randrange(len(route.buffers))
+            index = self._chosen.setdefault(topic.id, drawn) % len(route.buffers)
+        buffer = route.buffers[index]
+        place = topic.id, buffer.partition
+        found = self._targets.get(place)
+        if found is None:
+            producer_id = self._runtime.random.randrange(1, PRODUCER_ID_END)
+            found = _Target(
+                topic.name, topic.id, buffer.partition, buffer.scope, buffer.slots, producer_id, self._first
+            )
+            self._targets[place], self._topics[topic.id] = found, topic
+        found.slots_hold &= found.slots == buffer.slots
+        return found
+
+    def _seal(self, target: _Target) -> None:
+        builder, count = target.builder, target.builder.count
+        data = bytes(
+            builder.seal(
+                producer_id=target.producer_id,
+                first_sequence=target.next,
+                scope=target.scope,
+                now_ms=self._runtime.clock.wall_ms(),
+                codec=self._settings.codec,
+                slot_range=target.slots if target.slots_hold else (0, SLOTS - 1),
+            ).data
+        )
+        target.builder, target.slots_hold = BlockBuilder(), True
+        target.next += count
+        target.blocks, target.bytes = target.blocks + 1, target.bytes + len(data)
+        place = f"topic '{target.topic}' partition {target.partition}"
+        if len(data) > HOLD_BYTES_MAX:
+            raise TooLargeError(f"a record of {len(data)} bytes in a transaction, {HOLD_BYTES_MAX} are allowed")
+        if target.bytes > TRANSACTION_TARGET_BYTES_MAX or target.blocks > POINTER_RANGES_MAX:  # T5
+            raise TooLargeError(
+                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_TARGET_BYTES_MAX} are allowed"
+            )
+        self.blocks += 1
+        self._sealed.append(
+            WireTransactionBlock(topic=target.topic, topic_id=target.topic_id, partition=target.partition, block=data)
+        )
+        self._sealed_bytes += len(data)
