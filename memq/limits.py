@@ -59,6 +59,7 @@ HOLD_BYTES_MAX = 512 * KIB  # of one held block: a request carries it as text
 # Transactions.
 TRANSACTION_TIMEOUT_MS_MIN = 1_000
 TRANSACTION_TIMEOUT_MS_MAX = 900_000
+TRANSACTION_NOTE_BYTES_MAX = 1 * KIB  # of a program, for the one that decides
 TRANSACTION_TARGET_BYTES_MAX = 4 * MIB  # of the blocks for one partition: they lie in one batch
 
 # Staged commits.

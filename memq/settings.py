@@ -116,6 +116,12 @@ class BrokerSettings:
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "create a topic when a producer first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is created without a number", 1, PARTITIONS_MAX)
+    transaction_check_interval_ms: int = _setting(
+        60_000, "time between two questions to a producer group about an undecided transaction", 100, 3_600_000
+    )
+    transaction_check_tries: int = _setting(
+        15, "questions about an undecided transaction; after them it is parked", 1, 1_000
+    )
     audit: bool = _setting(True, "clients report sent and read records to the topic _memq_audit")
     audit_interval_ms: int = _setting(5_000, "interval between the reports of an active client", 50, 60_000)
     audit_partitions: int = _setting(4, "partitions of _memq_audit, used when it is created", 1, PARTITIONS_MAX)

@@ -106,6 +106,7 @@ class Counters:
     committed_transactions: int = 0
     aborted_transactions: int = 0
     expired_transactions: int = 0
+    transaction_checks: int = 0
     delayed_late_seconds: Histogram = field(default_factory=Histogram)
     store_seconds: Histogram = field(default_factory=Histogram)
     publish_seconds: Histogram = field(default_factory=Histogram)

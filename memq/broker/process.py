@@ -24,6 +24,7 @@ from memq.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
+    from memq.transactions.coordinator import TransactionCounts
 
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
@@ -181,8 +182,8 @@ def metrics_of(broker: Broker) -> CollectorRegistry:
 def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
     services, hosts = broker.services, broker.hosts
 
-    def open_counts() -> list[tuple[int, int, float]]:
-        return [each.open_counts() for each in hosts.open_here(hosts.transactions)]
+    def counts() -> list[TransactionCounts]:
+        return [each.counts() for each in hosts.open_here(hosts.transactions)]
 
     return {
         "memory_budget_bytes": lambda: services.pool.budget_bytes,
@@ -200,7 +201,9 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
         "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
         "delayed_waiting_records": lambda: sum(each.waiting_count for each in hosts.open_here(hosts.holds)),
         "delayed_overdue_seconds": lambda: max((each.overdue_s() for each in hosts.open_here(hosts.holds)), default=0),
-        "open_transactions": lambda: sum(count for count, _, _ in open_counts()),
-        "open_transaction_blocks": lambda: sum(blocks for _, blocks, _ in open_counts()),
-        "oldest_transaction_seconds": lambda: max((age_s for _, _, age_s in open_counts()), default=0),
+        "open_transactions": lambda: sum(each.open for each in counts()),
+        "prepared_transactions": lambda: sum(each.prepared for each in counts()),
+        "parked_transactions": lambda: sum(each.parked for each in counts()),
+        "open_transaction_blocks": lambda: sum(each.blocks for each in counts()),
+        "oldest_transaction_seconds": lambda: max((each.oldest_s for each in counts()), default=0),
     }

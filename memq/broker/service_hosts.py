@@ -44,7 +44,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
-from memq.transactions.coordinator import TransactionCoordinator
+from memq.transactions.coordinator import CheckSettings, TransactionCoordinator
 from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionMachine
 
 STATE_PARTITIONS = 8
@@ -256,8 +256,10 @@ class ServiceHosts:
         assert isinstance(keeper, HoldKeeper), "made before"
         assert isinstance(machine, TransactionMachine), "`ServiceMachines` made it"
         assert isinstance(holds, HoldMachine), "`ServiceMachines` made it"
-        services = self._services
-        return TransactionCoordinator(log, machine, holds, keeper, services.runtime.clock, services.counters)
+        services, settings = self._services, self._services.settings
+        checks = CheckSettings(settings.transaction_check_tries, settings.transaction_check_interval_ms)
+        parts = services.runtime.clock, services.counters, services.events
+        return TransactionCoordinator(log, machine, holds, keeper, *parts, checks)
 
     def _window_ms(self) -> int:
         """Return for how long a block may come again: the longest dedup window of all topics."""

@@ -137,6 +137,7 @@ BROKER = (
     _broker_counter("committed_transactions", "transactions", "transactions that were committed"),
     _broker_counter("aborted_transactions", "transactions", "transactions that were rolled back, time-outs included"),
     _broker_counter("expired_transactions", "transactions", "transactions that were rolled back by their time-out"),
+    _broker_counter("transaction_checks", "questions", "questions to producer groups about undecided transactions"),
     _broker_histogram("delayed_late_seconds", "seconds from the due time of a delayed record to its place in the log"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
     _broker_histogram("publish_seconds", "seconds of a publish, its tries included"),
@@ -171,7 +172,9 @@ BROKER = (
         "delayed_overdue_seconds", "seconds", "age of the oldest delayed record that is due and not in its log, or 0"
     ),
     _broker_gauge("open_transactions", "transactions", "open transactions whose coordinator is here"),
-    _broker_gauge("open_transaction_blocks", "blocks", "held blocks of open transactions"),
+    _broker_gauge("prepared_transactions", "transactions", "prepared transactions that are undecided, parked included"),
+    _broker_gauge("parked_transactions", "transactions", "prepared transactions that wait for an operator"),
+    _broker_gauge("open_transaction_blocks", "blocks", "held blocks of open and prepared transactions"),
     _broker_gauge("oldest_transaction_seconds", "seconds", "age of the oldest open transaction, or 0"),
     Definition(
         "memq_broker_over_limit",

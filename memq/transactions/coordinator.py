@@ -2,6 +2,9 @@
 
 The owner counts the time of an open transaction from when it met it, or opened the log (T4). A time-out, a commit and
 an operator race: the first decision that counts wins.
+
+A prepared transaction has no time-out of that kind. The owner notes in the log, one by one, the questions to its
+producer group, and gives each to the first member that asks for some. After the last one it parks the transaction.
 """
 
 from __future__ import annotations
@@ -24,15 +27,21 @@ from memq.errors import (
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import HoldMachine, HoldState
 from memq.runtime.clock import Clock
+from memq.runtime.logs import EventLog
 from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.transactions.machine import (
     ANY_BLOCKS,
     TRANSACTIONS_MACHINE,
     AbortDecision,
+    AnswerDecision,
     BeginDecision,
+    CheckDecision,
     CommitTransactionDecision,
+    EndDecision,
     PositionMoves,
+    PrepareDecision,
+    PreparedTransaction,
     SettledTransaction,
     TransactionalId,
     TransactionDecision,
@@ -42,12 +51,21 @@ from memq.transactions.machine import (
 )
 
 TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open for too long
+QUESTIONS_MAX = 64  # to a producer group in one answer
 UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
 
 @dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """How often a producer group is asked about a prepared transaction, and at which interval."""
+
+    tries_max: int
+    interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionState:
-    """An open transaction, with the blocks of each topic."""
+    """An open or prepared transaction, with the blocks of each topic."""
 
     id: TransactionalId
     instance: int
@@ -55,6 +73,29 @@ class TransactionState:
     open_ms: int
     timeout_ms: int
     blocks: dict[str, int]
+    prepared: PreparedTransaction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prepared transaction that a producer group is to decide, and the topics of its records."""
+
+    transaction: PreparedTransaction
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCounts:
+    """Counts of one coordinator: transactions, their blocks, and the age of the oldest open one.
+
+    Open ones are not prepared; parked ones are.
+    """
+
+    open: int
+    prepared: int
+    parked: int
+    blocks: int
+    oldest_s: float
 
 
 class TransactionCounters(Protocol):
@@ -63,6 +104,7 @@ class TransactionCounters(Protocol):
     committed_transactions: int
     aborted_transactions: int
     expired_transactions: int
+    transaction_checks: int
 
 
 class TransactionCoordinator:
@@ -79,6 +121,8 @@ class TransactionCoordinator:
         keeper: HoldKeeper,
         clock: Clock,
         counters: TransactionCounters,
+        events: EventLog,
+        checks: CheckSettings,
     ) -> None:
         self._log = log
         self._machine = machine
@@ -86,8 +130,12 @@ class TransactionCoordinator:
         self._keeper = keeper
         self._clock = clock
         self._counters = counters
+        self._events = events
+        self._checks = checks
         self._settling: set[tuple[int, int]] = set()  # instance and number
         self._met_s: dict[str, float] = {}  # when each lane was met, by the monotonic clock
+        self._asked_s: dict[str, float] = {}  # when the present question about each prepared lane began
+        self._given: dict[str, int] = {}  # the number of the last question about each that a member got
 
     # ---- producers -------------------------------------------------------------------------------
 
@@ -139,58 +187,137 @@ class TransactionCoordinator:
         settled, _ = await self._settle(AbortDecision(id_, instance, number, self._clock.wall_ms(), reason))
         return not settled.committed
 
+    # ---- prepared transactions -------------------------------------------------------------------
+
+    async def prepare(
+        self,
+        id_: TransactionalId,
+        instance: int,
+        number: int,
+        blocks: int,
+        *,
+        producer_group: str,
+        note: bytes,
+        began_ms: int,
+    ) -> None:
+        """Prepare a transaction, which has all of its blocks.
+
+        Raises: why it was rolled back; TransactionCommittedError; as `commit`.
+        """
+        now_ms = self._clock.wall_ms()
+        decision = PrepareDecision(id_, instance, number, now_ms, blocks, producer_group, note, began_ms)
+        fresh = self._is_undecided(decision)
+        with self._ending(instance, number) as first:
+            answer = await self._propose(decision)
+        if isinstance(answer, PreparedTransaction):
+            return
+        assert isinstance(answer, SettledTransaction), "the machine answers with the end of the transaction"
+        self._counters.aborted_transactions += fresh and first and not answer.committed
+        if answer.committed:
+            raise TransactionCommittedError(f"transaction {number} of producer '{id_.name}' is committed")
+        raise answer.error
+
+    def questions(self, producer_group: str) -> list[Question]:
+        """Return the prepared transactions that a producer group is asked about now.
+
+        Each question is given once.
+        """
+        found: list[Question] = []
+        for lane, each in self._machine.prepared.items():
+            asked = each.tries > self._given.get(lane, 0) and not each.parked
+            if each.producer_group == producer_group and asked and len(found) < QUESTIONS_MAX:
+                self._given[lane] = each.tries
+                topics = dict.fromkeys(target.topic for target in self._holds.by_target(lane))
+                found.append(Question(each, tuple(topics)))
+        return found
+
+    async def answer(
+        self, id_: TransactionalId, instance: int, number: int, *, producer_group: str, commit: bool
+    ) -> bool:
+        """End a prepared transaction as its producer group says; return whether it is committed.
+
+        The first decision has won. Raises: NotFoundError for one that is not known; InvalidRequestError for another
+        group; as above.
+        """
+        now_ms = self._clock.wall_ms()
+        settled, _ = await self._settle(AnswerDecision(id_, instance, number, now_ms, producer_group, commit))
+        return settled.committed
+
     # ---- operators -------------------------------------------------------------------------------
 
     async def transactions(self, *, proven: bool = True) -> list[TransactionState]:
-        """Return the open transactions; without a proof, another owner may know better."""
+        """Return the open and prepared transactions; without a proof, another owner may know better."""
         if proven:
             await known_outcome(self._log.fresh())
-        now_s, found = self._clock.monotonic(), list[TransactionState]()
-        for id_, known in self._machine.ids.items():
-            if known.open:
-                lane = lane_of(known.instance, known.open)
-                open_ms = int((now_s - self._met_s.get(lane, now_s)) * 1_000)
-                blocks: dict[str, int] = {}
-                for target, holds in self._holds.by_target(lane).items():
-                    blocks[target.topic] = blocks.get(target.topic, 0) + len(holds)
-                found.append(TransactionState(id_, known.instance, known.open, open_ms, known.timeout_ms, blocks))
-        return found
+        return [self._state_of(each) for each in self._undecided()]
 
-    def open_counts(self) -> tuple[int, int, float]:
-        """Return the number of open transactions here, of their blocks, and the age in s of the oldest."""
-        now_s, ages_s, blocks = self._clock.monotonic(), list[float](), 0
-        for id_, known in self._machine.ids.items():
-            if known.open:
-                ages_s.append(now_s - self._met_s.get(lane_of(known.instance, known.open), now_s))
-                blocks += self._machine.open_blocks(id_)
-        return len(ages_s), blocks, max(ages_s, default=0.0)
+    def counts(self) -> TransactionCounts:
+        """Return how many transactions are here now."""
+        now_s, prepared = self._clock.monotonic(), self._machine.prepared.values()
+        lanes = [lane_of(known.instance, known.open) for known in self._machine.ids.values() if known.open]
+        return TransactionCounts(
+            open=len(lanes),
+            prepared=len(prepared),
+            parked=sum(each.parked for each in prepared),
+            blocks=sum(len(self._holds.lanes.get(lane, ())) for lane in (*lanes, *self._machine.prepared)),
+            oldest_s=max((now_s - self._met_s.get(lane, now_s) for lane in lanes), default=0.0),
+        )
 
-    async def settle(self, id_: TransactionalId, *, commit: bool) -> None:
-        """Commit the open transaction of an id with the blocks that it has, or roll it back.
+    async def settle(self, id_: TransactionalId, *, commit: bool, lane: str = "") -> None:
+        """Commit a transaction of an id with the blocks that it has, or roll it back.
 
-        Raises: NotFoundError if none is open; as `commit`.
+        `lane` names one of several. Raises: NotFoundError if none is open or prepared; InvalidRequestError for more
+        than one without `lane`; as `commit`.
         """
         await known_outcome(self._log.fresh())
-        known = self._machine.ids.get(id_)
-        if known is None or not known.open:
+        found = [each for each in self._undecided() if each[0] == id_ and lane in ("", lane_of(*each[1:]))]
+        if not found:
             raise NotFoundError(
-                f"producer '{id_.name}' has no open transaction", hint="memq transaction list shows the open ones"
+                f"producer '{id_.name}' has no open transaction" + (f" '{lane}'" if lane else ""),
+                hint="memq transaction list shows the open ones",
             )
+        if len(found) > 1:
+            names = ", ".join(lane_of(*each[1:]) for each in found)
+            raise InvalidRequestError(
+                f"producer '{id_.name}' has {len(found)} undecided transactions: {names}", hint="name one of them"
+            )
+        ((_, instance, number),) = found
         if commit:
-            await self.commit(id_, known.instance, known.open, ANY_BLOCKS, None)
-        elif not await self.abort(id_, known.instance, known.open, "was rolled back by an operator"):
-            raise TransactionCommittedError(f"transaction {known.settled.number} of producer '{id_.name}' is committed")
+            await self.commit(id_, instance, number, ANY_BLOCKS, None)
+        elif not await self.abort(id_, instance, number, "was rolled back by an operator"):
+            raise TransactionCommittedError(f"transaction {number} of producer '{id_.name}' is committed")
+
+    def _undecided(self) -> list[tuple[TransactionalId, int, int]]:
+        """Return id, instance and number of the open and the prepared transactions, by id."""
+        found = [(id_, known.instance, known.open) for id_, known in self._machine.ids.items() if known.open]
+        return found + [(each.id, each.instance, each.number) for each in self._machine.prepared.values()]
+
+    def _state_of(self, named: tuple[TransactionalId, int, int]) -> TransactionState:
+        id_, instance, number = named
+        lane, now_s = lane_of(instance, number), self._clock.monotonic()
+        prepared = self._machine.prepared.get(lane)
+        timeout_ms = self._machine.ids[id_].timeout_ms if prepared is None else prepared.timeout_ms
+        open_ms = int((now_s - self._met_s.get(lane, now_s)) * 1_000)
+        blocks: dict[str, int] = {}
+        for target, holds in self._holds.by_target(lane).items():
+            blocks[target.topic] = blocks.get(target.topic, 0) + len(holds)
+        return TransactionState(id_, instance, number, open_ms, timeout_ms, blocks, prepared)
 
     # ---- time-outs -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Roll back what is open for too long, until cancelled. Raises: MemqError when the log has ended."""
+        """Roll back what is open for too long, and ask about what is prepared for too long, until cancelled.
+
+        Raises: MemqError when the log has ended.
+        """
         while True:
             await self._roll_back_old()
+            await self._ask_about_prepared()
             await asyncio.sleep(TIMEOUT_CHECK_S)
 
     async def _roll_back_old(self) -> None:
-        now_s, met_s = self._clock.monotonic(), dict[str, float]()
+        now_s = self._clock.monotonic()
+        met_s = {lane: self._met_s.get(lane, now_s) for lane in self._machine.prepared}
         for id_, known in list(self._machine.ids.items()):
             if not known.open:
                 continue
@@ -207,12 +334,49 @@ class TransactionCoordinator:
             self._counters.expired_transactions += fresh and not settled.committed
         self._met_s = met_s
 
+    async def _ask_about_prepared(self) -> None:
+        """Note the next question about each prepared transaction that is undecided for long enough.
+
+        After the last question it is parked.
+        """
+        self._asked_s = {lane: asked_s for lane, asked_s in self._asked_s.items() if lane in self._machine.prepared}
+        self._given = {lane: number for lane, number in self._given.items() if lane in self._machine.prepared}
+        for lane, each in list(self._machine.prepared.items()):
+            if each.parked or self._clock.monotonic() < self._due_s(lane, each):
+                continue
+            park = each.tries >= self._checks.tries_max
+            decision = CheckDecision(each.instance, each.number, each.tries + (not park), park)
+            try:
+                counts = await self._propose(decision)
+            except ThrottledError:
+                continue
+            self._asked_s[lane] = self._clock.monotonic()
+            if counts and park:
+                self._events.error(
+                    "transaction-parked",
+                    f"transaction {lane} of producer '{each.id.name}': producer group '{each.producer_group}' was asked"
+                    f" {each.tries} times and did not decide; memq transaction commit or abort does",
+                )
+            elif counts:
+                self._counters.transaction_checks += 1
+
+    def _due_s(self, lane: str, each: PreparedTransaction) -> float:
+        """Return when the next question about a prepared transaction is due, by the monotonic clock.
+
+        The first one is due after the time-out; at once if another instance of its producer has begun.
+        """
+        met_s = self._met_s.get(lane, self._clock.monotonic())
+        if each.tries:
+            return self._asked_s.get(lane, met_s) + self._checks.interval_ms / 1_000
+        known = self._machine.ids.get(each.id)
+        gone = known is None or known.instance != each.instance
+        return met_s + (0 if gone else each.timeout_ms / 1_000)
+
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _settle(self, decision: CommitTransactionDecision | AbortDecision) -> tuple[SettledTransaction, bool]:
+    async def _settle(self, decision: EndDecision | AnswerDecision) -> tuple[SettledTransaction, bool]:
         """Return the end of a transaction, and whether it was open until now and no other request settles it."""
-        known = self._machine.ids.get(decision.id)
-        fresh = known is not None and known.instance == decision.instance and known.settled.number < decision.number
+        fresh = self._is_undecided(decision)
         with self._ending(decision.instance, decision.number) as first:
             answer = await self._propose(decision)
         fresh &= first
@@ -223,6 +387,12 @@ class TransactionCoordinator:
             self._counters.aborted_transactions += 1
         self._keeper.carry_out()
         return answer, fresh
+
+    def _is_undecided(self, decision: EndDecision | PrepareDecision | AnswerDecision) -> bool:
+        known = self._machine.ids.get(decision.id)
+        if known is not None and known.instance == decision.instance and known.settled.number < decision.number:
+            return True
+        return lane_of(decision.instance, decision.number) in self._machine.prepared
 
     @contextmanager
     def _ending(self, instance: int, number: int) -> Iterator[bool]:

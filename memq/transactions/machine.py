@@ -5,6 +5,10 @@ that began last (T2). Instance and number n name a transaction, and its lane. Th
 settles it (T4, H2): later ones get the same answer. A commit releases the lane and moves the positions of the id's
 group; it is one entry (T1). If it is refused, it rolls the transaction back, and n is burned (T3).
 
+A *prepared* transaction has all of its blocks, and its commit can't be refused any more. Neither a time-out nor a later
+instance ends it: its producer decides, or its producer group when it is asked, or an operator (T4). Its instance may
+open another one meanwhile.
+
 The machine changes the groups and holds of the same log. All times are in the decisions (S3).
 """
 
@@ -18,6 +22,7 @@ from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
     MemqError,
+    NotFoundError,
     OutcomeUnknownError,
     ProducerFencedError,
     TooLargeError,
@@ -45,6 +50,7 @@ TRANSACTIONS_MACHINE = "transactions"  # its name in the log
 STATE_VERSION = 1
 TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
 FORMER_INSTANCES_MAX = 16  # earlier instances that are known
+ENDED_PREPARED_MAX = 1_024  # prepared transactions whose ends are known
 ANY_BLOCKS = -1  # in place of the number of blocks: an operator decides
 
 
@@ -98,7 +104,47 @@ class AbortDecision(msgspec.Struct, frozen=True, tag="abort"):
     reason: str
 
 
-TransactionDecision = BeginDecision | CommitTransactionDecision | AbortDecision
+class PrepareDecision(msgspec.Struct, frozen=True, tag="prepare"):
+    """Transaction `number` of an instance has its `blocks` held blocks, and is prepared.
+
+    `producer_group` decides about it, with the help of the program's `note`. Its producer began it at `began_ms`.
+    """
+
+    id: TransactionalId
+    instance: int
+    number: int
+    now_ms: int
+    blocks: int
+    producer_group: str
+    note: bytes
+    began_ms: int
+
+
+class CheckDecision(msgspec.Struct, frozen=True, tag="check"):
+    """A producer group is asked about a prepared transaction, for the `tries`-th time.
+
+    With `parked`, that was the last time.
+    """
+
+    instance: int
+    number: int
+    tries: int
+    parked: bool
+
+
+class AnswerDecision(msgspec.Struct, frozen=True, tag="answer"):
+    """A producer group that was asked commits a prepared transaction, or rolls it back."""
+
+    id: TransactionalId
+    instance: int
+    number: int
+    now_ms: int
+    producer_group: str
+    commit: bool
+
+
+EndDecision = CommitTransactionDecision | AbortDecision
+TransactionDecision = BeginDecision | EndDecision | PrepareDecision | CheckDecision | AnswerDecision
 
 
 class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
@@ -143,10 +189,32 @@ class PresentInstance(msgspec.Struct):
     settled: SettledTransaction = SettledTransaction(0, False)
 
 
-class _SavedTransactions(msgspec.Struct, frozen=True):
+class PreparedTransaction(msgspec.Struct, array_like=True):
+    """A prepared transaction. Its producer group was asked `tries` times, and not after its parking."""
+
+    id: TransactionalId
+    instance: int
+    number: int
+    blocks: int
+    timeout_ms: int
+    producer_group: str
+    note: bytes
+    began_ms: int
+    tries: int = 0
+    parked: bool = False
+
+    @property
+    def lane(self) -> str:
+        """The lane of its blocks."""
+        return lane_of(self.instance, self.number)
+
+
+class _SavedTransactions(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     last: int
     ids: list[tuple[TransactionalId, PresentInstance]]
+    prepared: list[PreparedTransaction] = []
+    ended: list[tuple[str, SettledTransaction]] = []
 
 
 _FORMAT: MachineFormat[TransactionDecision, _SavedTransactions] = MachineFormat(
@@ -175,12 +243,14 @@ def moves_of(
 class TransactionMachine:
     """All transactions of a service partition. See `memq.state_log.StateMachine`.
 
-    `apply` returns the instance for a begin, and a `SettledTransaction` for commit and abort; or the error for the
-    caller.
+    `apply` returns the instance for a begin, a `SettledTransaction` for an end, a `PreparedTransaction` for a prepare,
+    and whether it counts for a check; or the error for the caller.
     """
 
     def __init__(self, groups: GroupMachine, holds: HoldMachine) -> None:
         self.ids: dict[TransactionalId, PresentInstance] = {}  # the one that was not used for longest first
+        self.prepared: dict[str, PreparedTransaction] = {}  # by lane
+        self._ended: dict[str, SettledTransaction] = {}  # prepared ones by lane, the oldest end first
         self._instances: dict[int, TransactionalId] = {}
         self._last = 0  # the highest instance that was ever given
         self._groups = groups
@@ -192,17 +262,30 @@ class TransactionMachine:
         decision = decode_decision(body)
         if isinstance(decision, BeginDecision):
             return self._begin(decision)
+        if isinstance(decision, CheckDecision):
+            return self._check(decision)
+        lane = lane_of(decision.instance, decision.number)
+        if lane in self.prepared:
+            return self._decide(decision, self.prepared[lane])
+        if lane in self._ended:
+            return self._ended[lane]
+        if isinstance(decision, AnswerDecision):
+            return NotFoundError(f"transaction {lane} of {_text(decision.id)} is not prepared, or ended long ago")
         known = self._present(decision)
         if known is None:
             return _answer(decision, self._settled_before(decision)) or self._unknown_or_fenced(decision)
         if decision.number < known.settled.number:
             return InvalidRequestError(f"transaction {decision.number} of {_text(decision.id)} was settled long ago")
         if decision.number > known.settled.number:
+            if isinstance(decision, PrepareDecision):
+                return self._prepare(decision, known)
             self._settle(decision, known)
         return _answer(decision, known.settled)
 
     def refusal_of(self, id_: TransactionalId, instance: int, number: int) -> MemqError:
         """Return why a transaction takes no block."""
+        if lane_of(instance, number) in self.prepared:
+            return InvalidRequestError(f"transaction {number} of {_text(id_)} is prepared: it takes no more records")
         known = self.ids.get(id_)
         if known is None or known.instance != instance:
             return _fenced(id_)
@@ -211,11 +294,6 @@ class TransactionMachine:
         if number <= known.settled.number:
             return InvalidRequestError(f"transaction {number} of {_text(id_)} has ended")
         return InvalidRequestError(f"transaction {known.open} of {_text(id_)} is open: end it first")
-
-    def open_blocks(self, id_: TransactionalId) -> int:
-        """Return how many blocks the open transaction of an id has."""
-        known = self.ids[id_]
-        return len(self._holds.lanes.get(lane_of(known.instance, known.open), ()))
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -240,7 +318,7 @@ class TransactionMachine:
         self._forget_unused(decision.before_ms)
         return self._last
 
-    def _settled_before(self, decision: CommitTransactionDecision | AbortDecision) -> SettledTransaction | None:
+    def _settled_before(self, decision: EndDecision | PrepareDecision) -> SettledTransaction | None:
         """Return how a former instance settled its last transaction, if it asks for that again."""
         known = self.ids.get(decision.id)
         for each in known.former if known is not None else ():
@@ -248,7 +326,7 @@ class TransactionMachine:
                 return each.settled
         return None
 
-    def _unknown_or_fenced(self, decision: CommitTransactionDecision | AbortDecision) -> MemqError:
+    def _unknown_or_fenced(self, decision: EndDecision | PrepareDecision) -> MemqError:
         """Return the error for a former instance: of one before the known ones the last end is not known."""
         known = self.ids.get(decision.id)
         if (
@@ -260,7 +338,7 @@ class TransactionMachine:
             return OutcomeUnknownError(f"{text}: whether transaction {decision.number} was committed is not known")
         return _fenced(decision.id)
 
-    def _present(self, decision: CommitTransactionDecision | AbortDecision) -> PresentInstance | None:
+    def _present(self, decision: EndDecision | PrepareDecision) -> PresentInstance | None:
         known = self.ids.get(decision.id)
         if known is None or known.instance != decision.instance:
             return None
@@ -268,7 +346,7 @@ class TransactionMachine:
         self.ids[decision.id] = self.ids.pop(decision.id)
         return known
 
-    def _settle(self, decision: CommitTransactionDecision | AbortDecision, known: PresentInstance) -> None:
+    def _settle(self, decision: EndDecision, known: PresentInstance) -> None:
         """Settle a transaction, and what was open of earlier ones (T3, T4)."""
         lane = lane_of(known.instance, decision.number)
         error: MemqError | None
@@ -287,7 +365,7 @@ class TransactionMachine:
             self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
         known.open = 0
 
-    def _refusal(self, decision: CommitTransactionDecision, lane: str) -> MemqError | None:
+    def _refusal(self, decision: CommitTransactionDecision | PrepareDecision, lane: str) -> MemqError | None:
         """Return why the blocks of a transaction can't be released."""
         name = f"transaction {decision.number} of {_text(decision.id)}"
         targets = self._holds.by_target(lane)
@@ -330,16 +408,87 @@ class TransactionMachine:
         return None
 
     def _enter(self, lane: str) -> bool:
-        """Whether a transaction takes a block: one is open at a time, and none that is settled (T2, T3)."""
+        """Whether a transaction takes a block: one is open at a time (T2).
+
+        None that is prepared or settled does (T3).
+        """
         instance, _, number = lane.partition(".")
         id_ = self._instances.get(int(instance))
-        if id_ is None:
+        if id_ is None or lane in self.prepared:
             return False
         known = self.ids[id_]
         if int(number) <= known.settled.number or known.open not in (0, int(number)):
             return False
         known.open = int(number)
         return True
+
+    # ---- prepared transactions -------------------------------------------------------------------
+
+    def _prepare(self, decision: PrepareDecision, known: PresentInstance) -> PreparedTransaction | SettledTransaction:
+        """Prepare a transaction; one whose commit would be refused is rolled back (T3, T4)."""
+        lane = lane_of(known.instance, decision.number)
+        error = self._refusal(decision, lane)
+        if known.open != decision.number:
+            self._holds.drop_lane(lane_of(known.instance, known.open), decision.now_ms)
+        known.open = 0
+        if error is not None:
+            self._holds.drop_lane(lane, decision.now_ms)
+            known.settled = _aborted(decision.number, error)
+            return known.settled
+        made = self.prepared[lane] = PreparedTransaction(
+            decision.id,
+            decision.instance,
+            decision.number,
+            decision.blocks,
+            known.timeout_ms,
+            decision.producer_group,
+            decision.note,
+            decision.began_ms,
+        )
+        return made
+
+    def _check(self, decision: CheckDecision) -> bool:
+        """Count a question to the producer group, or park the transaction; return whether that counts (T4)."""
+        found = self.prepared.get(lane_of(decision.instance, decision.number))
+        if found is None or found.parked or decision.tries != found.tries + (not decision.parked):
+            return False
+        found.tries, found.parked = decision.tries, decision.parked
+        return True
+
+    def _decide(
+        self, decision: EndDecision | PrepareDecision | AnswerDecision, found: PreparedTransaction
+    ) -> PreparedTransaction | SettledTransaction | InvalidRequestError:
+        """End a prepared transaction by its first decision (T4)."""
+        name = f"transaction {found.number} of {_text(found.id)}"
+        if isinstance(decision, PrepareDecision):
+            return found
+        if isinstance(decision, AnswerDecision) and decision.producer_group != found.producer_group:
+            return InvalidRequestError(f"{name} is not of producer group '{decision.producer_group}'")
+        if isinstance(decision, CommitTransactionDecision) and decision.moves is not None:
+            return InvalidRequestError(f"{name} is prepared: it moves no positions")
+        if isinstance(decision, AbortDecision):
+            return self._end(found, decision.now_ms, TransactionAbortedError(f"{name} {decision.reason}"))
+        if isinstance(decision, AnswerDecision) and not decision.commit:
+            error = TransactionAbortedError(f"{name} was rolled back by its producer group")
+            return self._end(found, decision.now_ms, error)
+        return self._end(found, decision.now_ms, None)
+
+    def _end(self, found: PreparedTransaction, now_ms: int, error: MemqError | None) -> SettledTransaction:
+        """End a prepared transaction, and note how."""
+        del self.prepared[found.lane]
+        if error is None:
+            self._holds.release_lane(found.lane)
+            ended = SettledTransaction(found.number, True)
+        else:
+            self._holds.drop_lane(found.lane, now_ms)
+            ended = _aborted(found.number, error)
+        self._ended[found.lane] = ended
+        if len(self._ended) > ENDED_PREPARED_MAX:
+            del self._ended[next(iter(self._ended))]
+        known = self.ids.get(found.id)
+        if known is not None and known.instance == found.instance and known.settled.number < found.number:
+            known.settled = ended
+        return ended
 
     # ---- forgetting ------------------------------------------------------------------------------
 
@@ -358,7 +507,10 @@ class TransactionMachine:
 
     def snapshot(self) -> bytes:
         """Return the whole state as bytes."""
-        return _FORMAT.encode_state(_SavedTransactions(STATE_VERSION, self._last, list(self.ids.items())))
+        prepared, ended = list(self.prepared.values()), list(self._ended.items())
+        return _FORMAT.encode_state(
+            _SavedTransactions(STATE_VERSION, self._last, list(self.ids.items()), prepared, ended)
+        )
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
@@ -366,6 +518,8 @@ class TransactionMachine:
         self._last = saved.last
         self.ids = dict(saved.ids)
         self._instances = {known.instance: id_ for id_, known in self.ids.items()}
+        self.prepared = {each.lane: each for each in saved.prepared}
+        self._ended = dict(saved.ended)
 
 
 def _aborted(number: int, error: MemqError) -> SettledTransaction:
@@ -373,7 +527,7 @@ def _aborted(number: int, error: MemqError) -> SettledTransaction:
 
 
 def _answer(
-    decision: CommitTransactionDecision | AbortDecision, settled: SettledTransaction | None
+    decision: EndDecision | PrepareDecision, settled: SettledTransaction | None
 ) -> SettledTransaction | TransactionCommittedError | None:
     """Return the end of a transaction for a decision about it, which is not the first one."""
     moves = isinstance(decision, CommitTransactionDecision) and decision.moves is not None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.model.transactions import run
-from tests.simulation.bug import Change, Planted, swap
+from tests.simulation.bug import Change, Planted, first, swap
 from tests.simulation.planted_bugs import plant
 
 MACHINE = "memq.transactions.machine"
@@ -68,6 +68,40 @@ BUGS: dict[str, Planted] = {
     ),
     "T4: a transaction that was rolled back takes blocks": bug(
         "TransactionMachine._enter", swap("int(number) <= known.settled.number", "int(number) < 0")
+    ),
+    "T3: the blocks of a prepared transaction are not counted": bug(
+        "TransactionMachine._prepare", swap("self._refusal(decision, lane)", "None")
+    ),
+    "T4: a prepared transaction is still open": bug(
+        "TransactionMachine._prepare", swap("known.open = 0", "known.open = decision.number")
+    ),
+    "T4: a new instance rolls back what the former one has prepared": bug(
+        "TransactionMachine._begin",
+        first(
+            "for each in list(self.prepared.values()):\n"
+            "    if each.id == decision.id and each.tries == 0:\n"
+            "        self._end(each, decision.now_ms, _fenced(decision.id))\n"
+        ),
+    ),
+    "T4: an answer about a finished transaction gets what it says": bug(
+        "TransactionMachine.apply",
+        swap(
+            "self._ended[lane]",
+            "SettledTransaction(decision.number, not isinstance(decision, (AbortDecision, AnswerDecision)))",
+        ),
+    ),
+    "T4: a stranger's group decides": bug(
+        "TransactionMachine._decide", swap("decision.producer_group != found.producer_group", "False")
+    ),
+    "T4: the number of questions is lost with a snapshot": bug(
+        "TransactionMachine.restore",
+        swap(
+            "{each.lane: each for each in saved.prepared}",
+            "{each.lane: msgspec.structs.replace(each, tries=0) for each in saved.prepared}",
+        ),
+    ),
+    "T4: a snapshot has no prepared transactions": bug(
+        "TransactionMachine.restore", swap("{each.lane: each for each in saved.prepared}", "{}")
     ),
     "T5: more than one pointer's blocks for a partition": bug(
         "TransactionMachine._refusal", swap("len(holds) > TARGET_BLOCKS_MAX", "len(holds) < 0")

@@ -1,7 +1,8 @@
 """A model of transactions in which the real machine runs: random schedules of requests, each step checked.
 
 Several instances of two producers begin, hold blocks, commit with positions of a group, and roll back. Each request may
-come late, twice or never. Transactions time out, an operator decides, and snapshots replace the machines. The state log
+come late, twice or never. Transactions time out, an operator decides, and snapshots replace the machines. Some are
+prepared: then a database decides, and its answer comes by the producer, by its group, or by the operator. The state log
 is one list of decisions here: `tests.model.state_log` has its own schedules.
 """
 
@@ -23,8 +24,12 @@ from memq.transactions import machine as product
 from memq.transactions.machine import (
     ANY_BLOCKS,
     AbortDecision,
+    AnswerDecision,
     BeginDecision,
+    CheckDecision,
     CommitTransactionDecision,
+    PrepareDecision,
+    PreparedTransaction,
     ServiceMachines,
     SettledTransaction,
     TransactionalId,
@@ -38,6 +43,8 @@ INPUT = ReadPartition("in", "cd" * 16, 0)
 GROUP = "g"
 IDS = (TransactionalId("a", GROUP), TransactionalId("b", GROUP))
 BLOCKS_MAX = 3  # T5, for each target
+SHOP, STRANGERS = "shop", "strangers"  # producer groups
+TRIES_MAX = 3
 STEPS = 220
 
 
@@ -54,6 +61,7 @@ class Sent:
     member: tuple[str, int] = ("", -1)
     decided: bool = False  # its producer has sent its end
     answered: set[bool] = field(default_factory=set)
+    in_database: bool | None = None  # whether the database has committed it, since it is prepared
 
 
 @dataclass
@@ -83,6 +91,7 @@ class TransactionModel:
         self.ids = 0
         self.steps: list[str] = []
         self.position: int | None = None
+        self.asked: Counter[str] = Counter()  # questions about each prepared lane
 
     def run(self) -> None:
         """Run the schedule. Raises: BrokenPromiseError."""
@@ -94,6 +103,9 @@ class TransactionModel:
                     self._begin,
                     self._send,
                     self._end,
+                    self._prepare,
+                    self._ask,
+                    self._answer,
                     self._deliver,
                     self._time_out,
                     self._operator,
@@ -101,7 +113,7 @@ class TransactionModel:
                     self._done,
                     self._snapshot,
                 ],
-                [3, 14, 8, 24, 2, 1, 1, 4, 2],
+                [3, 14, 5, 7, 8, 4, 28, 2, 1, 1, 4, 2],
             )[0]()
             self._check()
         while self.requests:
@@ -173,6 +185,29 @@ class TransactionModel:
             )
         self._send_later(lambda: self._commit(made, number))
 
+    def _prepare(self) -> None:
+        made = self._live()
+        if made is None or not made.number or made.sent[made.number].decided:
+            return
+        number, transaction = made.number, made.sent[made.number]
+        transaction.decided = True
+        in_database, ends = self.draw.random() < 0.6, self.draw.random() < 0.5
+        blocks = len(transaction.blocks)
+        decision = PrepareDecision(made.id, made.instance, number, self.now_ms, blocks, SHOP, b"note", 1)
+
+        def prepared() -> None:
+            answer = self._apply(decision)
+            if not isinstance(answer, PreparedTransaction):
+                self.met["not prepared"] += 1
+                return
+            self.met["prepared"] += 1
+            if transaction.in_database is None:
+                transaction.in_database = in_database
+                if ends:
+                    self._send_later(lambda: (self._commit if in_database else self._abort)(made, number))
+
+        self._send_later(prepared)
+
     def _commit(self, made: Instance, number: int) -> None:
         transaction = made.sent[number]
         moves = None
@@ -185,7 +220,9 @@ class TransactionModel:
     def _abort(self, made: Instance, number: int) -> None:
         self._told(made, number, AbortDecision(made.id, made.instance, number, self.now_ms, "was left"))
 
-    def _told(self, made: Instance, number: int, decision: CommitTransactionDecision | AbortDecision) -> None:
+    def _told(
+        self, made: Instance, number: int, decision: CommitTransactionDecision | AbortDecision | AnswerDecision
+    ) -> None:
         transaction, seen, before = made.sent[number], dict(self.released), self.position
         answer = self._apply(decision)
         self._note_position()
@@ -198,7 +235,7 @@ class TransactionModel:
         transaction.answered.add(answer.committed)
         if len(transaction.answered) == 2:
             raise BrokenPromiseError(f"transaction {number} was answered as committed and as rolled back")
-        if self.released.keys() - seen.keys() and made.fenced:
+        if self.released.keys() - seen.keys() and made.fenced and transaction.in_database is None:
             raise BrokenPromiseError("a fenced instance has committed")
         if before != self.position and (not answer.committed or (before or 0, self.position) != transaction.move):
             raise BrokenPromiseError(f"the position moved from {before} to {self.position} without its transaction")
@@ -206,6 +243,43 @@ class TransactionModel:
             raise BrokenPromiseError("one that is no member has moved a position")
         if self.released != seen and transaction.move and self.position == before:
             raise BrokenPromiseError("records were released without their position")
+
+    # ---- check-back ------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """The owner asks the group, or parks."""
+        found = [each for each in self.machines.transactions.prepared.values() if not each.parked]
+        if not found:
+            return
+        each = self.draw.choice(found)
+        park = each.tries >= TRIES_MAX
+        lane, tries = each.lane, each.tries + (not park)
+        if self._apply(CheckDecision(each.instance, each.number, tries, park)) is not True:
+            raise BrokenPromiseError(f"question {tries} about {lane} does not count")
+        self.met["parked" if park else "asked"] += 1
+        self.asked[lane] += not park
+        if self.asked[lane] > TRIES_MAX:
+            raise BrokenPromiseError(f"the group is asked {self.asked[lane]} times about {lane}")
+
+    def _answer(self) -> None:
+        """A member of the group, or a stranger, answers a question about what is prepared, or was."""
+        named = [
+            (made, number, transaction)
+            for made in self.instances
+            for number, transaction in made.sent.items()
+            if transaction.in_database is not None
+        ][-8:]
+        if not named:
+            return
+        made, number, transaction = self.draw.choice(named)
+        at = made.id, made.instance, number, self.now_ms
+        if self.draw.random() < 0.2:
+            wrong = AnswerDecision(*at, STRANGERS, not transaction.in_database)
+            self._send_later(lambda: self._told(made, number, wrong))
+            return
+        self.met["answers"] += 1
+        right = AnswerDecision(*at, SHOP, transaction.in_database is True)
+        self._send_later(lambda: self._told(made, number, right))
 
     # ---- owner and operator ----------------------------------------------------------------------
 
@@ -227,6 +301,23 @@ class TransactionModel:
                 self._by_others(CommitTransactionDecision(id_, known.instance, known.open, self.now_ms, ANY_BLOCKS))
                 self.met["operator commits"] += 1
                 return
+
+        for each in self.machines.transactions.prepared.values():
+            if self.draw.random() < 0.5:
+                self._decide_as_operator(each)
+                return
+
+    def _decide_as_operator(self, each: PreparedTransaction) -> None:
+        """An operator has looked into the database."""
+        made = next(made for made in self.instances if made.instance == each.instance)
+        if made.sent[each.number].in_database:
+            decision: CommitTransactionDecision | AbortDecision = CommitTransactionDecision(
+                each.id, each.instance, each.number, self.now_ms, ANY_BLOCKS
+            )
+        else:
+            decision = AbortDecision(each.id, each.instance, each.number, self.now_ms, "by an operator")
+        self._by_others(decision)
+        self.met["operator decides"] += 1
 
     def _by_others(self, decision: CommitTransactionDecision | AbortDecision) -> None:
         before = self.position
@@ -321,16 +412,26 @@ class TransactionModel:
                     raise BrokenPromiseError(f"transaction {number} lies in two units of a target")
                 if shown and False in transaction.answered:
                     raise BrokenPromiseError(f"transaction {number} was answered as rolled back, and is visible")
+                if shown and transaction.in_database is False:
+                    raise BrokenPromiseError(f"transaction {number} is visible, and its database rolled it back")
+                lane = lane_of(made.instance, number)
+                undecided = lane in self.machines.transactions.prepared
+                if transaction.in_database and transaction.blocks and not (shown or undecided):
+                    raise BrokenPromiseError(f"transaction {number} is lost, and its database has committed it")
                 if not shown and transaction.blocks and True in transaction.answered:
                     raise BrokenPromiseError(f"transaction {number} was answered as committed, and is not visible")
-        present = {lane_of(each.instance, each.open) for each in self.machines.transactions.ids.values()}
-        if extra := self.machines.holds.lanes.keys() - present:
+        transactions = self.machines.transactions
+        present = {lane_of(each.instance, each.open) for each in transactions.ids.values()}
+        if extra := self.machines.holds.lanes.keys() - present - transactions.prepared.keys():
             raise BrokenPromiseError(f"blocks are held for ever: {extra}")
 
     def _check_end(self) -> None:
-        """After a time-out of all, nothing is held."""
+        """After a time-out of all, and a decision about what is prepared, nothing is held."""
         for _ in IDS:
             self._time_out()
+        for each in list(self.machines.transactions.prepared.values()):
+            self._decide_as_operator(each)
+            self._check()
         if self.machines.holds.open:
             raise BrokenPromiseError(f"{len(self.machines.holds.open)} blocks are held after all time-outs")
 

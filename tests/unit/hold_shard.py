@@ -85,6 +85,10 @@ class Shard:
         """See `EventLog.warning`."""
         self.events.append((event, text))
 
+    def error(self, event: str, text: str) -> None:
+        """See `EventLog.error`."""
+        self.events.append((event, text))
+
     async def append(self, released: ReleasedUnit) -> None:
         producers = [hold.block.id.producer for hold in released.holds]
         self.appended.append((now_s(), released.unit.target, released.unit.r, producers))

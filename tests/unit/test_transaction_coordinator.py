@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import pytest
 
@@ -20,8 +20,15 @@ from memq.errors import (
     TransactionAbortedError,
 )
 from memq.format.held_object import Target
+from memq.runtime.logs import EventLog
 from memq.state_log.state_log import StateLog
-from memq.transactions.coordinator import TIMEOUT_CHECK_S, UNUSED_ID_KEPT_MS, TransactionCoordinator, TransactionState
+from memq.transactions.coordinator import (
+    TIMEOUT_CHECK_S,
+    UNUSED_ID_KEPT_MS,
+    CheckSettings,
+    TransactionCoordinator,
+    TransactionState,
+)
 from memq.transactions.machine import (
     ANY_BLOCKS,
     TRANSACTIONS_MACHINE,
@@ -39,6 +46,8 @@ from tests.unit.instant_log import InstantLog
 
 ID, OTHER = TransactionalId("pay", ""), TransactionalId("bill", "")
 TIMEOUT_MS = 10_000
+TRIES, INTERVAL_MS = 3, 4_000
+Kind = TypeVar("Kind", bound=TransactionDecision)
 
 
 class MachineLog(InstantLog):
@@ -67,6 +76,8 @@ class Coordinated:
             self.shard.keeper,
             self.shard.runtime.clock,
             self.shard.counters,
+            cast(EventLog, self.shard),
+            CheckSettings(TRIES, INTERVAL_MS),
         )
         self.sent = 0
 
@@ -80,7 +91,7 @@ class Coordinated:
             blocks.append(self.shard.new(self.sent, target, lane=f"{instance}.{number}"))
         await self.coordinator.hold(id_, instance, number, blocks)
 
-    def decisions(self, kind: type[TransactionDecision]) -> list[TransactionDecision]:
+    def decisions(self, kind: type[Kind]) -> list[Kind]:
         named = [
             body
             for name, (_, body) in zip(self.log.names, self.log.applied, strict=True)

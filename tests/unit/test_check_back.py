@@ -1,0 +1,243 @@
+"""The coordinator asks about prepared transactions: when, how often, whom, and parks them at last. Virtual time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from memq.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ThrottledError,
+    TransactionAbortedError,
+)
+from memq.transactions.coordinator import QUESTIONS_MAX, TIMEOUT_CHECK_S, Question, TransactionCounts
+from memq.transactions.machine import CheckDecision, TransactionalId, lane_of
+from tests.skipping_loop import now_s, skip
+from tests.unit.hold_shard import A, B
+from tests.unit.test_transaction_coordinator import (
+    ID,
+    INTERVAL_MS,
+    OTHER,
+    TIMEOUT_MS,
+    TRIES,
+    Coordinated,
+    coordinated,
+)
+
+TIMEOUT_S, INTERVAL_S = TIMEOUT_MS / 1_000, INTERVAL_MS / 1_000
+ONE_CHECK_S = 2 * TIMEOUT_CHECK_S  # in which a check happens
+
+
+async def prepare(
+    made: Coordinated, id_: TransactionalId = ID, number: int = 1, group: str = "shop", instance: int = 0
+) -> int:
+    """Prepare a transaction with two blocks; return its instance."""
+    instance = instance or await made.begin(id_)
+    await made.hold(instance, number, A, B, id_=id_)
+    await made.coordinator.prepare(id_, instance, number, 2, producer_group=group, note=b"order 7", began_ms=900)
+    return instance
+
+
+def run(made: Coordinated) -> None:
+    made.shard.tasks.start(made.coordinator.run(), "coordinator")
+
+
+def asked(made: Coordinated, group: str = "shop") -> list[tuple[str, int]]:
+    """Return lane and number of the questions to a group."""
+    return [(each.transaction.lane, each.transaction.tries) for each in made.coordinator.questions(group)]
+
+
+async def next_question(made: Coordinated) -> list[tuple[str, int]]:
+    """Wait for the next question."""
+    for _ in range(100):
+        if found := asked(made):
+            return found
+        await skip(TIMEOUT_CHECK_S)
+    return []
+
+
+def test_a_producer_group_is_asked_after_the_time_out_and_decides() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        made.shard.run()
+        instance = await prepare(made)
+        await skip(TIMEOUT_S)
+        assert made.coordinator.questions("shop") == []
+        await skip(ONE_CHECK_S)
+        assert made.coordinator.questions("other") == []
+        (question,) = made.coordinator.questions("shop")
+        assert question == Question(made.machines.transactions.prepared[lane_of(instance, 1)], ("clicks", "orders"))
+        assert (question.transaction.note, question.transaction.began_ms) == (b"order 7", 900)
+        assert made.coordinator.questions("shop") == [], "each question is given once"
+        arguments = (ID, instance, 1)
+        with pytest.raises(InvalidRequestError, match="is not of producer group 'other'"):
+            await made.coordinator.answer(*arguments, producer_group="other", commit=True)
+        assert await made.coordinator.answer(*arguments, producer_group="shop", commit=True)
+        await skip(1)
+        assert [each[1] for each in made.shard.appended] == [A, B]
+        assert await made.coordinator.answer(*arguments, producer_group="shop", commit=False), "it is committed"
+        counters = made.shard.counters
+        counts = counters.committed_transactions, counters.aborted_transactions, counters.expired_transactions
+        assert (*counts, counters.transaction_checks) == (1, 0, 0, 1)
+        with pytest.raises(NotFoundError):
+            await made.coordinator.answer(ID, instance, 9, producer_group="shop", commit=True)
+
+    coordinated(work)
+
+
+def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        instance = await prepare(made)
+        lane = lane_of(instance, 1)
+        times = list[float]()
+        for tries in range(1, TRIES + 1):
+            assert await next_question(made) == [(lane, tries)]
+            assert made.shard.events == []
+            times.append(now_s())
+        assert TIMEOUT_S < times[0] <= TIMEOUT_S + ONE_CHECK_S
+        pauses = [later - sooner for sooner, later in pairwise(times)]
+        assert all(INTERVAL_S <= pause <= INTERVAL_S + ONE_CHECK_S for pause in pauses)
+        await skip(INTERVAL_S + ONE_CHECK_S)
+        assert asked(made) == []
+        ((event, text),) = made.shard.events
+        assert event == "transaction-parked"
+        assert text == (
+            f"transaction {lane} of producer 'pay': producer group 'shop' was asked 3 times and did not decide; "
+            "memq transaction commit or abort does"
+        )
+        await skip(10 * TIMEOUT_S)
+        assert len(made.decisions(CheckDecision)) == TRIES + 1
+        assert len(made.machines.holds.open) == 2, "nothing but a decision ends it"
+        assert made.shard.counters.transaction_checks == TRIES
+        (shown,) = await made.coordinator.transactions()
+        assert shown.prepared is not None
+        assert (shown.prepared.parked, shown.blocks, shown.timeout_ms) == (True, {"clicks": 1, "orders": 1}, TIMEOUT_MS)
+        assert made.coordinator.counts() == TransactionCounts(0, 1, 1, 2, 0.0)
+        await made.coordinator.settle(ID, commit=True)
+        assert list(made.machines.holds.units) == [A, B]
+        assert made.coordinator.counts() == TransactionCounts(0, 0, 0, 0, 0.0)
+
+    coordinated(work)
+
+
+def test_a_group_is_asked_at_once_about_what_a_former_instance_has_prepared() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        instance = await prepare(made)
+        await made.begin(token=2)
+        await skip(ONE_CHECK_S)
+        assert asked(made) == [(lane_of(instance, 1), 1)]
+        assert made.shard.counters.aborted_transactions == 0
+
+    coordinated(work)
+
+
+def test_a_new_owner_continues_to_count_and_asks_the_present_question_again() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        lane = lane_of(await prepare(made), 1)
+        await skip(TIMEOUT_S + INTERVAL_S + 2 * ONE_CHECK_S)
+        assert asked(made) == [(lane, 2)]
+        await made.shard.tasks.stop()
+        other = Coordinated()
+        for name, machine in made.machines.by_name().items():
+            other.machines.by_name()[name].restore(machine.snapshot())
+        run(other)
+        assert asked(other) == [(lane, 2)]
+        await skip(INTERVAL_S - ONE_CHECK_S)
+        assert asked(other) == []
+        await skip(2 * ONE_CHECK_S)
+        assert asked(other) == [(lane, 3)]
+        await skip(INTERVAL_S + ONE_CHECK_S)
+        assert [event for event, _ in other.shard.events] == ["transaction-parked"]
+        await other.shard.tasks.stop()
+
+    coordinated(work)
+
+
+def test_a_question_that_is_throttled_or_late_is_not_counted() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        first, second = await prepare(made), await prepare(made, OTHER)
+        await skip(TIMEOUT_S - TIMEOUT_CHECK_S)
+        made.log.errors = [ThrottledError("full")]
+        made.log.before = lambda: made.machines.transactions.prepared.pop(lane_of(second, 1), None)
+        assert await next_question(made) == [(lane_of(first, 1), 1)]
+        assert made.log.errors == []
+        assert made.shard.counters.transaction_checks == 1, "the other one ended meanwhile"
+
+    coordinated(work)
+
+
+def test_a_member_gets_a_bounded_number_of_questions_and_the_next_one_the_rest() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        instance = await made.begin()
+        for number in range(1, QUESTIONS_MAX + 3):
+            await prepare(made, number=number, instance=instance)
+        await made.begin(token=2)
+        await skip(ONE_CHECK_S)
+        found = [asked(made), asked(made), asked(made)]
+        assert [len(each) for each in found] == [QUESTIONS_MAX, 2, 0]
+        assert len({lane for each in found for lane, _ in each}) == QUESTIONS_MAX + 2
+
+    coordinated(work)
+
+
+def test_a_prepare_that_is_refused_rolls_back_once() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        for _ in range(2):
+            with pytest.raises(TransactionAbortedError, match="has 1 of its 2 blocks"):
+                await made.coordinator.prepare(ID, instance, 1, 2, producer_group="shop", note=b"", began_ms=1)
+        assert made.shard.counters.aborted_transactions == 1
+        await prepare(made, number=2, instance=instance)
+        await made.coordinator.commit(ID, instance, 2, 2, None)
+        with pytest.raises(InvalidRequestError, match="transaction 2 of producer 'pay' is committed"):
+            await made.coordinator.prepare(ID, instance, 2, 2, producer_group="shop", note=b"", began_ms=1)
+        assert made.shard.counters.aborted_transactions == 1
+
+    coordinated(work)
+
+
+def test_a_prepare_or_an_answer_of_unknown_outcome_may_be_repeated() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        about = {"producer_group": "shop", "note": b"", "began_ms": 1}
+        made.log.errors = [OutcomeUnknownError("it may count")]
+        with pytest.raises(Exception, match="the outcome is unknown"):
+            await made.coordinator.prepare(ID, instance, 1, 1, **about)  # type: ignore[arg-type]
+        for _ in range(2):
+            await made.coordinator.prepare(ID, instance, 1, 1, **about)  # type: ignore[arg-type]
+        made.log.errors = [OutcomeUnknownError("it may count")]
+        with pytest.raises(Exception, match="the outcome is unknown"):
+            await made.coordinator.answer(ID, instance, 1, producer_group="shop", commit=False)
+        assert not await made.coordinator.answer(ID, instance, 1, producer_group="shop", commit=False)
+        assert made.shard.counters.aborted_transactions == 1
+
+    coordinated(work)
+
+
+def test_an_operator_names_one_of_several_undecided_transactions() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await prepare(made)
+        await prepare(made, number=2, instance=instance)
+        await made.hold(instance, 3)
+        names = ", ".join(lane_of(instance, number) for number in (3, 1, 2))
+        with pytest.raises(InvalidRequestError, match=f"has 3 undecided transactions: {names}"):
+            await made.coordinator.settle(ID, commit=True)
+        with pytest.raises(NotFoundError, match=f"no open transaction '{instance}.4'"):
+            await made.coordinator.settle(ID, commit=True, lane=lane_of(instance, 4))
+        await made.coordinator.settle(ID, commit=False, lane=lane_of(instance, 1))
+        await made.coordinator.settle(ID, commit=True, lane=lane_of(instance, 2))
+        await made.coordinator.settle(ID, commit=True)
+        assert [len(each) for each in made.machines.holds.units.values()] == [2, 1]
+        assert made.machines.holds.open == {}
+
+    coordinated(work)
