@@ -22,12 +22,16 @@ from memq.protocol.hold_messages import (
     WireWaiting,
 )
 from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
     ListTransactions,
+    PrepareTransaction,
     SettleTransaction,
     WireOpenTransaction,
+    WireQuestion,
 )
 from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
@@ -216,6 +220,9 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | BeginTransactions
         | HoldTransaction
         | EndTransaction
+        | PrepareTransaction
+        | AskUndecided
+        | AnswerUndecided
         | ListTransactions
         | SettleTransaction
     )
@@ -237,8 +244,9 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `holds` has the state of each asked held block, `waiting` those that wait by partition,
     `delayed` by topic.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
-    `committed` is whether the transaction that a request ends is committed.
     `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
+    `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
+    producer group is to decide; it asks for more after `ask_again_ms`.
     """
 
     topic: Topic | None = None
@@ -262,3 +270,5 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     transactions: list[WireOpenTransaction] = []
     committed: bool = False
     covered: list[Int64] | None = None
+    questions: list[WireQuestion] = []
+    ask_again_ms: Int64 = 0

@@ -45,6 +45,44 @@ class HoldTransaction(msgspec.Struct, tag_field="op", tag="hold-transaction", kw
     blocks: list[WireTransactionBlock]
 
 
+class PrepareTransaction(msgspec.Struct, tag_field="op", tag="prepare-transaction", kw_only=True):
+    """All `blocks` blocks of a transaction are held: from now on only a decision ends it.
+
+    `producer_group` is asked for it after the time-out. `note` and `began_ms` (of the producer's clock) are for the one
+    that answers.
+    """
+
+    transaction: WireTransaction
+    blocks: Int64
+    producer_group: str
+    note: bytes
+    began_ms: Int64
+
+
+class AskUndecided(msgspec.Struct, tag_field="op", tag="ask-undecided", kw_only=True):
+    """Return the transactions that a producer group is to decide now. Each question is given once."""
+
+    producer_group: str
+
+
+class AnswerUndecided(msgspec.Struct, tag_field="op", tag="answer-undecided", kw_only=True):
+    """A producer group commits a transaction, or rolls it back."""
+
+    transaction: WireTransaction
+    producer_group: str
+    commit: bool
+
+
+class WireQuestion(msgspec.Struct, kw_only=True):
+    """A transaction that a producer group is to decide; it is asked for the `tries`-th time."""
+
+    transaction: WireTransaction
+    topics: list[str]
+    note: bytes
+    began_ms: Int64
+    tries: Int64
+
+
 class EndTransaction(msgspec.Struct, tag_field="op", tag="end-transaction", kw_only=True):
     """Commit a transaction of `blocks` blocks, or roll it back.
 
@@ -67,15 +105,22 @@ class ListTransactions(ServiceQuestion, tag_field="op", tag="list-transactions",
 
 
 class SettleTransaction(msgspec.Struct, tag_field="op", tag="settle-transaction", kw_only=True):
-    """Commit the open transaction of a producer as it is, or roll it back: for operators."""
+    """Commit the open transaction of a producer as it is, or roll it back: for operators.
+
+    `transaction`, the instance and number with a dot, names one of several.
+    """
 
     name: str
     group: str
     commit: bool
+    transaction: str = ""
 
 
 class WireOpenTransaction(msgspec.Struct, kw_only=True):
-    """An open transaction: its blocks by topic, and for how long the present owner knows it."""
+    """An open transaction: its blocks by topic, and for how long the present owner knows it.
+
+    A prepared one has a `producer_group`, which was asked `tries` times.
+    """
 
     name: str
     group: str
@@ -84,3 +129,6 @@ class WireOpenTransaction(msgspec.Struct, kw_only=True):
     open_ms: Int64
     timeout_ms: Int64
     blocks: dict[str, Int64]
+    producer_group: str = ""
+    tries: Int64 = 0
+    parked: bool = False

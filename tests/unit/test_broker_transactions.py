@@ -18,9 +18,11 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     NotFoundError,
+    NotReadyError,
     TooLargeError,
     TopicSealedError,
     TransactionAbortedError,
+    UnreachableError,
 )
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
@@ -33,18 +35,22 @@ from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import Api
 from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
     ListTransactions,
+    PrepareTransaction,
     SettleTransaction,
     WireOpenTransaction,
+    WireQuestion,
     WireTransaction,
     WireTransactionBlock,
 )
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, equal_slots
-from memq.transactions.coordinator import TransactionCoordinator, TransactionState
-from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
+from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
+from memq.transactions.machine import PositionMoves, PreparedTransaction, TransactionalId, lane_of, moves_of
 from tests.skipping_loop import run_skipping, skip
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
@@ -60,6 +66,7 @@ class Coordinator(TransactionCoordinator):
         self.calls: list[tuple[Any, ...]] = []
         self.committed_before = False
         self.open: list[TransactionState] = []
+        self.asked: list[Question] = []
 
     async def begin(self, id_: TransactionalId, token: int, timeout_ms: int) -> int:
         self.calls.append(("begin", id_, token, timeout_ms))
@@ -77,8 +84,21 @@ class Coordinator(TransactionCoordinator):
         self.calls.append(("abort", id_, instance, number, reason))
         return not self.committed_before
 
-    async def settle(self, id_: TransactionalId, *, commit: bool) -> None:
-        self.calls.append(("settle", id_, commit))
+    async def settle(self, id_: TransactionalId, *, commit: bool, lane: str = "") -> None:
+        self.calls.append(("settle", id_, commit, lane))
+
+    async def prepare(self, id_: TransactionalId, instance: int, number: int, blocks: int, **about: Any) -> None:
+        self.calls.append(("prepare", id_, instance, number, blocks, about))
+
+    def questions(self, producer_group: str) -> list[Question]:
+        self.calls.append(("questions", producer_group))
+        return self.asked
+
+    async def answer(
+        self, id_: TransactionalId, instance: int, number: int, *, producer_group: str, commit: bool
+    ) -> bool:
+        self.calls.append(("answer", id_, instance, number, producer_group, commit))
+        return not self.committed_before
 
     async def transactions(self, *, proven: bool = True) -> list[TransactionState]:
         self.calls.append(("transactions", proven))
@@ -90,12 +110,15 @@ class OtherBroker(Link):
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.away = False
         self.answer = AdminAnswer(transactional=5, committed=True)
 
     async def request(self, api: Api, message: msgspec.Struct, answer: Any, **options: Any) -> Any:
         assert (api, answer) == (Api.ADMIN, AdminAnswer)
         assert isinstance(message, AdminRequest)
         self.asked.append(message.ask)
+        if self.away:
+            raise UnreachableError("away")
         return self.answer
 
 
@@ -109,6 +132,8 @@ class Broker:
         self.coordinator = Coordinator()
         self.other = OtherBroker()
         self.home: Coordinator | OtherBroker = self.coordinator
+        self.settings = SimpleNamespace(transaction_check_interval_ms=60_000)
+        self.homeless = False  # a service partition has no owner now
         self.sought: list[tuple[str, bool]] = []
         self.program = "a client"
         self.requests = TransactionRequests(cast(Any, self), cast(Any, self), cast(Any, self))
@@ -130,7 +155,13 @@ class Broker:
 
     async def service_in(self, kind: object, topic: Topic, partition: int) -> Coordinator | str:
         assert (kind, topic.name) == (self.transactions, STATE_TOPIC)
+        if self.homeless and not partition:
+            raise NotReadyError("no owner")
         return self.coordinator if partition else "b:1"
+
+    def open_here(self, kind: object) -> list[Coordinator]:
+        assert kind == self.transactions
+        return [self.coordinator]
 
     async def link(self, address: str) -> OtherBroker:
         assert address == "b:1"
@@ -144,6 +175,9 @@ class Broker:
             EndTransaction: self.requests.end,
             ListTransactions: self.requests.list_open,
             SettleTransaction: self.requests.settle,
+            PrepareTransaction: self.requests.prepare,
+            AskUndecided: self.requests.ask,
+            AnswerUndecided: self.requests.answer,
         }
         answer = await handlers[type(ask)](call)
         assert isinstance(answer, AdminAnswer)
@@ -197,7 +231,7 @@ def test_a_coordinator_gets_each_request_of_its_producers() -> None:
         assert not (await broker.ask(end(commit=False))).committed
         broker.coordinator.committed_before = True
         assert (await broker.ask(end(commit=False))).committed
-        await broker.ask(SettleTransaction(name="pay", group="g", commit=True))
+        await broker.ask(SettleTransaction(name="pay", group="g", commit=True, transaction="77.3"))
         rolled_back = ("abort", PAY, 77, 3, "was rolled back by its producer")
         held = NewHold(HoldId(9, 4), 5, Target("clicks", TOPIC.id, 1), lane_of(77, 3), 0, block(1).block)
         assert broker.coordinator.calls == [
@@ -206,7 +240,7 @@ def test_a_coordinator_gets_each_request_of_its_producers() -> None:
             ("commit", PAY, 77, 3, 2, None),
             rolled_back,
             rolled_back,
-            ("settle", PAY, True),
+            ("settle", PAY, True, "77.3"),
         ]
         assert broker.sought == [("g", False)] * 6
 
@@ -365,5 +399,97 @@ def test_the_open_transactions_are_those_of_all_brokers(*, proven: bool) -> None
         broker.program = BROKER_PROGRAM
         assert len((await broker.ask(ask)).transactions) == 2
         assert len(broker.other.asked) == 1
+
+    on_broker(work)
+
+
+# ---- prepared transactions -------------------------------------------------------------------------
+
+ALONE = TransactionalId("pay", "")
+
+
+def prepare(**changes: Any) -> PrepareTransaction:
+    named = msgspec.structs.replace(NAMED, group="")
+    given = {"transaction": named, "blocks": 2, "producer_group": "shop", "note": b"order 7", "began_ms": 900}
+    return PrepareTransaction(**{**given, **changes})
+
+
+def test_a_coordinator_gets_each_request_about_prepared_transactions() -> None:
+    async def work(broker: Broker) -> None:
+        await broker.ask(prepare())
+        ask = AnswerUndecided(transaction=prepare().transaction, producer_group="shop", commit=True)
+        assert (await broker.ask(ask)).committed
+        broker.coordinator.committed_before = True
+        assert not (await broker.ask(ask)).committed
+        about = {"producer_group": "shop", "note": b"order 7", "began_ms": 900}
+        answered = ("answer", ALONE, 77, 3, "shop", True)
+        assert broker.coordinator.calls == [("prepare", ALONE, 77, 3, 2, about), answered, answered]
+        assert broker.sought == [("pay", False)] * 3
+        broker.home = broker.other
+        for each in (prepare(), ask):
+            assert await broker.ask(each) == broker.other.answer
+        assert broker.other.asked == [prepare(), ask]
+
+    on_broker(work)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"transaction": NAMED}, InvalidRequestError),
+        ({"transaction": msgspec.structs.replace(NAMED, group="", number=0)}, InvalidRequestError),
+        ({"blocks": -1}, InvalidRequestError),
+        ({"began_ms": -1}, InvalidRequestError),
+        ({"began_ms": 1 << 53}, InvalidRequestError),
+        ({"producer_group": ""}, InvalidNameError),
+        ({"producer_group": "a/b"}, InvalidNameError),
+        ({"note": b"x" * 1_025}, TooLargeError),
+    ],
+)
+def test_a_prepare_out_of_bounds_is_refused(changes: dict[str, Any], error: type[MemqError]) -> None:
+    async def work(broker: Broker) -> None:
+        with pytest.raises(error):
+            await broker.ask(prepare(**changes))
+        assert broker.coordinator.calls == []
+        await broker.ask(prepare(blocks=0, began_ms=0, note=b"x" * 1_024))
+        assert len(broker.coordinator.calls) == 1
+
+    on_broker(work)
+
+
+def test_a_member_of_a_producer_group_gets_the_questions_of_all_brokers() -> None:
+    async def work(broker: Broker) -> None:
+        asked = PreparedTransaction(ALONE, 77, 3, 2, 7_000, "shop", b"order 7", 900, tries=2)
+        broker.coordinator.asked = [Question(asked, ("clicks", "orders"))]
+        here = WireQuestion(
+            transaction=prepare().transaction, topics=["clicks", "orders"], note=b"order 7", began_ms=900, tries=2
+        )
+        there = msgspec.structs.replace(here, tries=1)
+        broker.other.answer = AdminAnswer(questions=[there])
+        ask = AskUndecided(producer_group="shop")
+        found = await broker.ask(ask)
+        assert (found.questions, found.ask_again_ms) == ([there, here], 5_000)
+        assert (broker.other.asked, broker.coordinator.calls) == ([ask], [("questions", "shop")])
+        broker.settings.transaction_check_interval_ms = 2_000
+        broker.other.away = True
+        found = await broker.ask(ask)
+        assert (found.questions, found.ask_again_ms) == ([here], 500), "those of a lost broker wait"
+        broker.homeless, broker.other.away = True, False
+        assert (await broker.ask(ask)).questions == [here]
+        broker.homeless, broker.other.away, broker.program = False, False, BROKER_PROGRAM
+        assert (await broker.ask(ask)).questions == [here]
+        assert len(broker.other.asked) == 2, "a broker asks no third one"
+        with pytest.raises(InvalidNameError):
+            await broker.ask(AskUndecided(producer_group=""))
+
+    on_broker(work)
+
+
+def test_an_operator_sees_which_transactions_are_prepared_and_parked() -> None:
+    async def work(broker: Broker) -> None:
+        parked = PreparedTransaction(ALONE, 77, 3, 2, 7_000, "shop", b"", 900, tries=15, parked=True)
+        broker.coordinator.open = [TransactionState(ALONE, 77, 3, 100, 5_000, {}, parked)]
+        (shown,) = (await broker.ask(ListTransactions())).transactions
+        assert (shown.producer_group, shown.tries, shown.parked) == ("shop", 15, True)
 
     on_broker(work)

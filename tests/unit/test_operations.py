@@ -91,10 +91,13 @@ from memq.protocol.messages import (
     encode_message,
 )
 from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
     ListTransactions,
+    PrepareTransaction,
     SettleTransaction,
     WireTransaction,
     WireTransactionBlock,
@@ -201,6 +204,7 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
     [("group", "g")],
 )
 PAY = [("transactional-id", "pay"), *GROUP]
+SHOP = [("producer-group", "shop")]
 TRANSACTION = WireTransaction(name="pay", group="g", instance=7, number=1)
 EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     Open: (Open(**OF_PARTITION, producer="1" * 16, acks=2, sequence=0), PARTITION),
@@ -240,6 +244,12 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
         [*PAY, *PARTITION],
     ),
     EndTransaction: (EndTransaction(transaction=TRANSACTION, commit=True, blocks=1), PAY),
+    PrepareTransaction: (
+        PrepareTransaction(transaction=TRANSACTION, blocks=1, producer_group="shop", note=b"", began_ms=1),
+        [*PAY, *SHOP],
+    ),
+    AskUndecided: (AskUndecided(producer_group="shop"), SHOP),
+    AnswerUndecided: (AnswerUndecided(transaction=TRANSACTION, producer_group="shop", commit=True), SHOP),
     ListTransactions: (ListTransactions(), CLUSTER),
     SettleTransaction: (SettleTransaction(name="pay", group="g", commit=False), PAY),
     HoldRecords: (HoldRecords(**OF_PARTITION, sent_ms=0, holds=[WireHold(block=b"b", due_ms=1)]), PARTITION),

@@ -59,10 +59,13 @@ from memq.protocol.messages import (
     decode_message,
 )
 from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
     ListTransactions,
+    PrepareTransaction,
     SettleTransaction,
 )
 
@@ -77,6 +80,7 @@ class ResourceKind(Enum):
     PARTITION = "partition"
     GROUP = "group"
     TRANSACTIONAL_ID = "transactional-id"
+    PRODUCER_GROUP = "producer-group"
     OBJECT = "object"  # of a store; it may hold batches of several topics
 
 
@@ -185,6 +189,9 @@ def operations_of(
             Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
             Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
             Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
+            Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
+            Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
+            Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
             Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
             Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
         ]
@@ -290,6 +297,17 @@ def _transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> l
 
 def _ended(call: Call[EndTransaction]) -> list[Resource]:
     return _producer_of(call.ask.transaction.name, call.ask.transaction.group)
+
+
+def _producer_group(call: Call[AskUndecided] | Call[AnswerUndecided]) -> list[Resource]:
+    """Return the group alone: its members decide for each other."""
+    return [Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)]
+
+
+def _prepared(call: Call[PrepareTransaction]) -> list[Resource]:
+    named = call.ask.transaction
+    group = Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)
+    return [*_producer_of(named.name, named.group), group]
 
 
 def _held_blocks(call: Call[HoldTransaction]) -> list[Resource]:

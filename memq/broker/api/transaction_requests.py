@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from memq.broker.api import Answer, Call
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import ServiceHosts
-from memq.broker.services import Services
-from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TopicSealedError
+from memq.broker.services import BROKER_PROGRAM, Services
+from memq.errors import InvalidRequestError, NotFoundError, RetryableError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.groups.remote import committed_of
 from memq.holds.keeper import NewHold
-from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
+from memq.limits import (
+    HOLDS_PER_REQUEST_MAX,
+    TIME_MS_END,
+    TRANSACTION_NOTE_BYTES_MAX,
+    TRANSACTION_TIMEOUT_MS_MAX,
+    TRANSACTION_TIMEOUT_MS_MIN,
+)
 from memq.notification.remote import ref_of
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
     ListTransactions,
+    PrepareTransaction,
     SettleTransaction,
     WireOpenTransaction,
+    WireQuestion,
     WireTransaction,
     WireTransactionBlock,
 )
 from memq.topic import check_group, check_name, is_internal
-from memq.transactions.coordinator import TransactionCoordinator, TransactionState
+from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
+ASK_AGAIN_MS_MAX = 5_000  # of a member of a producer group
 MOVED_POSITIONS_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
 
 
@@ -89,6 +101,52 @@ class TransactionRequests:
             await coordinator.commit(id_, named.instance, named.number, ask.blocks, moves)
         return AdminAnswer(committed=True)
 
+    async def prepare(self, call: Call[PrepareTransaction]) -> Answer:
+        """Prepare a transaction: all of its blocks are held, and only a decision ends it."""
+        ask, named = call.ask, call.ask.transaction
+        id_ = _id(named.name, named.group)
+        check_name(ask.producer_group, "producer group")
+        if len(ask.note) > TRANSACTION_NOTE_BYTES_MAX:
+            text = f"a note of {len(ask.note)} bytes, {TRANSACTION_NOTE_BYTES_MAX} are allowed"
+            raise TooLargeError(f"transaction {named.number} has {text}")
+        if named.number < 1 or ask.blocks < 0 or not 0 <= ask.began_ms < TIME_MS_END:
+            raise InvalidRequestError(
+                f"transaction {named.number} with {ask.blocks} blocks, begun at {ask.began_ms}, is not possible"
+            )
+        if named.group:
+            raise InvalidRequestError("a transaction that moves positions of a group can't be prepared")
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        numbers = named.instance, named.number, ask.blocks
+        await coordinator.prepare(
+            id_, *numbers, producer_group=ask.producer_group, note=ask.note, began_ms=ask.began_ms
+        )
+        return AdminAnswer()
+
+    async def ask(self, call: Call[AskUndecided]) -> Answer:
+        """Return what a producer group is to decide; for another broker, from the coordinators here."""
+        group = check_name(call.ask.producer_group, "producer group")
+        kind, found = self._hosts.transactions, list[WireQuestion]()
+        for address in await self._others() if call.connection.program != BROKER_PROGRAM else ():
+            with suppress(RetryableError):
+                found += (await forward(await self._hosts.link(address), call.ask)).questions
+        for coordinator in self._hosts.open_here(kind):  # last: a question is given once
+            found += [_question(each) for each in coordinator.questions(group)]
+        again_ms = min(self._services.settings.transaction_check_interval_ms // 4, ASK_AGAIN_MS_MAX)
+        return AdminAnswer(questions=found, ask_again_ms=again_ms)
+
+    async def answer(self, call: Call[AnswerUndecided]) -> Answer:
+        """End a transaction as its producer group says; answer whether it is committed."""
+        ask, named = call.ask, call.ask.transaction
+        id_ = _id(named.name, named.group)
+        group = check_name(ask.producer_group, "producer group")
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        numbers = named.instance, named.number
+        return AdminAnswer(committed=await coordinator.answer(id_, *numbers, producer_group=group, commit=ask.commit))
+
     async def list_open(self, call: Call[ListTransactions]) -> Answer:
         """Return the open transactions; for another broker, those whose coordinators are here."""
 
@@ -107,10 +165,25 @@ class TransactionRequests:
         coordinator = await self._coordinator(call, id_)
         if isinstance(coordinator, Link):
             return await forward(coordinator, ask)
-        await coordinator.settle(id_, commit=ask.commit)
+        await coordinator.settle(id_, commit=ask.commit, lane=ask.transaction)
         return AdminAnswer()
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _others(self) -> list[str]:
+        """Return the addresses of the other brokers with coordinators.
+
+        A service partition without an owner keeps its questions.
+        """
+        topic, found = await self._hosts.service_topic(create=False), dict[str, None]()
+        if topic is None:
+            return []
+        for part in topic.partitions:
+            with suppress(RetryableError):
+                home = await self._hosts.service_in(self._hosts.transactions, topic, part.partition)
+                if isinstance(home, str):
+                    found[home] = None
+        return list(found)
 
     async def _new_hold(self, named: WireTransaction, each: WireTransactionBlock) -> NewHold:
         topic = await self._partitions.current_topic(each.topic, each.topic_id)
@@ -157,7 +230,7 @@ def _id(name: str, group: str) -> TransactionalId:
 
 
 def _wire(found: TransactionState) -> WireOpenTransaction:
-    return WireOpenTransaction(
+    made = WireOpenTransaction(
         name=found.id.name,
         group=found.id.group,
         instance=found.instance,
@@ -166,3 +239,14 @@ def _wire(found: TransactionState) -> WireOpenTransaction:
         timeout_ms=found.timeout_ms,
         blocks=found.blocks,
     )
+    if found.prepared is not None:
+        made.producer_group = found.prepared.producer_group
+        made.tries, made.parked = found.prepared.tries, found.prepared.parked
+    return made
+
+
+def _question(asked: Question) -> WireQuestion:
+    found = asked.transaction
+    named = WireTransaction(name=found.id.name, group=found.id.group, instance=found.instance, number=found.number)
+    topics = list(asked.topics)
+    return WireQuestion(transaction=named, topics=topics, note=found.note, began_ms=found.began_ms, tries=found.tries)
