@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
     from memq.client.producer.producer import Producer as Producer
+    from memq.client.transactions.undecided import CheckAnswer as CheckAnswer
+    from memq.client.transactions.undecided import UndecidedTransaction as UndecidedTransaction
     from memq.errors import MemqError as MemqError
     from memq.topic import Position as Position
 
@@ -41,6 +43,7 @@ _HOMES = {
     "Admin": "memq.client.admin",
     "Batch": "memq.client.consumer.batch",
     "CancelOutcome": "memq.client.producer.delayed",
+    "CheckAnswer": "memq.client.transactions.undecided",
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
     "DeadLetter": "memq.client.listener.answers",
@@ -54,6 +57,7 @@ _HOMES = {
     "Producer": "memq.client.producer.producer",
     "Record": "memq.client.consumer.batch",
     "Retry": "memq.client.listener.answers",
+    "UndecidedTransaction": "memq.client.transactions.undecided",
     "aio": "memq.aio",
     "errors": "memq.errors",
     "read_arrow": "memq.client.consumer.consumer",

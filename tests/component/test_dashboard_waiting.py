@@ -83,6 +83,7 @@ def test_the_stream_shows_delayed_records_and_open_transactions(cluster: Cluster
             found = seen(pages, "transactions", "", lambda value: value["total"])
             (row,) = found["shown"]
             assert (row["transactional_id"], row["group"], row["blocks"]) == ("pay", "", {"orders": 2})
+            assert (row["state"], row["tries"]) == ("open", 0)
             assert (row["open_s"] <= WAIT_S, row["timeout_s"]) == (True, 60)
         seen(pages, "transactions", "", lambda value: not value["total"])
 

@@ -32,7 +32,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.brokers import run
-from tests.component.cluster_rig import Rig, rig
+from tests.component.cluster_rig import TIMEOUT_S, Rig, rig
 
 
 class ProgramError(Exception):
@@ -40,10 +40,12 @@ class ProgramError(Exception):
 
 
 @asynccontextmanager
-async def cluster_of(count: int = 3) -> AsyncIterator[tuple[Rig, list[Broker]]]:
+async def cluster_of(
+    count: int = 3, timeout_s: float = TIMEOUT_S, **settings: Any
+) -> AsyncIterator[tuple[Rig, list[Broker]]]:
     """Yield a cluster with the topics `in`, `out` and `other`."""
-    async with rig() as cluster:
-        brokers = [await cluster.start(name) for name in "abc"[:count]]
+    async with rig(timeout_s=timeout_s) as cluster:
+        brokers = [await cluster.start(name, **settings) for name in "abc"[:count]]
         for broker in brokers:
             await broker.partitions.refresh()
         async with AsyncAdmin(brokers[0].address) as admin:

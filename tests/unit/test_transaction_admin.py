@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_an_operator_asks_for_open_transactions_with_or_without_a_proof(asked: list[Any]) -> None:
-    shown = [ShownTransaction("pay", "g", 100, 5_000, {"clicks": 2})]
+    shown = [ShownTransaction("pay", "g", 100, 5_000, {"clicks": 2}, "7.3")]
     with Admin("127.0.0.1:1") as admin:
         assert admin.transactions() == shown
         assert admin.transactions(proven=True) == shown
@@ -44,7 +44,11 @@ def test_an_operator_settles_the_transaction_of_a_producer_with_its_group(asked:
         admin.commit_transaction("pay", "g")
         admin.abort_transaction("pay", "g")
         admin.abort_transaction("pay")
+        admin.commit_transaction("pay", transaction="7.3")
     assert asked == [
-        SettleTransaction(name="pay", group=group, commit=commit)
-        for group, commit in (("", True), ("g", True), ("g", False), ("", False))
+        *(
+            SettleTransaction(name="pay", group=group, commit=commit)
+            for group, commit in (("", True), ("g", True), ("g", False), ("", False))
+        ),
+        SettleTransaction(name="pay", group="", commit=True, transaction="7.3"),
     ]

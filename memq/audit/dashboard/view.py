@@ -175,10 +175,16 @@ class DelayedTopics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An open transaction, with the group whose positions it moves ("": none), and its blocks by topic."""
+    """An undecided transaction: its producer, state, times, and blocks by topic.
+
+    `group` is the one whose positions it moves, "" for none.
+    `tries` is the number of questions about a prepared one to its producer group.
+    """
 
     transactional_id: str
     group: str
+    state: str
+    tries: int
     open_s: int
     timeout_s: float
     blocks: dict[str, int]

@@ -32,11 +32,13 @@ def delayed_topics(found: Mapping[str, DelayedCount]) -> DelayedTopics:
 
 
 def open_transactions(found: Sequence[ShownTransaction]) -> OpenTransactions:
-    """Return the open transactions, the oldest first."""
+    """Return the undecided transactions, the oldest first."""
     rows = [
         TransactionRow(
             transactional_id=each.transactional_id,
             group=each.group,
+            state=each.state,
+            tries=each.tries,
             open_s=each.open_ms // 1000,
             timeout_s=each.timeout_ms / 1000,
             blocks=dict(each.blocks),

@@ -21,6 +21,7 @@ from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, ProducerObserver, SenderParts
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
+from memq.client.transactions.checks import TransactionChecks
 from memq.client.transactions.core import TransactionalCore
 from memq.errors import (
     ClosedError,
@@ -179,7 +180,8 @@ class ProducerCore:
         self._routed = set[str]()  # topics that this producer has had a route to
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
         router = BrokerRouter(self._pool)
-        self.transactions = TransactionalCore(settings, runtime, router)
+        self.checks = TransactionChecks(settings, runtime, router, self._tasks, self.events)
+        self.transactions = TransactionalCore(settings, runtime, router, self.checks.start)
         self.transactions.note_held = self._note_held
         made, settled = (make_delivery, wake), self._settled_delayed
         self.delayed = DelayedRecords(
@@ -525,6 +527,7 @@ class ProducerCore:
         self._abandon(ClosedError("the producer was closed before the block was acked"))
         if self._observer is not None:
             await self._observer.close(report_s_max)
+        await self.checks.close()
         await self._tasks.stop()
         await self._metadata.close()
         if not self._lent:

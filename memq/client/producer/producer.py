@@ -7,11 +7,12 @@ threads.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from memq.client.arguments import check_timeout, check_tracer_provider, public_name, runtime_of
 from memq.client.io_thread import on_io_thread
@@ -27,7 +28,8 @@ from memq.client.producer.open_block import Route, native
 from memq.client.producer.sender import Sender
 from memq.client.producer.settings import TRANSACTION_TIMEOUT_MS, AcksLike, OnAck, WhenFull, producer_settings
 from memq.client.transactions.transaction import AsyncTransaction, Transaction
-from memq.errors import BufferFullError, InvalidRequestError
+from memq.client.transactions.undecided import TransactionChecker
+from memq.errors import BufferFullError, InvalidRequestError, InvalidSettingError
 from memq.kernel.rows import Lane
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address
@@ -67,6 +69,8 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         transactional_id: str | None = None,
         transaction_group: str | None = None,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        transaction_checker: TransactionChecker | None = None,
+        producer_group: str | None = None,
         tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -88,6 +92,8 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             transactional_id=transactional_id,
             transaction_group=transaction_group,
             transaction_timeout_ms=transaction_timeout_ms,
+            transaction_checker=transaction_checker,
+            producer_group=producer_group,
         )
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
@@ -166,6 +172,9 @@ class Producer(Sender, BaseProducer, BlockingClient):
             and rolls their open transaction back. Such a producer sends records in `transaction()` only.
         transaction_group: the group whose positions its transactions move, if any.
         transaction_timeout_ms: a transaction that is open for longer is rolled back.
+        transaction_checker: called with an `UndecidedTransaction` of the producer group that was prepared and not
+            decided in time; returns a `CheckAnswer`. `Producer` calls it in a thread. With it, `prepare()` is needed.
+        producer_group: name of the producers that decide for each other; None: the transactional id.
         tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
         runtime: clock, randomness and network; default: those of the system.
 
@@ -176,7 +185,12 @@ class Producer(Sender, BaseProducer, BlockingClient):
     _interrupted_close_s = 0.4
 
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
+        checker = self._settings.transaction_checker
+        if inspect.iscoroutinefunction(checker):
+            raise InvalidSettingError("transaction_checker is a coroutine function", hint="use memq.aio.Producer")
         self._background = ProducerBackground(self._settings, self._runtime, addresses, observe)
+        if checker is not None:
+            self._background.io.call(self._background.core.checks.start)
         return self._background.core
 
     def _send_slowly(
@@ -264,13 +278,14 @@ class Producer(Sender, BaseProducer, BlockingClient):
         ack = delivery if isinstance(delivery, Ack) else delivery.result(timeout)
         return self._background.io.run(self._core.delayed.cancel(ack))
 
-    def transaction(self) -> Transaction:
+    def transaction(self, note: bytes | str = b"") -> Transaction:
         """Return a transaction for one `with` block: its end commits, and an exception rolls back.
 
-        The block begins it. Raises there: InvalidRequestError without `transactional_id`, or while another is open;
-        ProducerFencedError after another instance has begun; TimedOutError.
+        `note`, at most 1 KiB, is for the checker. The block begins it. Raises there: InvalidRequestError without
+        `transactional_id`, or while another is open; ProducerFencedError after another instance has begun;
+        TimedOutError.
         """
-        return Transaction(self._core.transactions, self._background.run, self._route)
+        return Transaction(self._core.transactions, self._background.run, self._route, note)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.
@@ -347,6 +362,12 @@ class AsyncProducer(BaseProducer, AsyncClosing):
 
     _waiters: list[asyncio.Future[None]]
     _yielded_at = 0  # of how many opened blocks the loop had its turn last
+
+    async def __aenter__(self) -> Self:
+        if self._settings.transaction_checker is not None:
+            self._check_loop()
+            self._core.checks.start()
+        return self
 
     def __del__(self) -> None:
         if self._loop is None or not self._loop.is_closed() or self._closed:
@@ -495,9 +516,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         ack = delivery if isinstance(delivery, Ack) else await delivery
         return await self._core.delayed.cancel(ack)
 
-    def transaction(self) -> AsyncTransaction:
+    def transaction(self, note: bytes | str = b"") -> AsyncTransaction:
         """Return a transaction for one `async with` block. See `memq.Producer.transaction`."""
-        return AsyncTransaction(self._core.transactions, self._route)
+        return AsyncTransaction(self._core.transactions, self._route, note)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.

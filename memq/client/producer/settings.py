@@ -17,6 +17,7 @@ from memq.client.arguments import (
 )
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.delivery import Ack
+from memq.client.transactions.undecided import TransactionChecker
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.blocks.header import CODECS
 from memq.kafka_words import KAFKA_ALL
@@ -63,6 +64,8 @@ class ProducerSettings:
     transactional_id: str = ""
     transaction_group: str = ""
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    transaction_checker: TransactionChecker | None = None
+    producer_group: str = ""
 
     @property
     def open_timeout_s(self) -> float:
@@ -98,6 +101,8 @@ def producer_settings(
     transactional_id: str | None = None,
     transaction_group: str | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    transaction_checker: TransactionChecker | None = None,
+    producer_group: str | None = None,
 ) -> ProducerSettings:
     """Check the arguments of a producer.
 
@@ -115,6 +120,7 @@ def producer_settings(
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
     _check_transactions(transactional_id, transaction_group, transaction_timeout_ms, name, acks)
+    _check_producer_group(transaction_checker, producer_group, transactional_id, transaction_group)
     check_number("linger_ms", linger_ms, 0, 60_000)
     check_number("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
     check_number("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)
@@ -138,6 +144,8 @@ def producer_settings(
         transactional_id=transactional_id or "",
         transaction_group=transaction_group or "",
         transaction_timeout_ms=transaction_timeout_ms,
+        transaction_checker=transaction_checker,
+        producer_group=producer_group or (transactional_id or "" if transaction_checker is not None else ""),
     )
 
 
@@ -159,6 +167,30 @@ def _check_transactions(
         raise InvalidSettingError(
             f"transactional_id = '{transactional_id}' together with a name, or with acks = {acks!r}",
             hint="a transactional producer has acks='all' and no name: its transactional id outlives restarts",
+        )
+
+
+def _check_producer_group(
+    checker: TransactionChecker | None, producer_group: str | None, transactional_id: str | None, group: str | None
+) -> None:
+    """Check the arguments of a producer that prepares.
+
+    Raises: InvalidSettingError, InvalidNameError, TypeError.
+    """
+    check_callbacks(transaction_checker=checker)
+    if producer_group is not None:
+        check_str("producer_group", producer_group)
+        check_name(producer_group, "producer group")
+    elif checker is None:
+        return
+    if transactional_id is None:
+        raise InvalidSettingError(
+            "transaction_checker or producer_group without transactional_id", hint="pass transactional_id='…', too"
+        )
+    if group is not None:
+        raise InvalidSettingError(
+            f"transaction_group = '{group}' together with a checker or a producer group",
+            hint="positions move as a member of a generation, which may be over when a checker decides",
         )
 
 

@@ -12,39 +12,69 @@ from memq.protocol.transaction_messages import ListTransactions, SettleTransacti
 
 @dataclass(frozen=True, slots=True)
 class ShownTransaction:
-    """An open transaction: its producer, its age at its coordinator, and its held blocks by topic."""
+    """An undecided transaction: its producer, its age at its coordinator, and its held blocks by topic.
+
+    `id` is unique. A prepared one has a producer group, which was asked `tries` times. A parked one waits for an
+    operator.
+    """
 
     transactional_id: str
     group: str
     open_ms: int
     timeout_ms: int
     blocks: Mapping[str, int]
+    id: str = ""
+    producer_group: str = ""
+    tries: int = 0
+    parked: bool = False
+
+    @property
+    def state(self) -> str:
+        """One of "open", "prepared", "asked" and "parked"."""
+        if self.parked:
+            return "parked"
+        return "asked" if self.tries else "prepared" if self.producer_group else "open"
 
 
 class AsyncTransactionAdmin(AsyncGroupAdmin):
-    """Shows and settles open transactions."""
+    """Shows and settles undecided transactions."""
 
     async def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
-        """Return the open transactions with held records, by producer.
+        """Return the undecided transactions with held records, by producer.
 
         Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
         """
         found = (await self._ask(AdminRequest(ask=ListTransactions(proven=proven)))).transactions
-        return [ShownTransaction(each.name, each.group, each.open_ms, each.timeout_ms, each.blocks) for each in found]
+        return [
+            ShownTransaction(
+                id=f"{each.instance}.{each.number}",
+                transactional_id=each.name,
+                group=each.group,
+                open_ms=each.open_ms,
+                timeout_ms=each.timeout_ms,
+                blocks=each.blocks,
+                producer_group=each.producer_group,
+                tries=each.tries,
+                parked=each.parked,
+            )
+            for each in found
+        ]
 
-    async def commit_transaction(self, transactional_id: str, group: str = "") -> None:
-        """Commit the open transaction of a producer, with the records that are held; no position moves.
+    async def commit_transaction(self, transactional_id: str, group: str = "", transaction: str = "") -> None:
+        """Commit the undecided transaction of a producer, with the records that are held; no position moves.
 
-        Raises: NotFoundError if none is open.
+        `transaction`, the `id` of a shown one, names one of several. Raises: NotFoundError if none is undecided;
+        InvalidRequestError for more than one without it.
         """
-        await self._settle(transactional_id, group, commit=True)
+        await self._settle(transactional_id, group, transaction, commit=True)
 
-    async def abort_transaction(self, transactional_id: str, group: str = "") -> None:
-        """Roll the open transaction of a producer back. Raises: as `commit_transaction`."""
-        await self._settle(transactional_id, group, commit=False)
+    async def abort_transaction(self, transactional_id: str, group: str = "", transaction: str = "") -> None:
+        """Roll the undecided transaction of a producer back. See `commit_transaction`."""
+        await self._settle(transactional_id, group, transaction, commit=False)
 
-    async def _settle(self, transactional_id: str, group: str, *, commit: bool) -> None:
-        await self._ask(AdminRequest(ask=SettleTransaction(name=transactional_id, group=group, commit=commit)))
+    async def _settle(self, transactional_id: str, group: str, transaction: str, *, commit: bool) -> None:
+        ask = SettleTransaction(name=transactional_id, group=group, commit=commit, transaction=transaction)
+        await self._ask(AdminRequest(ask=ask))
 
 
 class TransactionAdmin(GroupAdmin):
@@ -53,19 +83,20 @@ class TransactionAdmin(GroupAdmin):
     _core: AsyncTransactionAdmin
 
     def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
-        """Return the open transactions with held records, by producer.
+        """Return the undecided transactions with held records, by producer.
 
         Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
         """
         return self._background.run(self._core.transactions(proven=proven))
 
-    def commit_transaction(self, transactional_id: str, group: str = "") -> None:
-        """Commit the open transaction of a producer, with the records that are held; no position moves.
+    def commit_transaction(self, transactional_id: str, group: str = "", transaction: str = "") -> None:
+        """Commit the undecided transaction of a producer, with the records that are held; no position moves.
 
-        Raises: NotFoundError if none is open.
+        `transaction`, the `id` of a shown one, names one of several. Raises: NotFoundError if none is undecided;
+        InvalidRequestError for more than one without it.
         """
-        self._background.run(self._core.commit_transaction(transactional_id, group))
+        self._background.run(self._core.commit_transaction(transactional_id, group, transaction))
 
-    def abort_transaction(self, transactional_id: str, group: str = "") -> None:
-        """Roll the open transaction of a producer back. Raises: as `commit_transaction`."""
-        self._background.run(self._core.abort_transaction(transactional_id, group))
+    def abort_transaction(self, transactional_id: str, group: str = "", transaction: str = "") -> None:
+        """Roll the undecided transaction of a producer back. See `commit_transaction`."""
+        self._background.run(self._core.abort_transaction(transactional_id, group, transaction))

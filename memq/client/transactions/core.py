@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,6 +51,7 @@ from memq.protocol.transaction_messages import (
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
+    PrepareTransaction,
     WireTransaction,
     WireTransactionBlock,
 )
@@ -66,12 +69,15 @@ BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
 REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
 ABORT_S_MAX = 5.0
 ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
+CHECKER_HINT = "make the producer with transaction_checker=…"
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
 IS_COMMITTED, WAS_ROLLED_BACK = "is committed", "was rolled back"
+IS_LEFT = "is undecided: its producer group is asked"
 # How the audit gets the end of a transaction; an unknown one may be followed by another.
 _STAGES: dict[str, HeldStage] = {
     HAS_UNKNOWN_END: "unsure",
+    IS_LEFT: "unsure",
     WAS_ROLLED_BACK: "rolled-back",
     IS_COMMITTED: "committed",
 }
@@ -110,8 +116,11 @@ class _Target:
 class OpenTransaction:
     """The records of one transaction that are not held yet. Any thread may add some."""
 
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, number: int) -> None:
+    def __init__(self, settings: ProducerSettings, runtime: Runtime, number: int, note: bytes) -> None:
         self.number = number
+        self.note = note
+        self.began_ms = runtime.clock.wall_ms()
+        self.prepared = False
         self.blocks = 0
         self.committer: Committer | None = None  # of the consumer whose positions move
         self.member = "", OUTSIDE_GENERATION
@@ -130,6 +139,22 @@ class OpenTransaction:
         self._chosen: dict[str, int] = {}  # by topic: the partition of its records without a key
         self._sealed: list[WireTransactionBlock] = []
         self._sealed_bytes = 0
+        self._complete = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no record."""
+        return not self._targets
+
+    @property
+    def commits_for_ever(self) -> bool:
+        """Whether its commit was sent, and is not refused any more: it is never rolled back here."""
+        return self.prepared and self.commit_sent
+
+    def complete(self) -> None:
+        """Take no more records."""
+        with self._lock:
+            self._complete = True
 
     @property
     def ended(self) -> str:
@@ -140,7 +165,7 @@ class OpenTransaction:
     def ended(self, how: str) -> None:
         self._ended = how
         stage = _STAGES.get(how)
-        if stage is None or stage == self._noted or (stage == "unsure" and not self.commit_sent):
+        if stage is None or stage == self._noted or (how == HAS_UNKNOWN_END and not self.commit_sent):
             return
         self._noted = stage
         with self._lock:
@@ -157,6 +182,8 @@ class OpenTransaction:
         check_size(fields.size, route.topic)
         with self._lock:
             self.check_open()
+            if self._complete:
+                raise InvalidRequestError("the transaction is prepared", hint="send all records before prepare()")
             target = self._target(route, fields, partition)
             if target.builder.count and target.builder.raw_bytes + fields.size > BLOCK_BYTES:
                 self._seal(target)
@@ -241,8 +268,16 @@ class OpenTransaction:
 class TransactionalCore:
     """The transactions of one producer, one at a time. All methods are called on its loop."""
 
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, router: BrokerRouter) -> None:
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        runtime: Runtime,
+        router: BrokerRouter,
+        began: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`began` is called at each begin."""
         self._settings = settings
+        self._began = began
         self._runtime = runtime
         self._router = router
         self._token = runtime.random.getrandbits(64)
@@ -253,8 +288,8 @@ class TransactionalCore:
         self._fenced: ProducerFencedError | None = None
         self.note_held: NoteHeld = lambda *noted: None
 
-    async def begin(self) -> OpenTransaction:
-        """Begin a transaction.
+    async def begin(self, note: bytes = b"") -> OpenTransaction:
+        """Begin a transaction. `note` is for the checker.
 
         Raises: InvalidRequestError while one is open; ProducerFencedError; TimedOutError, and what does not pass.
         """
@@ -266,12 +301,15 @@ class TransactionalCore:
             raise self._fenced
         if self._present is not None:
             raise InvalidRequestError("a transaction of this producer is open", hint="end it before the next one")
+        if note and not self._settings.producer_group:
+            raise InvalidRequestError("a note is for a checker", hint=CHECKER_HINT)
         self._number += 1
-        made = self._present = OpenTransaction(self._settings, self._runtime, self._number)
+        made = self._present = OpenTransaction(self._settings, self._runtime, self._number, note)
+        self._began()
         try:
             await self._begin_instance()
             if self._unsettled is not None:
-                await self._roll_back(self._unsettled, self._settings.delivery_timeout_s)
+                await self._settle_former(self._unsettled)
         except BaseException:
             self._present = None
             raise
@@ -295,6 +333,34 @@ class TransactionalCore:
             ask = HoldTransaction(transaction=self._wire(transaction.number), blocks=blocks[:count])
             await self._surely(ask, self._settings.delivery_timeout_s)
             del blocks[:count]
+
+    async def prepare(self, transaction: OpenTransaction) -> None:
+        """Hold all records, and prepare: from now on only a decision ends the transaction.
+
+        Raises: as `hold`; InvalidRequestError without a producer group.
+        """
+        transaction.check_open()
+        group = self._settings.producer_group
+        if not group:
+            raise InvalidRequestError("this producer has no producer group", hint=CHECKER_HINT)
+        if transaction.prepared:
+            return
+        transaction.complete()
+        await self.hold(transaction, everything=True)
+        ask = PrepareTransaction(
+            transaction=self._wire(transaction.number),
+            blocks=transaction.blocks,
+            producer_group=group,
+            note=transaction.note,
+            began_ms=transaction.began_ms,
+        )
+        await self._surely(ask, self._settings.delivery_timeout_s)
+        transaction.prepared = True
+
+    async def leave(self, transaction: OpenTransaction) -> None:
+        """Leave a prepared transaction undecided: its producer group is asked."""
+        transaction.ended = IS_LEFT
+        self._leave(transaction)
 
     async def take_positions(self, transaction: OpenTransaction, consumer: PositionSource, batch: Batch | None) -> None:
         """Note the positions of a consumer: they move with the decision.
@@ -326,16 +392,25 @@ class TransactionalCore:
 
         Raises: TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError: it was rolled back.
         OutcomeUnknownError: no broker said how it ended. TransactionCommittedError: an operator has committed it, with
-        less than it has now, or without its positions.
+        less than it has now, or without its positions. InvalidRequestError for one that should be prepared.
         """
         transaction.check_open()
+        if transaction.prepared:
+            await self._commit_prepared(transaction)
+            return
+        if self._settings.producer_group and not transaction.empty:
+            unprepared = InvalidRequestError(
+                "the transaction is not prepared", hint="call prepare() after the last record"
+            )
+            await self.abort(transaction, after=unprepared)
+            raise unprepared
         try:
             while not transaction.close():
                 await self.hold(transaction, everything=True)
         except BaseException as error:
             await self.abort(transaction, after=error)
             raise
-        ask = EndTransaction(transaction=self._wire(transaction.number), commit=True, blocks=transaction.blocks)
+        ask = self._commit_of(transaction)
         ask.member, ask.generation = transaction.member
         ask.before = [wire_of(partition, at) for partition, at in transaction.before.items()]
         ask.after = [wire_of(partition, at) for partition, at in transaction.after.items()]
@@ -386,15 +461,61 @@ class TransactionalCore:
     async def settle(self, transaction: OpenTransaction) -> bool:
         """Return whether a transaction that has ended is committed; if no decision is known, roll it back.
 
-        Raises: InvalidRequestError before its end; as `begin`.
+        A prepared one whose commit was sent is committed then.
+        Raises: InvalidRequestError before its end; OutcomeUnknownError for one that was left; as `begin`.
         """
         if self._present is transaction:
             raise InvalidRequestError(f"transaction {transaction.number} is open", hint="end it first")
-        if self._unsettled is transaction:
+        if transaction.ended == IS_LEFT:
+            raise OutcomeUnknownError(f"prepared transaction {transaction.number} {IS_LEFT}")
+        if transaction.commits_for_ever and transaction.ended == HAS_UNKNOWN_END:
+            await self._commit_again(transaction, self._settings.delivery_timeout_s)
+        elif self._unsettled is transaction:
             await self._roll_back(transaction, self._settings.delivery_timeout_s)
         return transaction.ended == IS_COMMITTED
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _commit_prepared(self, transaction: OpenTransaction) -> None:
+        """Commit a prepared transaction.
+
+        Raises: TransactionAbortedError if the group or an operator rolled it back; OutcomeUnknownError: the group is
+        asked.
+        """
+        self._unsettled, transaction.commit_sent = transaction, True
+        try:
+            await self._surely(self._commit_of(transaction), self._settings.delivery_timeout_s)
+        except TransactionAbortedError:
+            self._settled(transaction, committed=False)
+            raise
+        except MemqError as error:
+            text = f"no broker said whether the prepared transaction {transaction.number} is committed"
+            raise OutcomeUnknownError(f"{text}: {error}", hint="the checker of its producer group decides") from error
+        else:
+            self._settled(transaction, committed=True)
+        finally:
+            self._leave(transaction)
+
+    async def _commit_again(self, transaction: OpenTransaction, timeout_s: float) -> None:
+        """Learn the end of a prepared transaction whose commit had no answer."""
+        try:
+            await self._surely(self._commit_of(transaction), timeout_s)
+        except TransactionAbortedError:
+            self._settled(transaction, committed=False)
+        else:
+            self._settled(transaction, committed=True)
+
+    async def _settle_former(self, transaction: OpenTransaction) -> None:
+        """Settle the transaction before the next one. A prepared one may stay: its producer group is asked."""
+        if not transaction.commits_for_ever:
+            await self._roll_back(transaction, self._settings.delivery_timeout_s)
+            return
+        with suppress(MemqError):
+            await self._commit_again(transaction, ABORT_S_MAX)
+        self._unsettled = None
+
+    def _commit_of(self, transaction: OpenTransaction) -> EndTransaction:
+        return EndTransaction(transaction=self._wire(transaction.number), commit=True, blocks=transaction.blocks)
 
     def _leave(self, transaction: OpenTransaction) -> None:
         """Let another transaction begin: it settles this one first, if its end is not known."""
@@ -443,7 +564,9 @@ class TransactionalCore:
         self._settled(transaction, committed=answer.committed)
         return answer.committed
 
-    async def _surely(self, ask: BeginTransactions | HoldTransaction | EndTransaction, timeout_s: float) -> AdminAnswer:
+    async def _surely(
+        self, ask: BeginTransactions | HoldTransaction | PrepareTransaction | EndTransaction, timeout_s: float
+    ) -> AdminAnswer:
         """Ask until a broker answers, for at most `timeout_s`. Raises: TimedOutError, and what does not pass."""
         until_s, tries = self._runtime.clock.monotonic() + timeout_s, 0
         while True:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields
 from memq.client.producer.open_block import Route
 from memq.client.transactions.core import OpenTransaction, PositionSource, TransactionalCore
+from memq.client.transactions.undecided import checked_note
 from memq.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class TransactedConsumer(Protocol):
 class _TransactionState:
     """The open transaction of a `with` block."""
 
-    def __init__(self, core: TransactionalCore) -> None:
+    def __init__(self, core: TransactionalCore, note: bytes | str = b"") -> None:
         self._core = core
+        self._note = checked_note(note)
         self._begun: OpenTransaction | None = None
 
     @property
@@ -52,14 +54,16 @@ class _TransactionState:
 class Transaction(_TransactionState):
     """A transaction of a `Producer`, for one `with` block.
 
-    The end of the block commits. An exception in it rolls back. Readers get all records of a partition at once, or
-    none. Raises at the end: as `settle`; TransactionAbortedError, GenerationFencedError: it was rolled back;
-    OutcomeUnknownError: `settle` says how it ended; TransactionCommittedError: an operator has committed it with less
-    than it has, or before an exception.
+    The end of the block commits. An exception in it rolls back, unless `prepare` was called before. Readers get all
+    records of a partition at once, or none. Raises at the end: as `settle`; TransactionAbortedError,
+    GenerationFencedError: it was rolled back; OutcomeUnknownError: `settle` says how it ended;
+    TransactionCommittedError: an operator has committed it with less than it has, or before an exception.
     """
 
-    def __init__(self, core: TransactionalCore, run: _Run, route: Callable[[str], Route]) -> None:
-        super().__init__(core)
+    def __init__(
+        self, core: TransactionalCore, run: _Run, route: Callable[[str], Route], note: bytes | str = b""
+    ) -> None:
+        super().__init__(core, note)
         self._run = run
         self._route = route
 
@@ -88,6 +92,15 @@ class Transaction(_TransactionState):
         """Send all records so far, and wait until they are held. Raises: as `send`."""
         self._run(self._core.hold(self._open, everything=True))
 
+    def prepare(self) -> None:
+        """Send all records; return when the cluster can commit them, whatever happens to this process.
+
+        Commit your database after it. From here on an exception in the block rolls nothing back: the commit of the
+        database may have counted, so the checker decides. `abort` rolls back. No record can be added.
+        Raises: as `send`; InvalidRequestError without a checker or a producer group.
+        """
+        self._run(self._core.prepare(self._open))
+
     def commit_positions(self, consumer: TransactedConsumer, batch: Batch | None = None) -> None:
         """Move the positions of a group when this transaction is committed, and only then.
 
@@ -110,14 +123,16 @@ class Transaction(_TransactionState):
     def settle(self) -> bool:
         """Return whether the transaction is committed, after its block; if no decision is known, roll it back.
 
-        After OutcomeUnknownError this says whether the records have to be sent again.
-        Raises: InvalidRequestError before its end; ProducerFencedError; TimedOutError when no broker answers.
+        After OutcomeUnknownError this says whether the records have to be sent again. A prepared transaction whose
+        commit was sent is committed.
+        Raises: InvalidRequestError before its end; OutcomeUnknownError for a prepared one that an exception left;
+        ProducerFencedError; TimedOutError when no broker answers.
         """
         return bool(self._run(self._core.settle(self._used)))
 
     def __enter__(self) -> Self:
         self._check_new()
-        self._begun = self._run(self._core.begin())
+        self._begun = self._run(self._core.begin(self._note))
         return self
 
     def __exit__(
@@ -128,6 +143,8 @@ class Transaction(_TransactionState):
             return
         if error is None:
             self._run(self._core.commit(transaction))
+        elif transaction.prepared:
+            self._run(self._core.leave(transaction))
         else:
             self._run(self._core.abort(transaction, after=error))
 
@@ -135,8 +152,10 @@ class Transaction(_TransactionState):
 class AsyncTransaction(_TransactionState):
     """A transaction of a `memq.aio.Producer`, for one `async with` block. See `Transaction`."""
 
-    def __init__(self, core: TransactionalCore, route: Callable[[str], Coroutine[Any, Any, Route]]) -> None:
-        super().__init__(core)
+    def __init__(
+        self, core: TransactionalCore, route: Callable[[str], Coroutine[Any, Any, Route]], note: bytes | str = b""
+    ) -> None:
+        super().__init__(core, note)
         self._route = route
 
     async def send(
@@ -159,6 +178,10 @@ class AsyncTransaction(_TransactionState):
         """Send all records so far, and wait until they are held. Raises: as `send`."""
         await self._core.hold(self._open, everything=True)
 
+    async def prepare(self) -> None:
+        """Send all records; return when the cluster can commit them. See `Transaction.prepare`."""
+        await self._core.prepare(self._open)
+
     async def commit_positions(self, consumer: TransactedConsumer, batch: Batch | None = None) -> None:
         """Move the positions of a group with this transaction. See `Transaction.commit_positions`."""
         await self._core.take_positions(self._open, consumer._core, batch)
@@ -173,7 +196,7 @@ class AsyncTransaction(_TransactionState):
 
     async def __aenter__(self) -> Self:
         self._check_new()
-        self._begun = await self._core.begin()
+        self._begun = await self._core.begin(self._note)
         return self
 
     async def __aexit__(
@@ -184,5 +207,7 @@ class AsyncTransaction(_TransactionState):
             return
         if error is None:
             await self._core.commit(transaction)
+        elif transaction.prepared:
+            await self._core.leave(transaction)
         else:
             await self._core.abort(transaction, after=error)

@@ -29,8 +29,8 @@ export function waitingPage([group]) {
 
   function showTransactions() {
     const found = one("transactions");
-    transactions.replaceChildren(...(found ? [more(found), plainTable("Open transactions", ["Producer", "Group", "#Open for", "#Time-out", "Blocks"],
-      found.shown.map((row) => [h("code", {}, row.transactional_id), row.group || "–", duration(row.open_s), duration(row.timeout_s),
+    transactions.replaceChildren(...(found ? [more(found), plainTable("Open transactions", ["Producer", "Group", "State", "#Open for", "#Time-out", "Blocks"],
+      found.shown.map((row) => [h("code", {}, row.transactional_id), row.group || "–", row.tries ? `${row.state}, ${count(row.tries)} tries` : row.state, duration(row.open_s), duration(row.timeout_s),
         Object.entries(row.blocks).map(([topic, number]) => `${topic}: ${count(number)}`).join(", ")]), "No transaction is open.")] : [notYet()]));
   }
 
