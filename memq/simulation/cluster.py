@@ -37,6 +37,7 @@ TOPIC_ID = "5eed" * 8
 WRITE_PARTITIONS_MAX = 6  # if they are split and joined
 SPOOL_BYTES_MAX = 24 << 10  # so small that segments are soon full, and copied
 SPURIOUS_EVERY_S = 10.0  # mean time between notifications of all watchers without a change
+CHECK_INTERVAL_MS, CHECK_TRIES = 2_000, 5  # of questions about prepared transactions
 CAPACITY_BYTES_S = 10_000  # so small that the governor moves even idle partitions
 
 SETTINGS = TopicSettings(
@@ -181,6 +182,8 @@ class SimCluster:
             sweep_confirm_ms=self.shape.sweep_confirm_ms,
             shared_age_ms_max=self.shape.shared_age_ms,
             spool_bytes_max=SPOOL_BYTES_MAX,
+            transaction_check_interval_ms=CHECK_INTERVAL_MS,
+            transaction_check_tries=CHECK_TRIES,
             audit=self.shape.audit_interval_ms > 0,
             audit_interval_ms=self.shape.audit_interval_ms,
             audit_partitions=2,

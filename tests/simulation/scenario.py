@@ -59,7 +59,7 @@ from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.state_restore_rules import StateRestoreRules
 from tests.simulation.topic_churn import TopicChurn
-from tests.simulation.transaction_life import TIMEOUT_MS, TransactionLife
+from tests.simulation.transaction_life import TransactionLife
 from tests.simulation.transaction_rules import TransactionRules
 from tests.simulation.wishes import draw_marks, facets_of
 
@@ -119,7 +119,7 @@ class Scenario:
         states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
         error_ms = plan.shape.clock_error_ms
         self.delays = DelayRules(states, world.fail, lambda: world.now, error_ms, calm=calm)
-        self.transactions = TransactionRules(states.state_of, world.fail)
+        self.transactions = TransactionRules(states, world.fail)
         for checker in (self.checker, self.cluster.transient):
             checker.on_delivered, checker.is_held = self._landed, states.names
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
@@ -473,14 +473,14 @@ class Scenario:
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
-    async def _direct_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        def kill() -> None:
-            node.kill()
-            self.chaos.restart_later(node.name)
+    def _kill(self, node: SimNode) -> None:
+        node.kill()
+        self.chaos.restart_later(node.name)
 
+    async def _direct_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         checkpoint = self._checkpoints.setdefault(node.name, Checkpoint())
         brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
-        life = DirectLife(self.plan, node, runtime, brokers, self.checker, checkpoint, kill)
+        life = DirectLife(self.plan, node, runtime, brokers, self.checker, checkpoint, partial(self._kill, node))
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
@@ -507,9 +507,9 @@ class Scenario:
         self.done[node.name] = True
 
     async def _transaction_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        producer = self._producer(node, runtime, transactional_id=node.name, transaction_timeout_ms=TIMEOUT_MS)
-        admin, lives = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
-        await TransactionLife(self.plan, node, producer, admin, self.checker, self.transactions, lives).run()
+        make, kill = partial(self._producer, node, runtime), partial(self._kill, node)
+        admin, life = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
+        await TransactionLife(self.plan, node, make, kill, admin, life, self.checker, self.transactions).run()
         self.done[node.name] = True
 
     def _producer(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, body, swap
+from tests.simulation.bug import Planted, body, first, swap
 
-TRANSACTIONS = ("transaction",)
+TRANSACTIONS = ("transaction",)  # with a database and a checker in seed 1,004, not in 1,000
 MACHINE, COORDINATOR = "memq.transactions.machine", "memq.transactions.coordinator"
 
 TRANSACTION_BUGS = (
@@ -57,6 +57,80 @@ TRANSACTION_BUGS = (
             "    id_, instance, number, self._clock.wall_ms(), blocks, moves)), return_exceptions=True))\n"
         ),
         level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: the time-out rolls back a prepared transaction",
+        MACHINE,
+        "TransactionMachine._prepare",
+        swap("known.open = 0", "known.open = decision.number"),
+        level="breezy",
+        seed=1_004,
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: a new instance rolls back what the former one has prepared",
+        MACHINE,
+        "TransactionMachine._begin",
+        first(
+            "for each in list(self.prepared.values()):\n"
+            "    if each.id == decision.id:\n"
+            "        self._end(each, decision.now_ms, _fenced(decision.id))\n"
+        ),
+        level="breezy",
+        seed=1_004,
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: a parked transaction is rolled back",
+        COORDINATOR,
+        "TransactionCoordinator._ask_about_prepared",
+        swap(
+            "CheckDecision(each.instance, each.number, each.tries + (not park), park)",
+            "AbortDecision(each.id, each.instance, each.number, self._clock.wall_ms(), 'was parked') if park"
+            " else CheckDecision(each.instance, each.number, each.tries + (not park), park)",
+        ),
+        level="breezy",
+        seed=1_004,
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: a stranger's producer group is asked",
+        COORDINATOR,
+        "TransactionCoordinator.questions",
+        swap("each.producer_group == producer_group", "True"),
+        level="breezy",
+        seed=1_004,
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: the number of questions is lost with a new owner",
+        MACHINE,
+        "TransactionMachine.restore",
+        swap(
+            "{each.lane: each for each in saved.prepared}",
+            "{each.lane: msgspec.structs.replace(each, tries=0) for each in saved.prepared}",
+        ),
+        level="breezy",
+        seed=1_004,
+        aspects=("transaction", "state-log"),
+    ),
+    Planted(
+        "T4: a checker that does not know rolls back",
+        "memq.client.transactions.checks",
+        "TransactionChecks._check",
+        swap("said is CheckAnswer.UNKNOWN", "False"),
+        level="breezy",
+        seed=1_004,
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
+        "T4: an exception after the database's commit rolls back",
+        "memq.client.transactions.transaction",
+        "AsyncTransaction.__aexit__",
+        swap("transaction.prepared", "False"),
+        level="breezy",
+        seed=1_004,
         aspects=TRANSACTIONS,
     ),
     Planted(

@@ -1,16 +1,22 @@
 """A producer of transactions: some end by a commit, some by a roll-back, some not before their time-out.
 
 An operator commits some that were to be rolled back. The producer learns each end, also after a lost answer.
+
+In a part of the runs it has a database and a checker: a transaction is prepared, the database decides, and then the
+process commits, or leaves that to the check-back, or dies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+from collections.abc import Callable
 
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.producer import AsyncProducer
 from memq.client.transactions.transaction import AsyncTransaction
+from memq.client.transactions.undecided import CheckAnswer, UndecidedTransaction
 from memq.errors import MemqError, OutcomeUnknownError, ProducerFencedError, TransactionCommittedError
 from memq.simulation.world.node import SimNode
 from tests.simulation.checker import Checker
@@ -19,42 +25,73 @@ from tests.simulation.transaction_rules import SentTransaction, TransactionRules
 
 TIMEOUT_MS = 4_000
 ABORT_RATE, SLOW_RATE, EARLY_RATE, OPERATOR_RATE = 0.2, 0.1, 0.5, 0.3
+CHECKED_RATE = 0.5  # of the runs
+LEFT_RATE, NEVER_KNOWN_RATE, KILL_RATE = 0.2, 0.05, 0.1
+LIVES = 4  # after which it does not kill itself any more
 RECORDS_MAX = 8
 SIZES = (10, 300, 3_000)
+GROUP, STRANGERS = "shop", "strangers"
 
 
 class _RollBackError(Exception):
     pass
 
 
+class _LeftError(Exception):
+    """The program fails after its database has decided."""
+
+
 class TransactionLife:
-    """One life of the process; `life` is its number."""
+    """One life of the process; `life` is its number. `make` returns a new producer, `kill` ends the process."""
 
     def __init__(
         self,
         plan: Plan,
         node: SimNode,
-        producer: AsyncProducer,
+        make: Callable[..., AsyncProducer],
+        kill: Callable[[], None],
         admin: AsyncAdmin,
+        life: int,
         checker: Checker,
         rules: TransactionRules,
-        life: int,
     ) -> None:
         self._plan = plan
         self._node = node
-        self._producer = producer
+        self._kill = kill
         self._admin = admin
         self._checker = checker
         self._rules = rules
         self._life = life
+        self._checked = random.Random(f"{plan.seed}/check-back").random() < CHECKED_RATE
+        self._working: SentTransaction | None = None
+        settings = {"transactional_id": node.name, "transaction_timeout_ms": TIMEOUT_MS}
+        if not self._checked:
+            self._producer = make(**settings)
+            return
+        self._producer = make(**settings, transaction_checker=self._check, producer_group=GROUP)
+        stranger = {"transaction_checker": self._check_as_stranger, "producer_group": STRANGERS}
+        self._stranger = make(transactional_id=f"{node.name}-stranger", **stranger)
 
     async def run(self) -> None:
         """Make transactions until enough are committed, or another instance has begun."""
+        if self._checked:
+            await self._stranger.__aenter__()
+            await self._producer.__aenter__()
+        await self._make_all()
+        while self._checked and self._rules.missing():  # noqa: ASYNC110 - it comes by the check-back
+            await asyncio.sleep(0.5)
+        with contextlib.suppress(MemqError):
+            await self._producer.close()
+            await self._admin.close()
+            if self._checked:
+                await self._stranger.close()
+
+    async def _make_all(self) -> None:
         committed = number = 0
         while committed < max(10, self._plan.blocks // self._life):
             number += 1
-            made = self._rules.begin(f"{self._node.name}.{self._life}.{number}")
-            transaction = self._producer.transaction()
+            made = self._working = self._rules.begin(f"{self._node.name}.{self._life}.{number}")
+            transaction = self._producer.transaction(made.name if self._checked else "")
             try:
                 await self._make(made, transaction)
             except ProducerFencedError:
@@ -62,7 +99,10 @@ class TransactionLife:
                     return  # its end is unknown: another life may know it
                 self._rules.answered(made, committed=False)
                 return
+            except _LeftError:
+                committed += 1  # perhaps, later
             except OutcomeUnknownError:
+                committed += self._checked
                 await self._settle(made, transaction)
             except TransactionCommittedError:
                 self._rules.answered(made, committed=True)
@@ -72,10 +112,9 @@ class TransactionLife:
             else:
                 self._rules.answered(made, committed=True)
                 committed += 1
+            finally:
+                self._working = None
             await asyncio.sleep(self._node.random.uniform(0, self._plan.pace_s_max))
-        with contextlib.suppress(MemqError):
-            await self._producer.close()
-            await self._admin.close()
 
     async def _settle(self, made: SentTransaction, transaction: AsyncTransaction) -> None:
         """Learn the end of a transaction; if no broker says it, the next one settles it."""
@@ -98,10 +137,44 @@ class TransactionLife:
             if draw.random() < SLOW_RATE:
                 await asyncio.sleep(TIMEOUT_MS / 1_000 * draw.uniform(0.5, 2))
             if draw.random() < ABORT_RATE:
-                if draw.random() < OPERATOR_RATE:
+                if draw.random() < OPERATOR_RATE and not self._checked:
                     await transaction.flush()  # an operator commits what is held
                     made.committing = True
                     with contextlib.suppress(MemqError):  # it may have landed
                         await self._admin.commit_transaction(self._node.name)
                 raise _RollBackError
+            if self._checked:
+                await self._decide(made, transaction)
             made.committing = True
+
+    # ---- check-back ------------------------------------------------------------------------------
+
+    async def _decide(self, made: SentTransaction, transaction: AsyncTransaction) -> None:
+        """Prepare, and let the database decide."""
+        draw = self._node.random
+        await transaction.prepare()
+        made.never_known = draw.random() < NEVER_KNOWN_RATE
+        if draw.random() < SLOW_RATE:
+            await asyncio.sleep(TIMEOUT_MS / 1_000 * draw.uniform(0.5, 2))
+        if made.never_known:
+            raise _LeftError
+        made.in_database = made.committing = draw.random() >= ABORT_RATE
+        if self._life < LIVES and draw.random() < KILL_RATE:
+            self._kill()
+            await asyncio.sleep(3_600)  # the process is dead
+        if draw.random() < LEFT_RATE or not made.in_database:
+            raise _LeftError
+
+    async def _check(self, found: UndecidedTransaction) -> CheckAnswer:
+        """Say what the database has. What a former life did not commit is not committed any more."""
+        made = self._rules.named(found.note.decode())
+        assert made is not None, "each transaction has its name as its note"
+        if made.never_known or made is self._working:
+            return CheckAnswer.UNKNOWN
+        if made.in_database is None:
+            made.in_database = False
+        return CheckAnswer.COMMIT if made.in_database else CheckAnswer.ABORT
+
+    async def _check_as_stranger(self, found: UndecidedTransaction) -> CheckAnswer:
+        self._rules.stranger_asked(found.note.decode())
+        return CheckAnswer.UNKNOWN

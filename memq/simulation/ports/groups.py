@@ -23,9 +23,11 @@ from memq.groups.machine import (
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.simulation.ports.queue import QueueObserver
+from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, ReadPartition
-from memq.transactions.machine import ServiceMachines
+from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionDecision, TransactionMachine
+from memq.transactions.machine import decode_decision as decode_transaction
 
 
 class StateLogs:
@@ -37,6 +39,8 @@ class StateLogs:
         self._folds: dict[ReadPartition, StateFold] = {}
         self._machines: dict[ReadPartition, GroupMachine] = {}
         self.holds: dict[ReadPartition, HoldMachine] = {}
+        self._transactions: list[TransactionMachine] = []
+        self.on_transaction: Callable[[TransactionDecision, Answer], None] = lambda decision, answer: None
         self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
         self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
 
@@ -46,6 +50,7 @@ class StateLogs:
         if fold is None:
             machines = ServiceMachines()
             self._machines[partition], self.holds[partition] = machines.groups, machines.holds
+            self._transactions.append(machines.transactions)
             fold = self._folds[partition] = StateFold(machines.by_name())
         entry = decode_state_entry(body)
         met = fold.meet(offset, entry)
@@ -55,6 +60,8 @@ class StateLogs:
                     self._decided(partition, decode_decision(decision.body))
                 elif decision.machine == HOLDS_MACHINE and isinstance(answer, tuple):
                     self._note_dropped(decode_hold_decision(decision.body), answer)
+                elif decision.machine == TRANSACTIONS_MACHINE:
+                    self.on_transaction(decode_transaction(decision.body), answer)
         elif met.judgement is Judgement.GAP:
             self._fail(f"state log {partition.partition} has a gap before offset {offset}")
         self.changed(partition)
@@ -99,6 +106,10 @@ class StateLogs:
         """Return the state of a hold; None if no log knows it."""
         states = (holds.state_of(hold) for holds in self.holds.values())
         return next((state for state in states if state is not None), None)
+
+    def is_prepared(self, lane: str) -> bool:
+        """Whether a transaction is prepared and undecided."""
+        return any(lane in machine.prepared for machine in self._transactions)
 
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
