@@ -47,8 +47,9 @@ def test_a_blocking_producer_commits_and_rolls_back() -> None:
                 transaction.send("out", "never")
                 transaction.abort()
             with producer.transaction() as transaction:
-                transaction.send("out", "c")
-        assert values(cluster, 3) == [b"a", b"b", b"c"]
+                transaction.send_many("out", ["c", "d"], timestamps_ms=[1, 2], tag="web")
+        assert values(cluster, 4) == [b"a", b"b", b"c", b"d"]
+        assert [(each.timestamp_ms, each.tag) for each in cluster.records("out")][2:] == [(1, "web"), (2, "web")]
 
 
 def test_a_blocking_consumer_moves_its_positions_with_the_records(cluster: Cluster) -> None:

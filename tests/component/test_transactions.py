@@ -101,8 +101,11 @@ def test_a_transaction_shows_all_of_its_records_or_none() -> None:
                 for number in range(30):
                     await transaction.send("out", f"a{number}", key=f"k{number}")
                 await transaction.send("other", "a")
+                await transaction.send_many("out", ["m0", "m1"], ["k0", None])
+                with pytest.raises(InvalidRequestError, match="1 keys for 2 values"):
+                    await transaction.send_many("out", ["never", "never"], ["k0"])
                 assert await stored(brokers, "out", "other") == []
-            expected = [f"a{number}" for number in range(30)] + ["a"]
+            expected = [f"a{number}" for number in range(30)] + ["a", "m0", "m1"]
             await until_stored(brokers, expected, "out", "other")
             with pytest.raises(ProgramError):
                 await failing(producer.transaction())

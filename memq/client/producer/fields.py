@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat, zip_longest
 from operator import add
 from typing import NamedTuple, TypeAlias
 
@@ -81,6 +81,13 @@ class RecordColumns(NamedTuple):
         except TypeError:
             keys = self.keys[start:end] if self.keys is not None else ()
             return [len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys)]
+
+    def rows(self) -> Iterator[RecordFields]:
+        """Yield the records one by one."""
+        keys = self.keys if self.keys is not None else repeat(None)
+        times = self.timestamps_ms if self.timestamps_ms is not None else repeat(None)
+        for value, key, time_ms in zip(self.values, keys, times, strict=False):
+            yield RecordFields(value, key, None, time_ms, self.tag)
 
     def part(self, start: int, end: int) -> RecordColumns:
         """Return the records from `start` up to `end`."""

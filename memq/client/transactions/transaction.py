@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from memq.client.producer.fields import BytesLike, HeadersLike, check_fields
+from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.client.producer.open_block import Route
 from memq.client.transactions.core import OpenTransaction, PositionSource, TransactionalCore
 from memq.client.transactions.undecided import checked_note
@@ -87,6 +87,23 @@ class Transaction(_TransactionState):
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         if transaction.add(self._route(topic), fields, partition):
             self._run(self._core.hold(transaction))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> None:
+        """Add many records; arguments as those of `Producer.send_many`.
+
+        Raises: as `send`; InvalidRequestError for columns of different lengths. After TypeError no record was added.
+        """
+        transaction = self._open
+        for fields in check_many(values, keys, timestamps_ms, tag).rows():
+            if transaction.add(self._route(topic), fields, None):
+                self._run(self._core.hold(transaction))
 
     def flush(self) -> None:
         """Send all records so far, and wait until they are held. Raises: as `send`."""
@@ -173,6 +190,20 @@ class AsyncTransaction(_TransactionState):
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         if transaction.add(await self._route(topic), fields, partition):
             await self._core.hold(transaction)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> None:
+        """Add many records. See `Transaction.send_many`."""
+        transaction = self._open
+        for fields in check_many(values, keys, timestamps_ms, tag).rows():
+            if transaction.add(await self._route(topic), fields, None):
+                await self._core.hold(transaction)
 
     async def flush(self) -> None:
         """Send all records so far, and wait until they are held. Raises: as `send`."""
