@@ -135,6 +135,7 @@ class HoldKeeper:
         self._senders: dict[Target, asyncio.Task[None]] = {}
         self._finished: list[tuple[Target, int]] = []
         self._some_finished = asyncio.Event()
+        self._some_done = asyncio.Event()  # replaced each time
         self._cancelling: set[HoldId] = set()
         self._deciding: Sequence[Unit] = ()  # units of a decision that does not count yet: their holds are in no heap
         for hold in machine.open.values():
@@ -152,6 +153,14 @@ class HoldKeeper:
         finally:
             self._store_arrived()  # also if there is room for some only: else these would wait for the next request
         return [each if isinstance(each, HoldState) else await asyncio.shield(each) for each in found]
+
+    async def until_done(self, lane: str, within_s: float) -> bool:
+        """Wait until no released unit of a lane is on its way; return whether that is so in this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._machine.is_on_its_way(lane):
+                    await self._some_done.wait()
+        return not self._machine.is_on_its_way(lane)
 
     async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
         """Drop holds; return the state of each after that, None for those that are not known (H2)."""
@@ -454,6 +463,8 @@ class HoldKeeper:
                 await asyncio.sleep(THROTTLE_RETRY_S)
             except MemqError:
                 return  # the log has ended: the next owner asks the targets again
+            self._some_done.set()
+            self._some_done = asyncio.Event()
             for target in dict.fromkeys(target for target, _ in finished):
                 if target not in self._machine.units:
                     self._sent.pop(target, None)

@@ -325,6 +325,10 @@ class HoldMachine:
         for target, holds in self.by_target(lane).items():
             self._release(Unit(target, self.next_number(target), tuple(hold.block.id for hold in holds)))
 
+    def is_on_its_way(self, lane: str) -> bool:
+        """Whether a lane was released, and some of its units are not done."""
+        return any(each.holds and each.holds[0].lane == lane for each in self._all_units())
+
     def drop_lane(self, lane: str, now_ms: int) -> None:
         """Drop all open holds of a lane."""
         for hold in list(self.lanes.get(lane, ())):

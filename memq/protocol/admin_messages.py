@@ -24,6 +24,7 @@ from memq.protocol.hold_messages import (
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -223,6 +224,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | PrepareTransaction
         | AskUndecided
         | AnswerUndecided
+        | AwaitTransaction
         | ListTransactions
         | SettleTransaction
     )
@@ -246,7 +248,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
     `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
     `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
-    producer group is to decide; it asks for more after `ask_again_ms`.
+    producer group is to decide; it asks for more after `ask_again_ms`. `visible` is whether all records of a committed
+    transaction are in their logs.
     """
 
     topic: Topic | None = None
@@ -272,3 +275,4 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     covered: list[Int64] | None = None
     questions: list[WireQuestion] = []
     ask_again_ms: Int64 = 0
+    visible: bool = False

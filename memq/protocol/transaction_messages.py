@@ -98,6 +98,15 @@ class EndTransaction(msgspec.Struct, tag_field="op", tag="end-transaction", kw_o
     after: list[WireCommitted] = []
 
 
+class AwaitTransaction(msgspec.Struct, tag_field="op", tag="await-transaction", kw_only=True):
+    """Wait until all records of a committed transaction are in their logs.
+
+    The answer comes after a few seconds, also if that is not so yet.
+    """
+
+    transaction: WireTransaction
+
+
 class ListTransactions(ServiceQuestion, tag_field="op", tag="list-transactions", kw_only=True):
     """List the open transactions; without `proven`, as their owners know them now."""
 

@@ -51,6 +51,7 @@ from memq.transactions.machine import (
 )
 
 TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open for too long
+VISIBLE_S = 5.0  # for which one request waits until all records of a transaction are visible
 QUESTIONS_MAX = 64  # to a producer group in one answer
 UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
@@ -171,6 +172,15 @@ class TransactionCoordinator:
             return
         if not settled.committed:
             raise settled.error
+
+    async def until_visible(self, instance: int, number: int) -> bool:
+        """Wait until all records of a committed transaction are in their logs (T5).
+
+        Return whether that is so in VISIBLE_S.
+        Raises: as above.
+        """
+        await known_outcome(self._log.fresh())
+        return await self._keeper.until_done(lane_of(instance, number), VISIBLE_S)
 
     async def refuse(self, id_: TransactionalId, instance: int, number: int, error: InvalidRequestError) -> None:
         """Roll back a transaction whose commit is not possible, so that each error is its end.

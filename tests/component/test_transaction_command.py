@@ -46,7 +46,7 @@ def test_a_blocking_producer_commits_and_rolls_back() -> None:
             with producer.transaction() as transaction:
                 transaction.send("out", "never")
                 transaction.abort()
-            with producer.transaction() as transaction:
+            with producer.transaction(visible=True) as transaction:
                 transaction.send_many("out", ["c", "d"], timestamps_ms=[1, 2], tag="web")
         assert values(cluster, 4) == [b"a", b"b", b"c", b"d"]
         assert [(each.timestamp_ms, each.tag) for each in cluster.records("out")][2:] == [(1, "web"), (2, "web")]

@@ -112,9 +112,10 @@ def test_a_transaction_shows_all_of_its_records_or_none() -> None:
             async with producer.transaction() as transaction:
                 await transaction.send("out", "never")
                 await transaction.abort()
-            async with producer.transaction() as transaction:
+            async with producer.transaction(visible=True) as transaction:
                 await transaction.send("other", "b")
-            await until_stored(brokers, [*expected, "b"], "out", "other")
+                await transaction.send("out", "c", partition=2)
+            assert await stored(brokers, "out", "other") == sorted([*expected, "b", "c"])
 
     run(work())
 

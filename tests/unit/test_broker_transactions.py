@@ -37,6 +37,7 @@ from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -93,6 +94,10 @@ class Coordinator(TransactionCoordinator):
     def questions(self, producer_group: str) -> list[Question]:
         self.calls.append(("questions", producer_group))
         return self.asked
+
+    async def until_visible(self, instance: int, number: int) -> bool:
+        self.calls.append(("until visible", instance, number))
+        return not self.committed_before
 
     async def answer(
         self, id_: TransactionalId, instance: int, number: int, *, producer_group: str, commit: bool
@@ -178,6 +183,7 @@ class Broker:
             PrepareTransaction: self.requests.prepare,
             AskUndecided: self.requests.ask,
             AnswerUndecided: self.requests.answer,
+            AwaitTransaction: self.requests.until_visible,
         }
         answer = await handlers[type(ask)](call)
         assert isinstance(answer, AdminAnswer)
@@ -368,6 +374,19 @@ def test_a_commit_with_other_positions_is_a_roll_back(case: str, text: str, monk
         assert text in reason
         broker.coordinator.committed_before = True
         assert (await broker.ask(ask)).committed
+
+    on_broker(work)
+
+
+def test_a_producer_waits_until_its_records_are_visible() -> None:
+    async def work(broker: Broker) -> None:
+        ask = AwaitTransaction(transaction=NAMED)
+        assert (await broker.ask(ask)).visible
+        broker.coordinator.committed_before = True
+        assert not (await broker.ask(ask)).visible
+        assert broker.coordinator.calls == [("until visible", 77, 3)] * 2
+        broker.home = broker.other
+        assert await broker.ask(ask) == broker.other.answer
 
     on_broker(work)
 

@@ -93,6 +93,7 @@ from memq.protocol.messages import (
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -250,6 +251,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ),
     AskUndecided: (AskUndecided(producer_group="shop"), SHOP),
     AnswerUndecided: (AnswerUndecided(transaction=TRANSACTION, producer_group="shop", commit=True), SHOP),
+    AwaitTransaction: (AwaitTransaction(transaction=TRANSACTION), PAY),
     ListTransactions: (ListTransactions(), CLUSTER),
     SettleTransaction: (SettleTransaction(name="pay", group="g", commit=False), PAY),
     HoldRecords: (HoldRecords(**OF_PARTITION, sent_ms=0, holds=[WireHold(block=b"b", due_ms=1)]), PARTITION),

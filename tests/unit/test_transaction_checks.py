@@ -32,6 +32,7 @@ from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -231,6 +232,40 @@ def test_a_note_is_short_bytes_or_text() -> None:
         checked_note("ß" * TRANSACTION_NOTE_BYTES_MAX)
     with pytest.raises(TypeError, match="note must be bytes or str, not int"):
         checked_note(cast(Any, 7))
+
+
+# ---- visible records -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_commit_waits_for_visible_records_if_the_program_wants_that(prepared: bool) -> None:
+    async def work(cluster: Cluster) -> None:
+        for visible in (False, True):
+            transaction = await cluster.core.begin(visible=visible)
+            if prepared:
+                await cluster.core.prepare(transaction)
+            cluster.asked.clear()
+            cluster.invisible = 2
+            await cluster.core.commit(transaction)
+            waits = [each for each in cluster.asked if isinstance(each, AwaitTransaction)]
+            named = WireTransaction(name="pay", group="", instance=77, number=transaction.number)
+            assert waits == ([AwaitTransaction(transaction=named)] * 3 if visible else [])
+            assert isinstance(cluster.asked[0], EndTransaction)
+
+    on_cluster(work, **CHECKED)
+
+
+def test_a_commit_whose_records_do_not_become_visible_says_that_it_is_committed() -> None:
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin(visible=True)
+        cluster.invisible, cluster.wait_s = 1_000, 5.0
+        with pytest.raises(TimedOutError, match="transaction 1 is committed, and some of its records are not visible"):
+            await cluster.core.commit(transaction)
+        assert await cluster.core.settle(transaction)
+        assert 20 < now_s() <= 30
+        await cluster.core.begin()
+
+    on_cluster(work, **CHECKED)
 
 
 # ---- settings --------------------------------------------------------------------------------------

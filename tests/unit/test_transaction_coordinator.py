@@ -25,6 +25,7 @@ from memq.state_log.state_log import StateLog
 from memq.transactions.coordinator import (
     TIMEOUT_CHECK_S,
     UNUSED_ID_KEPT_MS,
+    VISIBLE_S,
     CheckSettings,
     TransactionCoordinator,
     TransactionState,
@@ -148,6 +149,33 @@ def test_a_commit_brings_the_records_to_their_targets_and_is_answered_again() ->
         assert (counters.committed_transactions, counters.aborted_transactions) == (1, 0), "once"
         with pytest.raises(InvalidRequestError, match="has ended"):
             await made.hold(instance, 1)
+
+    coordinated(work)
+
+
+def test_a_coordinator_waits_until_all_records_of_a_transaction_are_in_their_logs() -> None:
+    async def work(made: Coordinated) -> None:
+        made.shard.append_s = 2.0
+        made.shard.run()
+        instance = await made.begin()
+        await made.hold(instance, 1, A, B)
+        assert await made.coordinator.until_visible(instance, 1), "nothing is on its way before the commit"
+        await made.coordinator.commit(ID, instance, 1, 2, None)
+        await made.hold(instance, 2, A)
+        began_s = now_s()
+        assert await made.coordinator.until_visible(instance, 1)
+        assert now_s() - began_s == 2.0
+        assert await made.coordinator.until_visible(instance, 1)
+        made.shard.append_s = 1.5 * VISIBLE_S
+        await made.coordinator.commit(ID, instance, 2, 1, None)
+        began_s = now_s()
+        assert not await made.coordinator.until_visible(instance, 2)
+        assert now_s() - began_s == VISIBLE_S
+        assert await made.coordinator.until_visible(instance, 1), "the other one is"
+        assert await made.coordinator.until_visible(instance, 2)
+        made.log.errors = [OutcomeUnknownError("no proof")]
+        with pytest.raises(NotReadyError):
+            await made.coordinator.until_visible(instance, 2)
 
     coordinated(work)
 

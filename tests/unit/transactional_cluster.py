@@ -15,7 +15,7 @@ from memq.client.transactions.core import TransactionalCore
 from memq.format.blocks.header import check_block, scope_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.transaction_messages import EndTransaction, HoldTransaction
+from memq.protocol.transaction_messages import AwaitTransaction, EndTransaction, HoldTransaction
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition, Topic, equal_slots
@@ -40,6 +40,8 @@ class Cluster:
         self.times: list[float] = []
         self.errors: dict[type, list[BaseException]] = {}
         self.committed: set[int] = set()  # the transactions that are committed already
+        self.invisible = 0  # so many requests are answered before all records are visible
+        self.wait_s = 0.0  # of each of them
         self.on_asked: Callable[[Any], None] = lambda ask: None
         self.clock = clock or LoopClock()
         runtime = Runtime(clock=self.clock, random=Least(1))
@@ -63,7 +65,10 @@ class Cluster:
             raise errors.pop(0)
         end = request.ask if isinstance(request.ask, EndTransaction) else None
         committed = end is not None and (end.commit or end.transaction.number in self.committed)
-        return AdminAnswer(transactional=77, committed=committed)
+        if isinstance(request.ask, AwaitTransaction):
+            await skip(self.wait_s)
+            self.invisible -= 1
+        return AdminAnswer(transactional=77, committed=committed, visible=self.invisible < 0)
 
     def ends(self) -> list[tuple[int, bool, int]]:
         return [

@@ -61,6 +61,7 @@ from memq.protocol.messages import (
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -192,6 +193,7 @@ def operations_of(
             Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
             Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
             Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
+            Operation("await-transaction", Api.ADMIN, AwaitTransaction, _ended, transactions.until_visible),
             Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
             Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
         ]
@@ -295,7 +297,7 @@ def _transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> l
     return _producer_of(call.ask.name, call.ask.group)
 
 
-def _ended(call: Call[EndTransaction]) -> list[Resource]:
+def _ended(call: Call[EndTransaction] | Call[AwaitTransaction]) -> list[Resource]:
     return _producer_of(call.ask.transaction.name, call.ask.transaction.group)
 
 

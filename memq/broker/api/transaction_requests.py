@@ -28,6 +28,7 @@ from memq.protocol.link import Link
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -146,6 +147,14 @@ class TransactionRequests:
             return await forward(coordinator, ask)
         numbers = named.instance, named.number
         return AdminAnswer(committed=await coordinator.answer(id_, *numbers, producer_group=group, commit=ask.commit))
+
+    async def until_visible(self, call: Call[AwaitTransaction]) -> Answer:
+        """Wait until all records of a committed transaction are in their logs; answer whether that is so."""
+        named = call.ask.transaction
+        coordinator = await self._coordinator(call, _id(named.name, named.group))
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, call.ask)
+        return AdminAnswer(visible=await coordinator.until_visible(named.instance, named.number))
 
     async def list_open(self, call: Call[ListTransactions]) -> Answer:
         """Return the open transactions; for another broker, those whose coordinators are here."""

@@ -278,14 +278,14 @@ class Producer(Sender, BaseProducer, BlockingClient):
         ack = delivery if isinstance(delivery, Ack) else delivery.result(timeout)
         return self._background.io.run(self._core.delayed.cancel(ack))
 
-    def transaction(self, note: bytes | str = b"") -> Transaction:
+    def transaction(self, note: bytes | str = b"", *, visible: bool = False) -> Transaction:
         """Return a transaction for one `with` block: its end commits, and an exception rolls back.
 
-        `note`, at most 1 KiB, is for the checker. The block begins it. Raises there: InvalidRequestError without
-        `transactional_id`, or while another is open; ProducerFencedError after another instance has begun;
-        TimedOutError.
+        `note`, at most 1 KiB, is for the checker. With `visible`, the end waits until readers can get all records.
+        The block begins it. Raises there: InvalidRequestError without `transactional_id`, or while another is open;
+        ProducerFencedError after another instance has begun; TimedOutError.
         """
-        return Transaction(self._core.transactions, self._background.run, self._route, note)
+        return Transaction(self._core.transactions, self._background.run, self._route, note, visible=visible)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.
@@ -516,9 +516,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         ack = delivery if isinstance(delivery, Ack) else await delivery
         return await self._core.delayed.cancel(ack)
 
-    def transaction(self, note: bytes | str = b"") -> AsyncTransaction:
+    def transaction(self, note: bytes | str = b"", *, visible: bool = False) -> AsyncTransaction:
         """Return a transaction for one `async with` block. See `memq.Producer.transaction`."""
-        return AsyncTransaction(self._core.transactions, self._route, note)
+        return AsyncTransaction(self._core.transactions, self._route, note, visible=visible)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all pending records and return when each is acked or has failed.

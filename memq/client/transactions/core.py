@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.producer.delayed import NoteHeld
@@ -48,6 +48,7 @@ from memq.limits import (
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import (
+    AwaitTransaction,
     BeginTransactions,
     EndTransaction,
     HoldTransaction,
@@ -69,6 +70,9 @@ BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
 REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
 ABORT_S_MAX = 5.0
 ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
+ProducerRequest: TypeAlias = (
+    BeginTransactions | HoldTransaction | PrepareTransaction | EndTransaction | AwaitTransaction
+)
 CHECKER_HINT = "make the producer with transaction_checker=…"
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 IS_BEING_COMMITTED, HAS_UNKNOWN_END = "is being committed", "has an unknown end"  # how a transaction has ended
@@ -116,9 +120,12 @@ class _Target:
 class OpenTransaction:
     """The records of one transaction that are not held yet. Any thread may add some."""
 
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, number: int, note: bytes) -> None:
+    def __init__(
+        self, settings: ProducerSettings, runtime: Runtime, number: int, note: bytes, *, visible: bool
+    ) -> None:
         self.number = number
         self.note = note
+        self.visible = visible  # wait for that after the commit
         self.began_ms = runtime.clock.wall_ms()
         self.prepared = False
         self.blocks = 0
@@ -288,9 +295,10 @@ class TransactionalCore:
         self._fenced: ProducerFencedError | None = None
         self.note_held: NoteHeld = lambda *noted: None
 
-    async def begin(self, note: bytes = b"") -> OpenTransaction:
+    async def begin(self, note: bytes = b"", *, visible: bool = False) -> OpenTransaction:
         """Begin a transaction. `note` is for the checker.
 
+        `visible`: its commit waits until all records are visible.
         Raises: InvalidRequestError while one is open; ProducerFencedError; TimedOutError, and what does not pass.
         """
         if not self._settings.transactional_id:
@@ -304,7 +312,7 @@ class TransactionalCore:
         if note and not self._settings.producer_group:
             raise InvalidRequestError("a note is for a checker", hint=CHECKER_HINT)
         self._number += 1
-        made = self._present = OpenTransaction(self._settings, self._runtime, self._number, note)
+        made = self._present = OpenTransaction(self._settings, self._runtime, self._number, note, visible=visible)
         self._began()
         try:
             await self._begin_instance()
@@ -388,6 +396,24 @@ class TransactionalCore:
         transaction.member = taken.member, taken.generation
 
     async def commit(self, transaction: OpenTransaction) -> None:
+        """Commit, and wait until all records are visible if the program wants that.
+
+        Raises: TimedOutError if it is committed, and not visible in the delivery time-out; as `_commit`.
+        """
+        await self._commit(transaction)
+        if not transaction.visible:
+            return
+        ask, timeout_s = AwaitTransaction(transaction=self._wire(transaction.number)), self._settings.delivery_timeout_s
+        until_s = self._runtime.clock.monotonic() + timeout_s
+        while not (await self._surely(ask, timeout_s)).visible:
+            if self._runtime.clock.monotonic() > until_s:
+                raise TimedOutError(
+                    f"transaction {transaction.number} is committed, and some of its records are not visible after "
+                    f"{timeout_s:g} s",
+                    hint="they become visible when their partitions take records: do not send them again",
+                )
+
+    async def _commit(self, transaction: OpenTransaction) -> None:
         """Commit; after an error that says so, all is rolled back.
 
         Raises: TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError: it was rolled back.
@@ -564,9 +590,7 @@ class TransactionalCore:
         self._settled(transaction, committed=answer.committed)
         return answer.committed
 
-    async def _surely(
-        self, ask: BeginTransactions | HoldTransaction | PrepareTransaction | EndTransaction, timeout_s: float
-    ) -> AdminAnswer:
+    async def _surely(self, ask: ProducerRequest, timeout_s: float) -> AdminAnswer:
         """Ask until a broker answers, for at most `timeout_s`. Raises: TimedOutError, and what does not pass."""
         until_s, tries = self._runtime.clock.monotonic() + timeout_s, 0
         while True:

@@ -30,8 +30,9 @@ class TransactedConsumer(Protocol):
 class _TransactionState:
     """The open transaction of a `with` block."""
 
-    def __init__(self, core: TransactionalCore, note: bytes | str = b"") -> None:
+    def __init__(self, core: TransactionalCore, note: bytes | str, visible: bool) -> None:
         self._core = core
+        self._visible = visible
         self._note = checked_note(note)
         self._begun: OpenTransaction | None = None
 
@@ -61,9 +62,15 @@ class Transaction(_TransactionState):
     """
 
     def __init__(
-        self, core: TransactionalCore, run: _Run, route: Callable[[str], Route], note: bytes | str = b""
+        self,
+        core: TransactionalCore,
+        run: _Run,
+        route: Callable[[str], Route],
+        note: bytes | str = b"",
+        *,
+        visible: bool = False,
     ) -> None:
-        super().__init__(core, note)
+        super().__init__(core, note, visible)
         self._run = run
         self._route = route
 
@@ -149,7 +156,7 @@ class Transaction(_TransactionState):
 
     def __enter__(self) -> Self:
         self._check_new()
-        self._begun = self._run(self._core.begin(self._note))
+        self._begun = self._run(self._core.begin(self._note, visible=self._visible))
         return self
 
     def __exit__(
@@ -170,9 +177,14 @@ class AsyncTransaction(_TransactionState):
     """A transaction of a `memq.aio.Producer`, for one `async with` block. See `Transaction`."""
 
     def __init__(
-        self, core: TransactionalCore, route: Callable[[str], Coroutine[Any, Any, Route]], note: bytes | str = b""
+        self,
+        core: TransactionalCore,
+        route: Callable[[str], Coroutine[Any, Any, Route]],
+        note: bytes | str = b"",
+        *,
+        visible: bool = False,
     ) -> None:
-        super().__init__(core, note)
+        super().__init__(core, note, visible)
         self._route = route
 
     async def send(
@@ -227,7 +239,7 @@ class AsyncTransaction(_TransactionState):
 
     async def __aenter__(self) -> Self:
         self._check_new()
-        self._begun = await self._core.begin(self._note)
+        self._begun = await self._core.begin(self._note, visible=self._visible)
         return self
 
     async def __aexit__(
