@@ -60,6 +60,14 @@ TRANSACTION_BUGS = (
         aspects=TRANSACTIONS,
     ),
     Planted(
+        "T5: a commit does not wait until its records are visible",
+        COORDINATOR,
+        "TransactionCoordinator.until_visible",
+        body("return True"),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
         "T4: the time-out rolls back a prepared transaction",
         MACHINE,
         "TransactionMachine._prepare",

@@ -27,6 +27,7 @@ TIMEOUT_MS = 4_000
 ABORT_RATE, SLOW_RATE, EARLY_RATE, OPERATOR_RATE = 0.2, 0.1, 0.5, 0.3
 CHECKED_RATE = 0.5  # of the runs
 LEFT_RATE, NEVER_KNOWN_RATE, KILL_RATE = 0.2, 0.05, 0.1
+VISIBLE_RATE = 0.3  # whose commit waits until all records are visible
 LIVES = 4  # after which it does not kill itself any more
 RECORDS_MAX = 8
 SIZES = (10, 300, 3_000)
@@ -91,7 +92,8 @@ class TransactionLife:
         while committed < max(10, self._plan.blocks // self._life):
             number += 1
             made = self._working = self._rules.begin(f"{self._node.name}.{self._life}.{number}")
-            transaction = self._producer.transaction(made.name if self._checked else "")
+            made.visible = random.Random(made.name).random() < VISIBLE_RATE
+            transaction = self._producer.transaction(made.name if self._checked else "", visible=made.visible)
             try:
                 await self._make(made, transaction)
             except ProducerFencedError:
@@ -111,6 +113,7 @@ class TransactionLife:
                 await asyncio.sleep(0.2)
             else:
                 self._rules.answered(made, committed=True)
+                self._rules.check_visible(made)
                 committed += 1
             finally:
                 self._working = None

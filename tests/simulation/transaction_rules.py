@@ -36,6 +36,7 @@ class SentTransaction:
     committing: bool = False  # the commit was asked for
     committed: bool | None = None  # as the producer learned
     in_database: bool | None = None  # of a prepared one: whether its database has committed it
+    visible: bool = False  # its commit waits until all records are visible
     never_known: bool = False  # its checker never knows
 
 
@@ -101,6 +102,12 @@ class TransactionRules:
         transaction.committed = committed
         if not committed and transaction.landed:
             self._fail(f"transaction {transaction.name} is rolled back, and its records were delivered")
+
+    def check_visible(self, transaction: SentTransaction) -> None:
+        """A commit has succeeded: all records are visible if it waits for that (T5)."""
+        missing = transaction.partitions.keys() - transaction.landed
+        if transaction.visible and missing:
+            self._fail(f"the commit of transaction {transaction.name} waited, and {len(missing)} records are missing")
 
     def landed(self, found: Delivered) -> None:
         """A record is in the log of its partition."""
