@@ -52,6 +52,7 @@ from memq.transactions.machine import (
 
 TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open for too long
 VISIBLE_S = 5.0  # for which one request waits until all records of a transaction are visible
+PREPARED_MAX = 10_000  # undecided transactions in memory, up to 2 KiB each
 QUESTIONS_MAX = 64  # to a producer group in one answer
 UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
@@ -212,8 +213,14 @@ class TransactionCoordinator:
     ) -> None:
         """Prepare a transaction, which has all of its blocks.
 
-        Raises: why it was rolled back; TransactionCommittedError; as `commit`.
+        Raises: why it was rolled back; TransactionCommittedError; ThrottledError if many are undecided; as `commit`.
         """
+        prepared = self._machine.prepared
+        if len(prepared) >= PREPARED_MAX and lane_of(instance, number) not in prepared:
+            raise ThrottledError(
+                f"{len(prepared)} prepared transactions of this service partition are undecided",
+                hint="see memq transaction list: their producer groups do not decide",
+            )
         now_ms = self._clock.wall_ms()
         decision = PrepareDecision(id_, instance, number, now_ms, blocks, producer_group, note, began_ms)
         fresh = self._is_undecided(decision)

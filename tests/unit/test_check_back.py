@@ -13,6 +13,7 @@ from memq.errors import (
     ThrottledError,
     TransactionAbortedError,
 )
+from memq.transactions import coordinator as coordinator_module
 from memq.transactions.coordinator import QUESTIONS_MAX, TIMEOUT_CHECK_S, Question, TransactionCounts
 from memq.transactions.machine import CheckDecision, TransactionalId, lane_of
 from tests.skipping_loop import now_s, skip
@@ -201,6 +202,21 @@ def test_a_prepare_that_is_refused_rolls_back_once() -> None:
         with pytest.raises(InvalidRequestError, match="transaction 2 of producer 'pay' is committed"):
             await made.coordinator.prepare(ID, instance, 2, 2, producer_group="shop", note=b"", began_ms=1)
         assert made.shard.counters.aborted_transactions == 1
+
+    coordinated(work)
+
+
+def test_a_coordinator_has_a_bound_on_undecided_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(made: Coordinated) -> None:
+        monkeypatch.setattr(coordinator_module, "PREPARED_MAX", 2)
+        instance = await made.begin()
+        about = {"producer_group": "shop", "note": b"", "began_ms": 1}
+        for number in (1, 2, 2):
+            await made.coordinator.prepare(ID, instance, number, 0, **about)  # type: ignore[arg-type]
+        with pytest.raises(ThrottledError, match="2 prepared transactions of this service partition are undecided"):
+            await made.coordinator.prepare(ID, instance, 3, 0, **about)  # type: ignore[arg-type]
+        await made.coordinator.commit(ID, instance, 1, 0, None)
+        await made.coordinator.prepare(ID, instance, 3, 0, **about)  # type: ignore[arg-type]
 
     coordinated(work)
 
