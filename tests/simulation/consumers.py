@@ -84,6 +84,7 @@ class Reader:
         self._wish = wish
         self._wanders_left = WANDERS_MAX if wanders else 0
         self._group = group
+        self._node = node
         self._draw = node.random
         self._cluster = cluster
         self._ids = {topic.name: topic.id for topic, _ in topics}
@@ -137,6 +138,7 @@ class Reader:
                         raise
                     continue  # one of the topics is gone: the other continues
                 if batch is not None:
+                    self._note_taken(batch)
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
@@ -250,6 +252,11 @@ class Reader:
             partition = self._partition(*place)
             self._paused.pop(partition, None)  # it comes without what was asked for before
             self._groups(partition).assign(self.name, self._group, partition)
+
+    def _note_taken(self, batch: Batch) -> None:
+        partition = self._partition(batch.topic, batch.partition)
+        if not self._is_broadcast:  # a newer consumer of the name takes the partitions at once
+            self._groups(partition).take(self.name, self._group, partition, self._node.paused_until)
 
     async def _take(self, batch: Batch) -> None:
         partition = self._partition(batch.topic, batch.partition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, each, first, instead, omit, swap
+from tests.simulation.bug import Planted, body, each, first, instead, omit, swap
 
 ON_STATE_LOGS = ("state-log",)
 
@@ -67,5 +67,14 @@ GROUP_BUGS = (
         "GroupSession.commit",
         swap("self._alone", "False"),
         aspects=("broadcast",),
+    ),
+    Planted(
+        "G4: a member delivers until it learns that it is in its group no more",
+        "memq.client.consumer.group_session",
+        "GroupSession._silent_ms",
+        body("return 0.0"),
+        level="stormy",
+        seed=1005,
+        aspects=("crowd",),
     ),
 )

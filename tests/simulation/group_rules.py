@@ -2,7 +2,8 @@
 
 A group skips only records that retention took, and is notified of them. It stores only positions that it has reached,
 as a contiguous prefix. A member that takes a partition over continues at a position that it read from the queue after
-the assignment: so it reads again at most the records after the stored position. A paused partition delivers nothing.
+the assignment: so it reads again at most the records after the stored position. No former member delivers then. A
+paused partition delivers nothing.
 After a seek, a partition continues at the new position.
 
 A group with a filter gets each wanted record by the same rules, and no other one. It moves its position over the
@@ -54,6 +55,7 @@ class GroupRules:
         self._starts: dict[Reader, list[int]] = {}  # where it may begin after it was assigned
         self._sought: dict[Reader, int] = {}  # and has delivered nothing since
         self._paused: dict[Reader, None] = {}
+        self._takers: dict[Group, tuple[str, float]] = {}  # of the last batch, and since when it has it
         self._lost: dict[Reader, None] = {}  # the queue has lost records that they delivered
         self._lost_ends: dict[ReadPartition, int] = {}  # the greatest end of a log before the queue lost it
 
@@ -77,6 +79,18 @@ class GroupRules:
         self._cursors.pop(reader, None)
         self._paused.pop(reader, None)
         self._lost.pop(reader, None)
+
+    def take(self, consumer: str, group: str, partition: ReadPartition, paused_until_s: float) -> None:
+        """A consumer gets a batch; its process was paused until `paused_until_s` the last time.
+
+        A member delivers nothing after one session without an answer: then another one may have its partitions (G4).
+        """
+        since_s = self._since_s.get((consumer, partition), 0.0)
+        taker, taker_since_s = self._takers.get((group, partition), (consumer, since_s))
+        if since_s >= taker_since_s:
+            self._takers[group, partition] = consumer, since_s
+        elif taker != consumer and paused_until_s < taker_since_s:
+            self._fail(f"{consumer} takes a batch of {partition}, which {taker} has since {taker_since_s:.3f} s")
 
     def seek(self, consumer: str, partition: ReadPartition, place: RecordPosition) -> None:
         """A consumer continues elsewhere, at what its group has iterated or behind that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NoReturn
 
 import pytest
@@ -14,6 +15,7 @@ from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition
 from tests.simulation.delay_rules import DelayRules
+from tests.simulation.group_rules import GroupRules
 from tests.simulation.reader import FindingError
 
 LOG = ReadPartition("_memq_state", "1" * 32, 0)
@@ -72,3 +74,44 @@ def test_the_rules_find_a_cancel_that_no_log_has(decided: Decided) -> None:
     decided.rules.cancelling(RECORD)
     with pytest.raises(FindingError, match="no log dropped it"):
         decided.rules.cancelled(RECORD, CancelOutcome.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    ("ends", "found", "text"),
+    [
+        (True, {0: 1}, ""),
+        (True, {}, ""),
+        (True, None, ""),
+        (True, {0: 2}, "0 to 1 delayed records wait in partition 0, the answer was 2"),
+        (False, {0: 1}, ""),
+        (False, {}, "1 to 1 delayed records wait in partition 0, the answer was 0"),
+    ],
+)
+def test_the_rules_find_a_count_that_no_moment_of_a_question_had(
+    decided: Decided, *, ends: bool, found: dict[int, int] | None, text: str
+) -> None:
+    """The record waits at first; at the end it does not, if it `ends`."""
+    question = decided.rules.ask_counts()
+    if ends:
+        decided.decide(DropDecision(1_000, (HOLD,)))
+    with pytest.raises(FindingError, match=text) if text else nullcontext():
+        decided.rules.counted(question, LANE.target.topic_id, found)
+    decided.rules.counted(question, LANE.target.topic_id, {0: 99})  # it was answered
+
+
+def test_the_rules_find_a_former_member_that_takes_a_batch() -> None:
+    found: list[str] = []
+    now_s = 0.0
+    rules = GroupRules({}, found.append, lambda: now_s, lambda _source, _value: None)
+    for now_s, consumer in ((1.0, "a"), (5.0, "b")):  # noqa: B007 - the rules ask for the time
+        rules.assign(consumer, "g", LOG)
+        rules.take(consumer, "g", LOG, 0.0)
+    rules.take("a", "g", LOG, 6.0)  # its process was paused after it was asked for the batch
+    rules.take("a", "other", LOG, 0.0)
+    assert found == []
+    rules.take("a", "g", LOG, 0.0)
+    assert [text.partition(" takes")[0] for text in found] == ["a"]
+    now_s = 7.0
+    rules.assign("a", "g", LOG)
+    rules.take("a", "g", LOG, 0.0)
+    assert len(found) == 1

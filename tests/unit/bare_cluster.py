@@ -77,18 +77,22 @@ def part_of(number: int, greatest_ms: int = 1, entries: int = 1) -> PartRef:
 
 
 class ListingStore(MemoryHandler):
-    """Notes what is listed; `gone` is listed and not there, `failure` ends each listing."""
+    """Notes what is listed. `gone` is listed and not there, `failure` ends listings, the next `omits` show nothing."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.listed: list[str] = []
         self.gone = ""
         self.failure: MemqError | None = None
+        self.omits = 0
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
         self.listed.append(prefix)
         if self.failure is not None:
             raise self.failure
+        if self.omits:
+            self.omits -= 1
+            return
         if self.gone.startswith(prefix or "-"):
             yield ObjectEntry(self.gone, 100, 0)
         async for entry in super().list(prefix):

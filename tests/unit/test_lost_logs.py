@@ -55,6 +55,22 @@ def test_an_empty_log_is_lost_where_it_had_an_owner_and_the_store_has_a_batch_of
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("omits", [0, 1])
+def test_one_listing_that_omits_the_objects_makes_no_new_log_of_a_lost_one(omits: int) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        await cluster.batch(await cluster.topic(CLICKS))
+        cluster.store.omits = omits
+        assert len(await cluster.lost()) == 1
+        cluster.store.omits = omits
+        assert not await opens(cluster, CLICKS)
+        await cluster.batch(await cluster.topic(VIEWS, queue=False))
+        cluster.store.omits = omits
+        assert "the queue does not have all of topic 'views'" in await refused(cluster)
+
+    asyncio.run(work())
+
+
 def test_an_empty_log_that_never_had_an_owner_is_none_that_was_lost() -> None:
     async def work() -> None:
         cluster = Cluster()

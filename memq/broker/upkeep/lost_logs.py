@@ -115,11 +115,12 @@ class LostLogs:
             return QueueError(f"the log of {name} did not answer within {SPAN_S_MAX:g} s")
 
     async def _refuse_objects(self, topic: str, prefix: str) -> None:
-        async for entry in self.store.list(prefix):
-            raise InvalidRequestError(
-                f"the queue does not have all of topic '{topic}', the store has '{entry.key}'",
-                hint="rebuild the queue with memq restore before any broker starts",
-            )
+        for _ in range(2):  # one listing may omit the objects
+            async for entry in self.store.list(prefix):
+                raise InvalidRequestError(
+                    f"the queue does not have all of topic '{topic}', the store has '{entry.key}'",
+                    hint="rebuild the queue with memq restore before any broker starts",
+                )
 
     async def _lost_logs(self, empty: Sequence[tuple[Topic, ReadPartition]]) -> list[LogLostError]:
         """Return the errors of empty logs that once had an owner and have batches in the store."""
@@ -161,8 +162,8 @@ class LostLogs:
 
     async def _lost_log(self, topic: Topic, partition: ReadPartition) -> LogLostError | None:
         """Return the error of an empty log whose batches the store has."""
-        try:
-            key = await self._stored(topic, partition)
+        try:  # twice: one listing may omit the objects, and a new log in place of a lost one can't be undone
+            key = await self._stored(topic, partition) or await self._stored(topic, partition)
         except DeniedError:
             return None  # a broker that may not list does not sweep either
         if not key or await self._shows(partition) or await self.coordinator.deleted(topic.id):
