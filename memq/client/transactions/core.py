@@ -139,7 +139,10 @@ class OpenTransaction:
     @ended.setter
     def ended(self, how: str) -> None:
         self._ended = how
-        stage = _STAGES.get(how)
+        self._note_end(_STAGES.get(how))
+
+    def _note_end(self, stage: HeldStage | None) -> None:
+        """Report how its records have ended, unless that is known already."""
         if stage is None or stage == self._noted or (stage == "unsure" and not self.commit_sent):
             return
         self._noted = stage
