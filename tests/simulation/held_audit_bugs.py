@@ -42,9 +42,9 @@ HELD_AUDIT_BUGS = (
     ),
     Planted(
         "a producer reports a roll-back as a commit",
-        "memq.client.transactions.core",
-        "TransactionalCore._settled",
-        swap("IS_COMMITTED if committed else WAS_ROLLED_BACK", "IS_COMMITTED"),
+        "memq.client.transactions.open_transaction",
+        "OpenTransaction._note_end",
+        first("stage = stage and 'committed'"),
         level="breezy",
         aspects=REPORTED,
     ),

@@ -10,6 +10,7 @@ from memq.audit.finding import Finding
 from memq.audit.held import HeldAnswer, Sought
 from memq.audit.live.questions import held_minutes
 from memq.audit.live.questions.held_minutes import LOST_COMMITTED, LOST_HELD, UNPROVEN_BLIND, UNPROVEN_HELD
+from memq.audit.live.storage.state import encode_state
 from memq.audit.minutes import active_ms
 from memq.audit.released import ReleaseAnswer, UnitWord
 from memq.errors import UnsupportedFormatError
@@ -221,3 +222,16 @@ def test_the_latest_of_very_many_minutes_are_not_compared(monkeypatch: pytest.Mo
         harness.reported(("held", 1), minute=MINUTE + minute)
     harness.settle()
     assert list(harness.audit.books.held.delayed) == [MINUTE, MINUTE + 1]
+
+
+def test_very_many_delayed_records_take_no_entry_each() -> None:
+    harness = HeldHarness()
+    count = 0
+    for number in range(1, 41):
+        runs = [delayed(count + each + 1, NOW_MS + each) for each in range(500)]
+        count += len(runs)
+        harness.reported(("held", len(runs)))
+        harness.queue(*runs, named=(unit(number, count),), sealed_ms=NOW_MS + 500)
+    harness.settle(LATER_MS)
+    assert (harness.causes(), harness.audit.books.held.queued) == ([], 20_000)
+    assert len(encode_state(harness.audit.books)) < 10_000, "bytes of the state"

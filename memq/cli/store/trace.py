@@ -58,7 +58,8 @@ def trace(
 
     Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
     its key. A position with a mark is refused if the log was cut before it. For a key, the first hundred records are
-    shown. A copy that readers skip is marked as a copy.
+    shown. A copy that readers skip is marked as a copy. The line `held` says until when a record was delayed, or when
+    its transaction began.
 
     The queue time is the time of the owner's last proof that it owns the partition. The pointer was queued at this time
     or later; the line `queued` has the bound. So it may be earlier than `sealed`.

@@ -115,8 +115,12 @@ class OpenTransaction:
     @ended.setter
     def ended(self, how: str) -> None:
         self._ended = how
-        stage = _STAGES.get(how)
-        if stage is None or stage == self._noted or (how == HAS_UNKNOWN_END and not self.commit_sent):
+        self._note_end(_STAGES.get(how))
+
+    def _note_end(self, stage: HeldStage | None) -> None:
+        """Report how its records have ended, unless that is known already."""
+        not_asked_for = self._ended == HAS_UNKNOWN_END and not self.commit_sent
+        if stage is None or stage == self._noted or not_asked_for:
             return
         self._noted = stage
         with self._lock:
