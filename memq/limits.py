@@ -54,6 +54,7 @@ COVERED_MAX = 8  # write partitions of a position, and epochs of each, that it n
 # Held records.
 DELAY_MS_MAX = 366 * 86_400_000
 HOLDS_PER_REQUEST_MAX = 1_024
+RUN_BLOCK_HOLDS = 1_024  # in one block of a run: a cancel of a hold that is due late reads as many
 HOLD_BYTES_MAX = 512 * KIB  # of one held block: a request carries it as text
 
 # Transactions.

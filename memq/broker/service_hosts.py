@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ from memq.errors import (
     RetryableError,
     UnreachableError,
 )
-from memq.format.key import state_prefix
+from memq.format.key import run_key, state_prefix
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import GROUPS_MACHINE
 from memq.holds.keeper import HoldKeeper, KeeperParts
@@ -237,6 +238,7 @@ class ServiceHosts:
         services, machine = self._services, opened.log.machine(HOLDS_MACHINE)
         assert isinstance(machine, HoldMachine), "`ServiceMachines` made it"
         shard = shard_id(opened.topic.id, opened.partition, machine.life)
+        read = opened.topic.read_partition_of(opened.partition)
         parts = KeeperParts(
             cluster=services.settings.cluster,
             store=services.store,
@@ -247,6 +249,7 @@ class ServiceHosts:
             append=UnitReleaser(services, self._partitions, self.link, shard).release,
             counters=services.counters,
             shard=shard,
+            run_key=partial(run_key, services.settings.cluster, opened.topic.name, opened.topic.id, read.partition),
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 

@@ -28,6 +28,7 @@ from memq.errors import InvalidNameError, InvalidRequestError
 from memq.topic import check_name
 
 HELD_KIND = "object of held blocks"
+RUN_KIND = "run of held blocks"
 STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
@@ -44,6 +45,9 @@ _SWEEP_KEY = re.compile(r"([^/]+)/sweep/(pending|kept)/([0-9a-f]{16})/(\d{16})-[
 _STATE_KEY = re.compile(
     r"(?P<cluster>[^/]+)/state/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{8})/(\d{5,10})/(\d{10})-(\d{16})/(\d{4})", re.ASCII
 )
+_RUN_KEY = re.compile(
+    r"(?P<cluster>[^/]+)/state/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{8})/(\d{5,10})/runs/[0-9a-f]{16}", re.ASCII
+)
 _COMPACTION_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 _WITHOUT_BATCHES = {
     what: re.compile(rf"(.*/)?{ending}", re.ASCII | re.DOTALL)
@@ -53,6 +57,7 @@ _WITHOUT_BATCHES = {
         ("manifest of a staged batch", r"commits/\d{19}"),
         ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
         ("snapshot of a state log", r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/\d{10}-\d{16}/\d{4}"),
+        (RUN_KIND, r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/runs/[0-9a-f]{16}"),
         (HELD_KIND, r"held/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
         ("part of a manifest", r"cold/parts/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
     )
@@ -236,6 +241,17 @@ def parse_state_key(key: str) -> StateKey | None:
     if match is None or not _are_names(match["cluster"], match["topic"]):
         return None
     return StateKey(match["cluster"], match["topic"], match["id"], *(int(match[group]) for group in range(4, 8)))
+
+
+def run_key(cluster: str, topic: str, topic_id: str, partition: int, object_id: int) -> str:
+    """Return the key of an object of a state log's run; `object_id` has 64 random bits."""
+    return f"{state_prefix(cluster, topic, topic_id, partition)}runs/{object_id:016x}"
+
+
+def is_run_key(key: str) -> bool:
+    """Whether this is the key of an object of a run."""
+    match = _RUN_KEY.fullmatch(key)
+    return match is not None and _are_names(match["cluster"], match["topic"])
 
 
 def held_prefix(cluster: str) -> str:

@@ -1,7 +1,7 @@
 """Packed files in the store, a 16-byte head and packed bytes, and one kind of them: lists of a sweep.
 
-Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) and parts of snapshots of a state log
-(`memq.format.state_log.snapshot`) are the other kinds. All but the last are JSON. The codec bounds
+Manifests and parts of compacted partitions (`memq.format.compaction_manifest`), parts of snapshots of a state log
+and pieces of runs (`memq.format.state_log`) are the other kinds. Those of state logs are no JSON. The codec bounds
 the unpacked size. Magic and checksum protect every byte: a file is either whole or damaged.
 """
 
@@ -23,7 +23,7 @@ from memq.limits import COMPACTION_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSION
 MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
 HEAD = struct.Struct("<4sI BBB1x I")
-KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, KIND_STATE_PART = 1, 2, 3, 4
+KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, KIND_STATE_PART, KIND_RUN_BLOCK, KIND_RUN_INDEX = 1, 2, 3, 4, 5, 6
 KIND_AT = 9  # offset of the kind in the head
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
 LISTED_MAX = 10_000  # objects of one list: with the longest keys their JSON is 11 MB

@@ -1,4 +1,4 @@
-"""The held records of one service partition at its owner: held, released and dropped (H1 to H3).
+"""The held records of one service partition at its owner: held, released and dropped (H1 to H3, H6).
 
 Blocks that arrive together go into one object below `<cluster>/held/`, and become one decision. Its answer goes out
 when it counts (S4). What is due becomes units, by target; the units of one target are carried out in the order of their
@@ -19,6 +19,8 @@ from awscrt.checksums import crc32c
 from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.key import held_object_key
+from memq.format.state_log.held_run import RunEntry
+from memq.holds.far import FarPlace
 from memq.holds.machine import (
     HOLDS_MACHINE,
     DoneDecision,
@@ -33,6 +35,7 @@ from memq.holds.machine import (
     UnitCount,
     encode_decision,
 )
+from memq.holds.runs import FarKeeper, FarParts
 from memq.limits import KIB, MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -42,7 +45,8 @@ from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
-HOLDS_MAX = 250_000  # in memory, 400 bytes each; a snapshot of so many takes 0.8 s
+WAITING_MAX = 10_000_000  # in memory and in runs
+HOLDS_MAX = 250_000  # in memory, 400 bytes each
 WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
 OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
 STORES_AT_ONCE = 4
@@ -100,6 +104,7 @@ class KeeperParts:
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block
     may come again after its hold has ended. `shard` is the id of the service partition at the targets.
+    `run_key` returns the key of a run's object, by its number of 64 bits.
     """
 
     cluster: str
@@ -110,6 +115,7 @@ class KeeperParts:
     window_ms: Callable[[], int]
     append: Append
     counters: DelayCounters
+    run_key: Callable[[int], str]
     shard: int = 0
 
 
@@ -138,8 +144,19 @@ class HoldKeeper:
         self._some_done = asyncio.Event()  # replaced each time
         self._cancelling: set[HoldId] = set()
         self._deciding: Sequence[Unit] = ()  # units of a decision that does not count yet: their holds are in no heap
-        for hold in machine.open.values():
-            self._expect(hold.target, hold.block.id, hold.block.due_ms)
+        self._expect_all()
+        far = FarParts(
+            machine=machine,
+            store=parts.store,
+            runtime=parts.runtime,
+            events=parts.events,
+            key_valid_s=parts.key_valid_s,
+            propose=self._propose,
+            brought=self._brought,
+            moved=self._expect_all,
+            new_key=lambda: parts.run_key(parts.runtime.random.getrandbits(64)),
+        )
+        self._far = FarKeeper(far)
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -164,21 +181,41 @@ class HoldKeeper:
 
     async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
         """Drop holds; return the state of each after that, None for those that are not known (H2)."""
-        decision = DropDecision(self._now_ms(), tuple(holds))
-        fresh = {each for each in holds if each in self._machine.open} - self._cancelling
+        states: dict[HoldId, HoldState | None] = {}
+        left = dict.fromkeys(holds)
+        while left:
+            places = {each: await self._place(each) for each in left}
+            known = {each for each in left if each in self._machine.open}
+            states |= await self._drop(places)
+            for each in list(left):
+                missed = states[each] is None and each in known  # it moved into a run meanwhile
+                if not missed and states[each] is not HoldState.HELD:  # a merge has replaced its run
+                    del left[each]
+        return [states[each] for each in holds]
+
+    async def _place(self, hold: HoldId) -> FarPlace | None:
+        """Return where a hold lies in a run, None if it does not. Its id says when it is due (H6)."""
+        return None if self._machine.state_in_memory(hold) else await self._far.find(hold)
+
+    async def _drop(self, places: Mapping[HoldId, FarPlace | None]) -> dict[HoldId, HoldState | None]:
+        """Propose to drop holds, and return their states."""
+        found = tuple(places.values()) if any(places.values()) else ()
+        decision = DropDecision(self._now_ms(), tuple(places), found)
+        fresh = {each for each, place in places.items() if place or each in self._machine.open} - self._cancelling
         self._cancelling |= fresh
         try:
             answers = await self._propose(decision)
         finally:
             self._cancelling -= fresh
-        states = dict(zip(holds, answers, strict=True))  # type: ignore[call-overload]  # the machine answers with states
+        states = dict(zip(places, answers, strict=True))  # type: ignore[call-overload]  # the machine answers with states
         self._parts.counters.delayed_cancelled_records += sum(states[each] is HoldState.DROPPED for each in fresh)
-        return [states[each] for each in holds]
+        self._far.wake()
+        return states
 
     @property
     def waiting_count(self) -> int:
         """How many delayed records wait."""
-        return sum(self._machine.waiting.values())
+        return self._machine.waiting_count
 
     def overdue_s(self) -> float:
         """Return for how long the oldest delayed record has been due that its target does not have yet; or 0."""
@@ -186,16 +223,20 @@ class HoldKeeper:
         left = (each for each in units if each.unit.r > self._sent.get(each.unit.target, 0))
         released = (each.holds[0].block.due_ms for each in left)  # those of a unit are in the order of their due times
         waiting = (self._first_due(target) for target in list(self._machine.waiting))
-        due_ms = min((each for each in (*released, *waiting) if each), default=None)
+        due_ms = min((each for each in (*released, *waiting, self._far.overdue_ms()) if each), default=None)
         return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
 
     async def prove(self) -> None:
         """Wait for a proof (S6). Read the counts at once then, before the next await."""
         await known_outcome(self._log.fresh())
 
-    def all_waiting(self) -> dict[Target, tuple[int, int]]:
+    async def all_waiting(self) -> dict[Target, tuple[int, int]]:
         """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
-        return {target: (count, self._first_due(target) or 0) for target, count in self._machine.waiting.items()}
+        found: dict[Target, tuple[int, int]] = {}
+        for target, count in list(self._machine.waiting.items()):
+            due_ms = self._first_due(target)
+            found[target] = count, await self._far.first_due(target, due_ms) or due_ms or 0
+        return found
 
     async def waiting(self, topic_id: str, *, undelivered: bool = False) -> dict[Target, tuple[int, int]]:
         """Return how many holds of each partition of a topic wait, and when the next is due.
@@ -205,7 +246,7 @@ class HoldKeeper:
         """
         await known_outcome(self._log.fresh())
         others = dict.fromkeys(self._machine.undelivered() if undelivered else (), (0, 0))
-        found = others | self.all_waiting()
+        found = others | await self.all_waiting()
         return {target: each for target, each in found.items() if target.topic_id == topic_id}
 
     @property
@@ -226,18 +267,23 @@ class HoldKeeper:
             raise NotReadyError("the service partition of these held records is closed")
         if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
             raise ThrottledError(f"{self._waiting_bytes} bytes of records wait until they are held")
-        held = len(self._machine.open) + len(self._pending)
-        if held >= HOLDS_MAX:
-            raise ThrottledError(
-                f"{held} delayed records wait in this service partition, more are not allowed",
-                hint="spread them over more partitions of the topic, or send them later",
-            )
+        self._check_room()
         future: asyncio.Future[HoldState] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_mark_retrieved)
         self._waiting_bytes += len(new.data)
         self._pending[new.id] = future
         self._arrived[new.id] = new, future
         return future
+
+    def _check_room(self) -> None:
+        """Raises: ThrottledError when too many records wait."""
+        near, waiting = len(self._machine.open) + len(self._pending), self.waiting_count + len(self._pending)
+        for held, most, which in ((waiting, WAITING_MAX, "wait"), (near, HOLDS_MAX, "are due soon")):
+            if held >= most:
+                raise ThrottledError(
+                    f"{held} delayed records of this service partition {which}, {most} are allowed",
+                    hint="spread them over more partitions of the topic, or send them later",
+                )
 
     def _store_arrived(self) -> None:
         """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
@@ -258,6 +304,7 @@ class HoldKeeper:
                 if state is HoldState.HELD:
                     self._expect(new.target, new.id, new.due_ms)
                     self._parts.counters.delayed_records += bool(new.due_ms)
+                    self._far.wake()
                 if not future.done():
                     future.set_result(state)
         finally:
@@ -313,6 +360,7 @@ class HoldKeeper:
     async def run(self) -> None:
         """Release what is due until cancelled. Raises: MemqError when the log has ended."""
         self._tasks.start(self._finish(), "finish units")
+        self._tasks.start(self._keep_runs(), "runs of held records")
         for target in self._machine.units:
             self._send_to(target)
         while True:
@@ -328,6 +376,7 @@ class HoldKeeper:
             for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
                 self._expect_again(unit)
             self._deciding = ()
+            self._far.wake()
             for target in dict.fromkeys(unit.target for unit in units):
                 self._send_to(target)
             if pause_s:
@@ -343,6 +392,25 @@ class HoldKeeper:
         if due_ms:
             heapq.heappush(self._due.setdefault(target, []), (due_ms, hold.producer, hold.first))
             self._changed.set()
+
+    def _expect_all(self) -> None:
+        """Expect all holds in memory, and no others."""
+        self._due.clear()
+        for hold in self._machine.open.values():
+            if hold.block.due_ms:
+                self._due.setdefault(hold.target, []).append((hold.block.due_ms, *_id_of(hold.block)))
+        for heap in self._due.values():
+            heapq.heapify(heap)
+
+    def _brought(self, holds: Iterable[RunEntry]) -> None:
+        """Expect holds that were brought from a run."""
+        for block, target, _ in holds:
+            if block.id in self._machine.open:
+                self._expect(target, block.id, block.due_ms)
+
+    async def _keep_runs(self) -> None:
+        with suppress(MemqError):  # the log has ended: the next owner continues
+            await self._far.run()
 
     def _expect_again(self, unit: Unit) -> None:
         """Expect the holds of a unit that are not released."""
@@ -493,6 +561,10 @@ def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
             break
         chosen.append(new)
     return chosen
+
+
+def _id_of(block: HeldBlock) -> tuple[int, int]:
+    return block.id.producer, block.id.first
 
 
 def _mark_retrieved(future: asyncio.Future[HoldState]) -> None:

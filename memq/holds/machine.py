@@ -1,4 +1,4 @@
-"""The held records of one service partition as a state machine (DESIGN 9.4, rules H1 to H5). Pure.
+"""The held records of one service partition as a state machine (DESIGN 9.4, rules H1 to H6). Pure.
 
 A hold is a block of records that a producer sealed for its target, a write partition. The block lies in an object
 below `<cluster>/held/`. A hold is released once or dropped, never both: the first of the two decisions that counts wins
@@ -7,21 +7,27 @@ numbers are dense, and none is given twice. The unit stays in the state until th
 
 The machine knows what has ended, so that a block that comes again is not held again. `before_ms` of a `HoldDecision`
 says what may be forgotten. All times are in the decisions (S3): the fold reads no clock.
+
+Holds that are due late leave the memory: `memq.holds.far` has those in runs. No decision needs the content of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from enum import IntEnum
 
 import msgspec
 
+from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.format.held_sequences import due_time_of
+from memq.holds.far import BringDecision, FarHolds, FarPlace, MarkDecision, MergeDecision, RunDecision, SavedFar
 from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
 
 HOLDS_MACHINE = "holds"  # its name in the log
-STATE_VERSION = 1
+STATE_VERSION = 2  # 1 without runs, which brokers of earlier releases read
+SLICE_HOLDS = 1_000  # of a snapshot, encoded at once: 3 ms
 
 
 class HoldState(IntEnum):
@@ -59,11 +65,12 @@ class ReleaseDecision(msgspec.Struct, frozen=True, tag="release"):
     units: tuple[Unit, ...]
 
 
-class DropDecision(msgspec.Struct, frozen=True, tag="drop"):
-    """Holds that are dropped at `now_ms`."""
+class DropDecision(msgspec.Struct, frozen=True, tag="drop", omit_defaults=True):
+    """Holds that are dropped at `now_ms`. `places`, if any, says where those lie that are in runs."""
 
     now_ms: int
     holds: tuple[HoldId, ...]
+    places: tuple[FarPlace | None, ...] = ()
 
 
 class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
@@ -73,7 +80,8 @@ class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
     units: tuple[tuple[Target, int], ...]
 
 
-HoldsDecision = HoldDecision | ReleaseDecision | DropDecision | DoneDecision
+FarDecision = MarkDecision | RunDecision | MergeDecision | BringDecision
+HoldsDecision = HoldDecision | ReleaseDecision | DropDecision | DoneDecision | FarDecision
 
 
 class Hold(msgspec.Struct, gc=False):
@@ -83,6 +91,10 @@ class Hold(msgspec.Struct, gc=False):
     target: Target
     lane: str
     key: str
+
+    def is_due_at(self, from_ms: int) -> bool:
+        """Whether it is due at or after `from_ms`, and its id says when: then its run is found (H6)."""
+        return not self.lane and self.block.due_ms >= from_ms and due_time_of(self.block.id.first) == self.block.due_ms
 
 
 class ReleasedUnit(msgspec.Struct):
@@ -123,6 +135,23 @@ class _SavedHolds(msgspec.Struct, frozen=True):
     ended: list[tuple[HoldId, HoldState, int]]
     totals: list[tuple[Target, int]] = []  # a Struct copies the default
     dropped: list[tuple[Target, int]] = []
+    far: SavedFar | None = None
+    far_counts: list[tuple[Target, int]] = []  # holds of each target in runs
+
+
+class _EncodedHolds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The same, with the parts of the lists as bytes."""
+
+    version: int
+    life: int
+    objects: list[msgspec.Raw]
+    units: list[msgspec.Raw]
+    numbers: list[tuple[Target, int]]
+    ended: list[msgspec.Raw]
+    totals: list[tuple[Target, int]]
+    dropped: list[tuple[Target, int]]
+    far: SavedFar | None = None
+    far_counts: list[tuple[Target, int]] = []
 
 
 _FORMAT: MachineFormat[HoldsDecision, _SavedHolds] = MachineFormat(
@@ -139,8 +168,9 @@ decode_decision = _FORMAT.decode_decision
 class HoldMachine:
     """All held records of a service partition. See `memq.state_log.StateMachine`.
 
-    `apply` returns the state of each hold of a decision after it, in order; None for a hold that is not known. The
-    answer to a release has True for each unit that counts.
+    `apply` returns the state of each hold of a decision after it, in order; None for a hold that is not known. A
+    dropped hold is HELD if its run is not named any more: find it again. The answer to a release has True for each unit
+    that counts. Decisions about runs are answered by whether they count, a mark by its number.
 
     A hold of a lane with a name has no due time: one decision releases or drops the whole lane. `enter` returns whether
     a lane takes a block now.
@@ -154,7 +184,9 @@ class HoldMachine:
         self.totals: dict[Target, int] = {}  # how many records the units of each target have
         self.dropped: dict[Target, int] = {}  # how many delayed records of each target were dropped
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
-        self.waiting: dict[Target, int] = {}  # open holds of each target that have a due time
+        self.waiting: dict[Target, int] = {}  # holds of each target that have a due time, those in runs included
+        self.waiting_count = 0  # of all targets
+        self.far = FarHolds()
         self._released: set[HoldId] = set()  # those in `units`
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
         self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
@@ -171,13 +203,26 @@ class HoldMachine:
             case ReleaseDecision():
                 return self._release_all(decision.units)
             case DropDecision():
-                return tuple(self._drop(hold, decision.now_ms) for hold in decision.holds)
+                return self._drop_all(decision)
             case DoneDecision():
                 self._done(decision)
-        return None
+                return None
+            case MarkDecision():
+                return self.far.begin(hold.block.id for hold in self.open.values() if hold.is_due_at(decision.from_ms))
+            case RunDecision():
+                return self._move(decision)
+            case MergeDecision():
+                return self.far.merge(decision)
+            case BringDecision():
+                return self._bring(decision)
 
     def state_of(self, hold: HoldId) -> HoldState | None:
-        """Return the state of a hold; None for an unknown one, or one that was forgotten."""
+        """Return the state of a hold; None for one that is unknown, was forgotten, or is in a run for long."""
+        known = self.state_in_memory(hold)
+        return HoldState.HELD if known is None and self.far.is_recent(hold) else known
+
+    def state_in_memory(self, hold: HoldId) -> HoldState | None:
+        """Return the same without runs."""
         if hold in self.open:
             return HoldState.HELD
         if hold in self._released:
@@ -219,10 +264,31 @@ class HoldMachine:
                 each.total = total
                 total -= each.records
 
+    def end_released(
+        self, delivered: Container[HoldId], late: Mapping[HoldId, tuple[Target, HeldBlock]], now_ms: int
+    ) -> None:
+        """End the holds of this older state that their targets have (S9); `late` says where some lie in runs."""
+        for hold in [each for each in self.open.values() if each.block.id in delivered]:
+            self._close(hold)
+            self._unname(hold.key)
+            self._ended[hold.block.id] = HoldState.RELEASED, now_ms
+        for unit in self._all_units():
+            for hold in [each for each in unit.holds if each.block.id in delivered]:
+                unit.holds.remove(hold)
+                self._unname(hold.key)
+                self._released.discard(hold.block.id)
+                self._ended[hold.block.id] = HoldState.RELEASED, now_ms
+        for id_, (target, block) in late.items():
+            if id_ in delivered:
+                self.far.replace(block)
+                self._count(target, -1)
+                self._ended[id_] = HoldState.RELEASED, now_ms
+
     # ---- decisions -------------------------------------------------------------------------------
 
     def _hold(self, decision: HoldDecision) -> tuple[HoldState | None, ...]:
         self._forget(decision.before_ms)
+        self.far.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
 
     def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> HoldState:
@@ -239,20 +305,33 @@ class HoldMachine:
         if known is not None:
             self._close(known)
             self._unname(known.key)
-        target = self._targets.setdefault(lane.target, lane.target)
+        elif self.far.is_recent(block.id):
+            self.far.replace(block)
+            self._count(lane.target, -1)
+        self._insert(key, lane, block)
         if not lane.lane:
-            self.waiting[target] = self.waiting.get(target, 0) + 1
+            self._count(lane.target, 1)
+
+    def _insert(self, key: str, lane: HeldLane, block: HeldBlock) -> None:
+        target = self._targets.setdefault(lane.target, lane.target)
         self.open[block.id] = self._named(Hold(block, target, self._shared(lane.lane), self._shared(key)))
         if lane.lane:
             self.lanes.setdefault(lane.lane, {})[block.id] = None
+
+    def _count(self, target: Target, change: int) -> None:
+        """Count holds of a target that have a due time."""
+        target = self._targets.setdefault(target, target)
+        self.waiting_count += change
+        self.waiting[target] = self.waiting.get(target, 0) + change
+        if not self.waiting[target]:
+            del self.waiting[target]
 
     def _close(self, hold: Hold) -> None:
         """Take a hold out of those that wait."""
         del self.open[hold.block.id]
         if not hold.lane:
-            self.waiting[hold.target] -= 1
-            if not self.waiting[hold.target]:
-                del self.waiting[hold.target]
+            self._count(hold.target, -1)
+            self.far.left(hold.block)
         else:
             del self.lanes[hold.lane][hold.block.id]
             if not self.lanes[hold.lane]:
@@ -281,7 +360,11 @@ class HoldMachine:
         self.units.setdefault(unit.target, {})[unit.r] = released
         return True
 
-    def _drop(self, hold: HoldId, now_ms: int) -> HoldState | None:
+    def _drop_all(self, decision: DropDecision) -> tuple[HoldState | None, ...]:
+        places = decision.places or (None,) * len(decision.holds)
+        return tuple(self._drop(*each, decision.now_ms) for each in zip(decision.holds, places, strict=False))
+
+    def _drop(self, hold: HoldId, place: FarPlace | None, now_ms: int) -> HoldState | None:
         known = self.open.get(hold)
         if known is not None:
             self._close(known)
@@ -289,7 +372,15 @@ class HoldMachine:
             if not known.lane:
                 self.dropped[known.target] = self.dropped.get(known.target, 0) + known.block.counted
             self._ended[hold] = HoldState.DROPPED, now_ms
-        return self.state_of(hold)
+        elif place is not None and hold not in self._released and hold not in self._ended:
+            dropped = self.far.drop(hold, place)
+            if dropped is None:
+                return HoldState.HELD
+            if dropped:
+                self._count(place.target, -1)
+                self.dropped[place.target] = self.dropped.get(place.target, 0) + place.records
+                self._ended[hold] = HoldState.DROPPED, now_ms
+        return self.state_in_memory(hold)
 
     def _done(self, decision: DoneDecision) -> None:
         for target, r in decision.units:
@@ -332,7 +423,26 @@ class HoldMachine:
     def drop_lane(self, lane: str, now_ms: int) -> None:
         """Drop all open holds of a lane."""
         for hold in list(self.lanes.get(lane, ())):
-            self._drop(hold, now_ms)
+            self._drop(hold, None, now_ms)
+
+    # ---- runs ------------------------------------------------------------------------------------
+
+    def _move(self, decision: RunDecision) -> bool:
+        """Let marked holds leave the memory."""
+        moved = self.far.take(decision)
+        for hold in moved:
+            self._unname(self.open.pop(hold).key)
+        return bool(moved)
+
+    def _bring(self, decision: BringDecision) -> bool:
+        """Let holds of a run come back into memory."""
+        run = self.far.bring(decision)
+        for key, lanes in decision.objects if run is not None else ():
+            for lane in lanes:
+                for block in lane.blocks:
+                    if run is not None and block.id not in run.dropped and block.id not in self.open:
+                        self._insert(key, lane, block)
+        return run is not None
 
     # ---- objects ---------------------------------------------------------------------------------
 
@@ -353,24 +463,24 @@ class HoldMachine:
 
     def snapshot(self) -> bytes:
         """Return the whole state as bytes."""
-        by_key: dict[str, dict[tuple[Target, str], list[HeldBlock]]] = {}
+        return b"".join(self.begin_snapshot())
+
+    def begin_snapshot(self) -> Iterator[bytes]:
+        """See `memq.state_log.SlicedMachine`."""
+        far = None if self.far.empty else self.far.save()
+        counts = (list(each.items()) for each in (self.totals, self.dropped))
+        saved = _EncodedHolds(1, self.life, [], [], list(self.numbers.items()), [], *counts)
+        if far is not None:
+            saved = msgspec.structs.replace(saved, version=STATE_VERSION, far=far, far_counts=self._far_counts())
+        return _pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
+
+    def _far_counts(self) -> list[tuple[Target, int]]:
+        """Return how many holds of each target are in runs."""
+        counts = dict(self.waiting)
         for hold in self.open.values():
-            by_key.setdefault(hold.key, {}).setdefault((hold.target, hold.lane), []).append(hold.block)
-        objects = [
-            (key, [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]) for key, lanes in by_key.items()
-        ]
-        units = [
-            (each.unit, [(hold.key, HeldLane(hold.target, hold.lane, (hold.block,))) for hold in each.holds])
-            for each in self._all_units()
-        ]
-        ended = [(hold, *each) for hold, each in self._ended.items()]
-        return _FORMAT.encode_state(
-            _SavedHolds(
-                *(STATE_VERSION, self.life, objects, units, list(self.numbers.items()), ended),
-                totals=list(self.totals.items()),
-                dropped=list(self.dropped.items()),
-            )
-        )
+            if not hold.lane:
+                counts[hold.target] -= 1
+        return [(target, count) for target, count in counts.items() if count]
 
     def _all_units(self) -> Iterator[ReleasedUnit]:
         for units in self.units.values():
@@ -396,6 +506,46 @@ class HoldMachine:
             self.totals.setdefault(target, sum(each.records for each in left.values()))
         self._count_units()
         self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}
+        for target, count in saved.far_counts:
+            self._count(target, count)
+        if saved.far is not None:
+            try:
+                self.far.restore(saved.far)
+            except ValueError as error:
+                raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_Ended = tuple[HoldId, tuple[HoldState, int]]
+
+
+def _pieces(saved: _EncodedHolds, open_: list[Hold], units: list[ReleasedUnit], ended: list[_Ended]) -> Iterator[bytes]:
+    """Yield empty pieces between the slices of the work, and the whole state at last."""
+    by_key: dict[str, dict[tuple[Target, str], list[HeldBlock]]] = {}
+    for number, hold in enumerate(open_, 1):
+        by_key.setdefault(hold.key, {}).setdefault((hold.target, hold.lane), []).append(hold.block)
+        if number % SLICE_HOLDS == 0:
+            yield b""
+    done = 0
+    for key, lanes in by_key.items():
+        found = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
+        saved.objects.append(msgspec.Raw(_encode((key, found))))
+        done += sum(len(lane.blocks) for lane in found)
+        if done >= SLICE_HOLDS:
+            done = 0
+            yield b""
+    for each in units:
+        pieces = [(hold.key, HeldLane(hold.target, hold.lane, (hold.block,))) for hold in each.holds]
+        saved.units.append(msgspec.Raw(_encode((each.unit, pieces))))
+        done += len(pieces)
+        if done >= SLICE_HOLDS:
+            done = 0
+            yield b""
+    for number, (id_, end) in enumerate(ended, 1):
+        saved.ended.append(msgspec.Raw(_encode((id_, *end))))
+        if number % SLICE_HOLDS == 0:
+            yield b""
+    yield _encode(saved)
 
 
 def _any_lane(lane: str) -> bool:

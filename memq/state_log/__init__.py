@@ -10,8 +10,8 @@ the same state. The log alone decides, without clocks. docs/state-log.md has the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 from memq.errors import NotReadyError, OutcomeUnknownError
 
@@ -38,6 +38,18 @@ class StateMachine(Protocol):
 
     def restore(self, state: bytes) -> None:
         """Replace the state, which is empty, by one that `snapshot` returned."""
+        ...
+
+
+@runtime_checkable
+class SlicedMachine(Protocol):
+    """A machine whose state may be large: the owner does other work while it encodes a snapshot."""
+
+    def begin_snapshot(self) -> Iterator[bytes]:
+        """Return the pieces of the whole state of this moment; some are empty.
+
+        Decisions that are applied between two pieces do not change them.
+        """
         ...
 
 

@@ -8,14 +8,14 @@ of the data partitions, where late pointers are never dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.errors import UnsupportedFormatError
 from memq.format.state_log.entry import OpenedState, StateDecisions, StateEntry, StateSnapshot
 from memq.format.state_log.snapshot import SavedState
-from memq.state_log import Answer, StateMachine
+from memq.state_log import Answer, SlicedMachine, StateMachine
 
 
 class Judgement(Enum):
@@ -62,8 +62,12 @@ class StateFold:
 
     def save(self) -> SavedState:
         """Return the state that counts below `offset`, with epoch and next number (S7)."""
-        states = {name: machine.snapshot() for name, machine in self.machines.items()}
-        return SavedState(self.offset, self.epoch, self.number, states)
+        return next(each for each in self.begin_save() if each is not None)
+
+    def begin_save(self) -> Iterator[SavedState | None]:
+        """Return the steps of the same, of this moment; the last one is the state, the others are None."""
+        place = (self.offset, self.epoch, self.number)
+        return _steps(place, {name: _begun(machine) for name, machine in self.machines.items()})
 
     def meet(self, offset: int, entry: StateEntry) -> Met:
         """Take the entry at `offset`, which is the next one of the log.
@@ -99,3 +103,19 @@ class StateFold:
         unknown = sorted(set(names) - set(self.machines))
         if unknown:
             raise UnsupportedFormatError(f"the state log has decisions of unknown machines: {unknown[:8]}")
+
+
+def _begun(machine: StateMachine) -> Iterator[bytes]:
+    return machine.begin_snapshot() if isinstance(machine, SlicedMachine) else iter((machine.snapshot(),))
+
+
+def _steps(place: tuple[int, int, int], machines: Mapping[str, Iterator[bytes]]) -> Iterator[SavedState | None]:
+    states: dict[str, bytes] = {}
+    for name, pieces in machines.items():
+        found: list[bytes] = []
+        for piece in pieces:
+            if found:
+                yield None
+            found.append(piece)
+        states[name] = b"".join(found)
+    yield SavedState(*place, states)

@@ -23,7 +23,7 @@ Saved = TypeVar("Saved", bound=Versioned)
 
 
 class MachineFormat(Generic[Decision, Saved]):
-    """The format of one machine: a union of decisions, and a saved state of one version.
+    """The format of one machine: a union of decisions, and a saved state of versions 1 to `version`.
 
     `decision` and `snapshot` are the names of the two in errors.
     """
@@ -53,11 +53,11 @@ class MachineFormat(Generic[Decision, Saved]):
         return self._encode(state)
 
     def decode_state(self, body: bytes) -> Saved:
-        """Return a saved state. Raises: UnsupportedFormatError for another version; CorruptDataError."""
+        """Return a saved state. Raises: UnsupportedFormatError for a newer version; CorruptDataError."""
         try:
             saved = self._decode_state(body)
         except msgspec.MsgspecError as error:
             raise CorruptDataError(f"{self._snapshot} can't be read: {error}") from error
-        if saved.version != self._version:
-            raise UnsupportedFormatError(f"{self._snapshot} has version {saved.version}, not {self._version}")
+        if not 1 <= saved.version <= self._version:
+            raise UnsupportedFormatError(f"{self._snapshot} has version {saved.version}, above {self._version}")
         return saved

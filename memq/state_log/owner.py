@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -305,11 +306,11 @@ class StateOwner:
 
     # ---- snapshots ---------------------------------------------------------------------------
 
-    def save(self) -> SavedState:
-        """Return the state that counts, for a snapshot (S7)."""
+    def save(self) -> Iterator[SavedState | None]:
+        """Return the steps to the state that counts now, for a snapshot (S7). See `StateFold.begin_save`."""
         assert self._naming is None, "one snapshot at a time"
         self.pace.saved()
-        return self.fold.save()
+        return self.fold.begin_save()
 
     def name(self, snapshot: StateSnapshot, until_s: float) -> None:
         """Name a stored snapshot by the next entry, which is handed over until `until_s` and not later.

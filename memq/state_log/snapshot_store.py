@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from awscrt.checksums import crc32c
@@ -16,11 +17,15 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
 
 class FoundSnapshot(NamedTuple):
-    """The last whole snapshot of a log, if any; the highest epoch; the faults of later ones, by key."""
+    """The last whole snapshot of a log, if any; the highest epoch; the faults of later ones, by key.
+
+    It was stored at `stored_ms` of the store's clock (Unix ms).
+    """
 
     saved: SavedState | None
     highest_epoch: int
     faults: list[tuple[str, str]]
+    stored_ms: int = 0
 
 
 class SnapshotStore:
@@ -55,22 +60,39 @@ class SnapshotStore:
     async def last(self, prefix: str) -> FoundSnapshot:
         """Return the last whole snapshot below the prefix of a state log, also if no entry names it.
 
-        It is listed twice, because a store may leave out keys. Raises: as the store; UnsupportedFormatError.
+        Raises: as the store; UnsupportedFormatError.
         """
-        parts: dict[tuple[int, int, str], set[int]] = {}
+        parts = await self._listed(prefix)
+        found = FoundSnapshot(None, max((epoch for epoch, _, _ in parts), default=0), [])
+        for (_, _, key), numbers in sorted(parts.items(), reverse=True):
+            try:
+                saved = await self._get_unnamed(key, len(numbers))
+                return found._replace(saved=saved, stored_ms=max(numbers.values()))
+            except (CorruptDataError, NotFoundError) as error:
+                found.faults.append((key, str(error)))
+        return found
+
+    async def all(self, prefix: str) -> list[SavedState]:
+        """Return all whole snapshots below the prefix of a state log. Raises: as `last`."""
+        found: list[SavedState] = []
+        for (_, _, key), numbers in (await self._listed(prefix)).items():
+            with suppress(CorruptDataError, NotFoundError):
+                found.append(await self._get_unnamed(key, len(numbers)))
+        return found
+
+    async def _listed(self, prefix: str) -> dict[tuple[int, int, str], dict[int, int]]:
+        """Return the parts of all snapshots, with their times.
+
+        They are listed twice, because a store may leave out keys.
+        """
+        parts: dict[tuple[int, int, str], dict[int, int]] = {}
         for _ in range(2):
             async for entry in self._store.list(prefix):
                 place = parse_state_key(entry.key)
                 if place is not None:
                     key = entry.key.rpartition("/")[0]
-                    parts.setdefault((place.epoch, place.offset, key), set()).add(place.part)
-        found = FoundSnapshot(None, max((epoch for epoch, _, _ in parts), default=0), [])
-        for (_, _, key), numbers in sorted(parts.items(), reverse=True):
-            try:
-                return found._replace(saved=await self._get_unnamed(key, len(numbers)))
-            except (CorruptDataError, NotFoundError) as error:
-                found.faults.append((key, str(error)))
-        return found
+                    parts.setdefault((place.epoch, place.offset, key), {})[place.part] = entry.modified_ms
+        return parts
 
     async def _get_unnamed(self, key: str, parts: int) -> SavedState:
         async def once() -> SavedState:

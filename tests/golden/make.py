@@ -22,6 +22,7 @@ from memq.format.compaction_manifest import (
     encode_compaction_manifest,
     encode_manifest_part,
 )
+from memq.format.held_object import HeldBlock, HoldId, Target
 from memq.format.key import large_object_key, manifest_part_key, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import (
@@ -43,6 +44,7 @@ from memq.format.state_log.entry import (
     StateSnapshot,
     encode_state_entry,
 )
+from memq.format.state_log.held_run import RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState, encode_snapshot
 from memq.topic import Totals
 
@@ -243,6 +245,24 @@ def make_saved_state() -> SavedState:
     return SavedState(17, 2, 4, {"groups": b"\x01\x02\x03", "délais": b""})
 
 
+def make_run_holds() -> list[RunEntry]:
+    """Holds of two targets in two objects, in the order of their due times."""
+    clicks, orders = Target("clicks", TOPIC_ID, 3), Target("orders", TOPIC_ID[::-1], 0)
+    return [
+        RunEntry(HeldBlock(HoldId(42, 0), 1, NOW_MS, 0, 100), clicks, "golden/held/one"),
+        RunEntry(HeldBlock(HoldId(43, 5), 9, NOW_MS, 100, 1_000), orders, "golden/held/one"),
+        RunEntry(HeldBlock(HoldId(7, 0), 1, NOW_MS + 1, 0, 70_000), clicks, "golden/held/two"),
+    ]
+
+
+def make_run() -> bytes:
+    """A run of two blocks."""
+    writer, holds = RunWriter(), make_run_holds()
+    writer.add(holds[:2])
+    writer.add(holds[2:])
+    return b"".join(writer.finish("key", 0, 1)[1])
+
+
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
     files = {
@@ -255,6 +275,7 @@ def make() -> dict[str, bytes]:
     files["compaction-manifest.bin"] = encode_compaction_manifest(make_compaction_manifest())
     files |= {name: encode_state_entry(entry) for name, entry in make_state_entries().items()}
     (files["state-snapshot-part.bin"],) = encode_snapshot(make_saved_state(), "key")[1]
+    files["held-run.bin"] = make_run()
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files

@@ -1,7 +1,8 @@
-"""A random schedule of two owners of one service partition with held records, and its promises (H1, H2, H5).
+"""A random schedule of two owners of one service partition with held records, and its promises (H1, H2, H5, H6).
 
 Both owners plan on what they have read so far, one of them often on less, and everything that they decide counts. The
-reference knows only the plain facts: what was answered, what each unit carried, and what is done.
+reference knows only the plain facts: what was answered, what each unit carried, and what is done. The schedule keeps
+the content of runs: a run that is written, or merged, is named some steps later.
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.format.held_sequences import delayed_sequence, due_time_of
+from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.holds.far import (
+    BringDecision,
+    FarPlace,
+    MarkDecision,
+    MergeDecision,
+    ReplacedRun,
+    RunDecision,
+)
 from memq.holds.machine import (
     DoneDecision,
     DropDecision,
+    Hold,
     HoldDecision,
     HoldMachine,
     HoldsDecision,
@@ -24,8 +36,8 @@ from memq.holds.machine import (
 )
 
 TARGETS = tuple(Target("clicks", "ab" * 16, partition) for partition in range(2))
-HOLDS = 6
-STEPS = 60
+HOLDS = 12
+STEPS = 100
 WINDOW_MS = 20  # how long an ended hold is remembered
 
 
@@ -43,6 +55,7 @@ class Facts:
     named: dict[HoldId, str] = field(default_factory=dict)  # objects that must stay
     ended_ms: dict[HoldId, int] = field(default_factory=dict)
     numbers: dict[Target, int] = field(default_factory=dict)
+    moved_ms: dict[HoldId, int] = field(default_factory=dict)
 
 
 class Schedule:
@@ -54,15 +67,24 @@ class Schedule:
         self.facts = Facts()
         self.met: Counter[str] = Counter()
         self.now_ms = 1_000
+        self.ids = [HoldId(each, delayed_sequence(self.draw.randint(1_000, 1_300))) for each in range(1, HOLDS + 1)]
         self.objects = 0
         self.stale: list[tuple[Target, int]] = []  # numbers that an owner has seen as the next ones
+        self.runs: dict[str, list[RunEntry]] = {}  # the content of all runs that were written
+        self.written: list[tuple[int, HeldRun]] = []  # runs that marks wait for
+        self.merges: list[MergeDecision] = []
+        self.places: dict[HoldId, FarPlace] = {}  # where an owner has found holds, perhaps long ago
 
     def run(self) -> Counter[str]:
         """Run all steps. Raises: BrokenHoldError."""
         for _ in range(STEPS):
             self.now_ms += self.draw.randint(0, 5)
             step = self.draw.choice(
-                [self.hold, self.hold, self.cancel, self.release, self.release, self.done, self.save]
+                [
+                    *(self.hold, self.hold, self.hold, self.cancel, self.release, self.done, self.save),
+                    *(self.mark, self.move, self.move, self.bring, self.bring),
+                    *(self.begin_merge, self.begin_merge, self.merge, self.merge),
+                ]
             )
             step()
             self.check()
@@ -77,18 +99,19 @@ class Schedule:
         return TARGETS[hold.producer % 2]
 
     def some(self) -> HoldId:
-        return HoldId(self.draw.randint(1, HOLDS), 0)
+        return self.draw.choice(self.ids)
 
     # ---- steps -----------------------------------------------------------------------------------
 
     def hold(self) -> None:
         """A producer sends a block, perhaps again; not after the window, in which it gives up."""
         hold, facts = self.some(), self.facts
-        if self.now_ms - facts.ended_ms.get(hold, self.now_ms) > WINDOW_MS:
-            return
+        for known_ms in (facts.ended_ms, facts.moved_ms):
+            if self.now_ms - known_ms.get(hold, self.now_ms) > WINDOW_MS:
+                return
         self.objects += 1
         key = f"object {self.objects}"
-        lane = HeldLane(self.target_of(hold), "", (HeldBlock(hold, 1, self.now_ms, 0, 1),))
+        lane = HeldLane(self.target_of(hold), "", (HeldBlock(hold, hold.first + 1, due_time_of(hold.first), 0, 1),))
         (state,) = self.decide(HoldDecision(key, self.now_ms - WINDOW_MS, (lane,)))
         self.met[f"held: {state!r}"] += 1
         if hold in facts.ended_ms and state is HoldState.HELD:
@@ -103,7 +126,10 @@ class Schedule:
         hold, facts = self.some(), self.facts
         if hold not in facts.answered or self.now_ms - facts.ended_ms.get(hold, self.now_ms) > WINDOW_MS:
             return
-        (state,) = self.decide(DropDecision(self.now_ms, (hold,)))
+        found = self.live().get(hold)
+        if found is not None and self.draw.random() < 0.7:
+            self.places[hold] = FarPlace(found, due_time_of(hold.first), self.target_of(hold), 1)
+        (state,) = self.decide(DropDecision(self.now_ms, (hold,), (self.places.get(hold),)))
         self.met[f"cancelled: {state!r}"] += 1
         if state is HoldState.DROPPED:
             if facts.carried[hold]:
@@ -111,6 +137,9 @@ class Schedule:
             facts.dropped.add(hold)
             facts.named.pop(hold, None)
             facts.ended_ms.setdefault(hold, self.now_ms)
+        elif state is None or state is HoldState.HELD:
+            if found is None or (hold in self.places and self.places[hold].run == found):
+                raise BrokenHoldError(f"{hold} is in run {found}, and is answered with {state!r}")
         elif state is not HoldState.RELEASED or hold in facts.dropped:
             raise BrokenHoldError(f"{hold} is answered with {state!r}")
 
@@ -121,7 +150,7 @@ class Schedule:
         self.stale.append((target, number))
         if self.draw.random() < 0.3:
             target, number = self.draw.choice(self.stale)
-        holds = tuple(HoldId(each, 0) for each in self.draw.sample(range(1, HOLDS + 1), 3))
+        holds = tuple(self.draw.sample(self.ids, 3))
         (counts,) = self.decide(ReleaseDecision((Unit(target, number, holds),)))
         self.met["released" if counts else "old number"] += 1
         facts = self.facts
@@ -156,20 +185,115 @@ class Schedule:
         """A new owner begins with a snapshot."""
         restored = HoldMachine()
         restored.restore(self.machine.snapshot())
-        if restored.units != self.machine.units or restored.numbers != self.machine.numbers:
+        if _content(restored) != _content(self.machine) or restored.numbers != self.machine.numbers:
             raise BrokenHoldError("a snapshot has other units")
+        if restored.waiting != self.machine.waiting or restored.far.marked != self.machine.far.marked:
+            raise BrokenHoldError("a snapshot has other counts, or other marked holds")
         self.machine = restored
         self.met["restored"] += 1
+
+    # ---- runs ------------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """An owner begins to move some holds, and writes their run."""
+        number = self.machine.apply(encode_decision(MarkDecision(self.now_ms + self.draw.randint(0, 30))))
+        assert isinstance(number, int), f"the number of a mark is {number!r}"
+        held = (self.machine.open[hold] for hold in self.machine.far.marked)
+        holds = sorted((RunEntry(each.block, each.target, each.key) for each in held), key=lambda each: each.place)
+        if holds:
+            self.written.append((number, self.write(holds)))
+        self.met["marked"] += bool(holds)
+
+    def write(self, holds: list[RunEntry]) -> HeldRun:
+        writer = RunWriter()
+        writer.add(holds)
+        run, _ = writer.finish(f"run {len(self.runs)}", 0, len(self.runs))
+        self.runs[run.key] = holds
+        return run
+
+    def move(self) -> None:
+        """The run of a mark is named; an owner that is behind names one of an earlier mark."""
+        if not self.written:
+            return
+        mark, run = self.written[-1] if self.draw.random() < 0.8 else self.draw.choice(self.written)
+        moved = list(self.machine.far.marked)
+        counts = self.machine.apply(encode_decision(RunDecision(mark, (run,), self.now_ms)))
+        self.met["moved" if counts else "old mark"] += 1
+        if counts:
+            self.facts.moved_ms |= dict.fromkeys(moved, self.now_ms)
+
+    def bring(self) -> None:
+        """The first holds of a run come back, in an order that an owner may have read long ago."""
+        runs = list(self.machine.far.runs.values())
+        if not runs:
+            return
+        begun = [each for each in runs if each.at > (0, 0, 0)]
+        is_behind = bool(begun) and self.draw.random() < 0.4
+        state = self.draw.choice(begun if is_behind else runs)
+        before = (0, 0, 0) if is_behind else state.at
+        holds = [each for each in self.runs[state.run.key] if each.place > before][: self.draw.randint(1, 2)]
+        objects = tuple((key, (HeldLane(target, "", (block,)),)) for block, target, key in holds)
+        decision = BringDecision(state.run.key, before, holds[-1].place, objects)
+        counts = self.machine.apply(encode_decision(decision))
+        self.met["brought" if counts else "brought before"] += 1
+        for each in holds:
+            if counts and each.block.id in self.machine.open:
+                self.facts.moved_ms.pop(each.block.id, None)
+
+    def begin_merge(self) -> None:
+        """An owner merges two runs, or writes one again."""
+        runs = list(self.machine.far.runs.values())
+        chosen = self.draw.sample(runs, min(len(runs), self.draw.randint(1, 2)))
+        live = [
+            each
+            for state in chosen
+            for each in self.runs[state.run.key]
+            if each.place > state.at and each.block.id not in state.dropped
+        ]
+        replaced = tuple(ReplacedRun(state.run.key, state.at, len(state.dropped)) for state in chosen)
+        if chosen:
+            new = (self.write(sorted(live, key=lambda each: each.place)),) if live else ()
+            self.merges.append(MergeDecision(replaced, new))
+
+    def merge(self) -> None:
+        """The result of a merge is named, if its runs are as they were."""
+        if self.merges:
+            merge = self.merges.pop(self.draw.randrange(len(self.merges)))
+            self.met["merged" if self.machine.apply(encode_decision(merge)) else "old merge"] += 1
+
+    def live(self) -> dict[HoldId, str]:
+        """Return the live holds in runs, with the keys of their runs."""
+        return {
+            each.block.id: key
+            for key, state in self.machine.far.runs.items()
+            for each in self.runs[key]
+            if each.place > state.at and each.block.id not in state.dropped
+        }
 
     # ---- promises --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check that the state names the objects that are needed, and no others."""
         needed, named = set(self.facts.named.values()), set(self.machine.objects)
-        if needed - named:
-            raise BrokenHoldError(f"{needed - named} are needed, and not named")
+        live = self.live()
+        in_runs = {
+            each.key for key in self.machine.far.runs for each in self.runs[key] if live.get(each.block.id) == key
+        }
+        if needed - named - in_runs:
+            raise BrokenHoldError(f"{needed - named - in_runs} are needed, and not named")
         if named - needed:
             raise BrokenHoldError(f"{named - needed} are named, and not needed")
         waiting = sum(self.machine.waiting.values())
-        if waiting != len(self.machine.open):
-            raise BrokenHoldError(f"{waiting} are counted, {len(self.machine.open)} wait")
+        if not waiting == self.machine.waiting_count == len(self.machine.open) + len(live):
+            raise BrokenHoldError(f"{waiting} are counted, {len(self.machine.open)} wait, and {len(live)} in runs")
+        lost = {hold for hold, state in self.facts.answered.items() if state is HoldState.HELD}
+        lost -= {*self.machine.open, *live, *self.facts.dropped, *self.facts.carried}
+        if lost:
+            raise BrokenHoldError(f"{lost} are held, and nowhere")
+
+
+def _content(machine: HoldMachine) -> dict[Target, dict[int, tuple[Unit, list[Hold]]]]:
+    """Return the units without their totals, which count only for units that are done in their order."""
+    return {
+        target: {r: (each.unit, each.holds) for r, each in units.items()} for target, units in machine.units.items()
+    }

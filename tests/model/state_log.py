@@ -368,7 +368,7 @@ class StateLogModel:
             self.note("stores", key)
             owner.name(StateSnapshot(saved.offset, saved.number, saved.epoch, 1, 0, 1, key), self.now_s + 500)
         elif not owner.naming:
-            broker.storing = owner.save()
+            broker.storing = next(each for each in owner.save() if each is not None)
 
     def settle(self, broker: Broker) -> None:
         """Pass outcomes on, and the trims after a snapshot; then compare the state with the log."""

@@ -137,13 +137,14 @@ BUGS: dict[str, tuple[Planted, ...]] = {
             "    machine.restore(saved.machines['slots'])\n"
             "    for _, part in content.decisions:\n"
             "        machine.apply(part)\n"
-            "    return SavedState(saved.offset, saved.epoch, saved.number, {'slots': machine.snapshot()})\n"
+            "    found = SavedState(saved.offset, saved.epoch, saved.number, {'slots': machine.snapshot()})\n"
+            "    return iter((found,))\n"
         ),
     ),
     "S7: a snapshot without epoch and number": bug(
         FOLD,
-        "StateFold.save",
-        swap("SavedState(self.offset, self.epoch, self.number, states)", "SavedState(self.offset, 1, 0, states)"),
+        "StateFold.begin_save",
+        swap("(self.offset, self.epoch, self.number)", "(self.offset, 1, 0)"),
     ),
     "S7: a snapshot is believed by a void entry": bug(
         OPENING,

@@ -1,4 +1,4 @@
-"""Planted bugs of delayed records: a rule of holds is left out (H1 to H5)."""
+"""Planted bugs of delayed records: a rule of holds is left out (H1 to H6)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.simulation.bug import Planted, before, body, instead, omit, swap
 
 DELAYS = ("delay",)
 KEEPER, MACHINE, TAKING = "memq.holds.keeper", "memq.holds.machine", "memq.broker.holds.taking"
+FAR = "memq.holds.far"
 
 DELAY_BUGS = (
     Planted(
@@ -16,7 +17,7 @@ DELAY_BUGS = (
             "self._propose", "asyncio.ensure_future(self._propose(decision))\nreturn [HoldState.HELD] * len(batch)"
         ),
         level="breezy",
-        seed=1003,
+        seed=1022,
         aspects=DELAYS,
     ),
     Planted(
@@ -34,7 +35,7 @@ DELAY_BUGS = (
         "H2: a cancel tells that it dropped what is released",
         MACHINE,
         "HoldMachine._drop",
-        swap("self.state_of(hold)", "HoldState.DROPPED"),
+        swap("self.state_in_memory(hold)", "HoldState.DROPPED"),
         level="breezy",
         aspects=DELAYS,
     ),
@@ -112,7 +113,7 @@ DELAY_BUGS = (
         TAKING,
         "_is_there",
         swap("unit.number <= own.named.last_unit(unit.shard)", "False"),
-        seed=1002,
+        seed=1008,
         aspects=DELAYS,
     ),
     Planted(
@@ -120,7 +121,7 @@ DELAY_BUGS = (
         "memq.broker.partition.batch",
         "named_of",
         swap("slot.units", "()"),
-        seed=1002,
+        seed=1027,
         aspects=DELAYS,
     ),
     Planted(
@@ -128,6 +129,54 @@ DELAY_BUGS = (
         "memq.broker.sweep.sweep",
         "Sweep._why_held",
         swap("key not in named", "True"),
+        level="calm",
+        aspects=("house", *DELAYS),
+    ),
+    Planted(
+        "H6: a cancel of a record in a run is lost",
+        FAR,
+        "FarHolds.drop",
+        body("return True"),
+        level="breezy",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H6: records of a run are brought back late",
+        "memq.holds.runs",
+        "FarKeeper._bring",
+        swap("now_ms + self._pace.near_ms", "now_ms - 30_000"),
+        level="calm",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H6: the next owner brings records of a run again",
+        FAR,
+        "FarHolds.save",
+        swap("(state.run, state.at, list(state.dropped.items()))", "(state.run, (0, 0, 0), [])"),
+        level="breezy",
+        aspects=("state-log", *DELAYS),
+    ),
+    Planted(
+        "H6: the sweep takes a run that a state names",
+        "memq.broker.sweep.unnamed_snapshots",
+        "UnnamedSnapshots._runs",
+        body("return set()"),
+        level="calm",
+        aspects=("house", *DELAYS),
+    ),
+    Planted(
+        "S9: a restore lets records wait that are delivered",
+        "memq.broker.restore.restored_holds",
+        "RestoredHolds._in_logs",
+        body("return set()"),
+        level="calm",
+        aspects=DELAYS,
+    ),
+    Planted(
+        "H6: the sweep takes the objects of records in runs",
+        "memq.broker.sweep.unnamed_held",
+        "UnnamedHeld._add_late",
+        body("pass"),
         level="calm",
         aspects=("house", *DELAYS),
     ),

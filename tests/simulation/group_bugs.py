@@ -30,7 +30,7 @@ GROUP_BUGS = (
     Planted(
         "S7: the sweep takes the last snapshot of a state log",
         "memq.broker.sweep.unnamed_snapshots",
-        "UnnamedSnapshots.superseded",
+        "UnnamedSnapshots._snapshots_in",
         each(
             swap("named is None or key.rpartition('/')[0] in reading.named", "named is None"),
             swap("named.epoch <= place.epoch and named.offset < place.offset", "True"),

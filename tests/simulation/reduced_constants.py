@@ -23,6 +23,15 @@ LOOK_BACKS = "memq.client.consumer.fetch.fetch_scheduler:LOOK_BACKS_MAX"
 SNAPSHOTS = "memq.state_log.state_log:SNAPSHOT_S"
 FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 STATES = "memq.broker.service_hosts:STATE_PARTITIONS"
+RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged
+    "memq.holds.runs:NEAR_S": (4.0, 12.0),
+    "memq.holds.runs:SPILL_HOLDS": (1, 3),
+    "memq.holds.runs:AHEAD_HOLDS": (3, 10),
+    "memq.holds.runs:FANOUT": (2, 3),
+    "memq.holds.runs:DROPPED_MAX": (1, 4),
+    "memq.holds.run_store:OBJECT_HOLDS": (2, 8),
+    "memq.limits:RUN_BLOCK_HOLDS": (1, 3),
+}
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
@@ -80,8 +89,12 @@ TABLE: dict[str, tuple[float, ...]] = {
 
 
 def constants_of(seed: int) -> Constants:
-    """Return the constants that each run has, also one without thin margins: it waits at its end for two FORGET_S."""
-    return {FORGET: 4.0, STATES: random.Random(f"{seed}/states").choice([1, 2, 4, 8])}
+    """Return the constants that each run has, also one without thin margins: it waits at its end for two FORGET_S.
+
+    Delays of a run are at most a minute.
+    """
+    draw = random.Random(f"{seed}/states")
+    return {FORGET: 4.0, STATES: draw.choice([1, 2, 4, 8]), **{name: draw.choice(few) for name, few in RUNS.items()}}
 
 
 def draw_constants(draw: random.Random) -> Constants:

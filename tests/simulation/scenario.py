@@ -305,7 +305,7 @@ class Scenario:
         if not states or shape.compaction or self.plan.faults.chaos.log_cut_every_s > 0:
             return
         parts = (cluster.topic, states[0], cluster.objects, self.checker.logs, self.world.fail)
-        rules, node = StateRestoreRules(CLUSTER, *parts), cluster.cloud.node
+        rules, node = StateRestoreRules(CLUSTER, *parts, cluster.cloud.state_logs.waiting()), cluster.cloud.node
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restored groups")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the restore of groups does not end"

@@ -1,22 +1,26 @@
-"""Rules of a restore of groups, tried on a copy of the store: S9 and G5.
+"""Rules of a restore of groups and delayed records, tried on a copy of the store: S9 and G5.
 
 The queue loses everything. After the restore each group has the positions of the last snapshot: from there on it gets
-each record that its position in the lost log had not passed. It may read others again.
+each record that its position in the lost log had not passed. It may read others again. Each delayed record waits, or is
+in the log of its partition, and not both.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.restore import Restorer
 from memq.broker.restore.state_logs import StateLogRestorer
+from memq.format.held_object import HoldId
 from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
 from memq.groups.machine import GROUPS_MACHINE, GroupMachine
+from memq.holds.machine import HoldMachine
+from memq.holds.run_store import RunReader
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import Clock
 from memq.state_log.log_reading import read_state_log
@@ -42,7 +46,10 @@ class StateRestoreRules:
         objects: Mapping[str, bytes],
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
+        waiting: Iterable[HoldId] = (),
     ) -> None:
+        """`waiting` are the delayed records that wait."""
+        self._waiting = set(waiting)
         self._cluster = cluster
         self._topic = topic
         self._states = states
@@ -66,6 +73,7 @@ class StateRestoreRules:
             queue.left = -1
             await self._restore(store, queue, clock)
         after = await self._in_logs(store, queue)
+        await self._check_holds(store, queue)
         streams = {partition: await self._stream(queue, partition) for partition in self._logs}
         for (group, partition), old in before.items():
             new = after.get((group, partition))
@@ -79,7 +87,8 @@ class StateRestoreRules:
     async def _restore(self, store: MemoryHandler, queue: LoopbackQueue, clock: Clock) -> None:
         await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
         renumbered = dict.fromkeys(read_partitions(self._topic), self._topic)
-        report = await StateLogRestorer(self._cluster, store, queue, clock).restore(self._states, {}, renumbered)
+        restorer = StateLogRestorer(self._cluster, store, queue, clock)
+        report = await restorer.restore(self._states, {}, renumbered, [self._topic])
         if report.findings:
             self._fail(f"a restore of groups finds {report.findings[0]}")
 
@@ -97,6 +106,13 @@ class StateRestoreRules:
     async def _in_logs(self, store: MemoryHandler, queue: LoopbackQueue) -> Positions:
         """Return the positions that an owner of each restored state log begins with."""
         found: Positions = {}
+        for machines in await self._restored(store, queue):
+            found |= _positions(machines.groups)
+        return found
+
+    async def _restored(self, store: MemoryHandler, queue: LoopbackQueue) -> list[ServiceMachines]:
+        """Return the state of each restored state log."""
+        found: list[ServiceMachines] = []
         for log in read_partitions(self._states):
             if log not in queue.logs:
                 continue
@@ -104,8 +120,20 @@ class StateRestoreRules:
             if reading.scan.snapshot is not None:
                 machines = ServiceMachines()
                 reading.scan.fold(machines.by_name, await SnapshotStore(store).get(reading.scan.snapshot))
-                found |= _positions(machines.groups)
+                found.append(machines)
         return found
+
+    async def _check_holds(self, store: MemoryHandler, queue: LoopbackQueue) -> None:
+        landed = {HoldId(each.source[1], each.sequence) for log in self._logs.values() for each in log.stream}
+        restored: set[HoldId] = set()
+        for machines in await self._restored(store, queue):
+            restored |= await _waiting_in(machines.holds, store)
+        if restored & landed:
+            self._fail(f"{len(restored & landed)} delayed records are in the log, and wait again after a restore")
+        lost = self._waiting - restored - landed
+        if lost:
+            least = min(hold.producer for hold in lost)
+            self._fail(f"{len(lost)} delayed records are lost by a restore, the first is of producer {least}")
 
     async def _stream(self, queue: LoopbackQueue, partition: ReadPartition) -> list[Delivered]:
         """Return what a reader of a whole restored log gets."""
@@ -138,3 +166,14 @@ def _positions(machine: GroupMachine) -> Positions:
         for group, stored in machine.groups.items()
         for partition, committed in stored.positions.items()
     }
+
+
+async def _waiting_in(holds: HoldMachine, store: MemoryHandler) -> set[HoldId]:
+    """Return the delayed records that wait, those in runs included; not those of transactions."""
+    found = {each.block.id for each in holds.open.values() if not each.lane}
+    for units in holds.units.values():
+        found.update(hold.block.id for unit in units.values() for hold in unit.holds if not hold.lane)
+    for state in holds.far.runs.values():
+        async for some in RunReader(store).blocks(state.run, state.at):
+            found.update(each.block.id for each in some if each.block.id not in state.dropped)
+    return found

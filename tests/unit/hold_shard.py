@@ -75,6 +75,7 @@ class Shard:
             window_ms=lambda: WINDOW_MS,
             append=self.append,
             counters=self.counters,
+            run_key="runs/{:016x}".format,
         )
         self.keeper = HoldKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks)
 

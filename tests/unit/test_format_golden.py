@@ -11,6 +11,7 @@ from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
 from memq.format.spool import decode_segment
 from memq.format.state_log.entry import decode_state_entry
+from memq.format.state_log.held_run import open_run
 from memq.format.state_log.snapshot import decode_part, decode_snapshot, encode_snapshot
 from tests.golden.make import (
     FOLDER,
@@ -20,6 +21,7 @@ from tests.golden.make import (
     make_manifest_part,
     make_pointers,
     make_reports,
+    make_run_holds,
     make_saved_state,
     make_state_entries,
     seal,
@@ -27,7 +29,13 @@ from tests.golden.make import (
 
 MADE = make()
 COMPACTION = ("manifest-part.bin", "compaction-manifest.bin")
-PACKED = ("block-zstd.bin", "block-lz4.bin", *COMPACTION)  # their bytes depend on the version of the codec's library
+RUN = "held-run.bin"
+PACKED = (
+    "block-zstd.bin",
+    "block-lz4.bin",
+    RUN,
+    *COMPACTION,
+)  # their bytes depend on the version of the codec's library
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in PACKED])
@@ -77,6 +85,10 @@ def test_the_snapshot_of_a_state_log_reads_as_it_was_meant() -> None:
     named, _ = encode_snapshot(make_saved_state(), "key")
     piece = decode_part((FOLDER / "state-snapshot-part.bin").read_bytes())
     assert decode_snapshot(named, [piece]) == make_saved_state()
+
+
+def test_a_run_of_held_blocks_reads_as_it_was_meant() -> None:
+    assert open_run((FOLDER / RUN).read_bytes()) == make_run_holds()
 
 
 @pytest.mark.parametrize("name", make_pointers())

@@ -21,7 +21,7 @@ def test_a_keeper_counts_delayed_records_but_not_those_of_transactions() -> None
         await shard.keeper.hold([twice, shard.new(2, B, due_s=3), shard.new(3, due_s=100), shard.new(4, lane="7.1")])
         await shard.keeper.hold([twice])
         assert (shard.counters.delayed_records, shard.keeper.waiting_count) == (3, 3)
-        assert shard.keeper.all_waiting().keys() == {A, B}
+        assert (await shard.keeper.all_waiting()).keys() == {A, B}
         await skip(10)
         counters = shard.counters
         assert (counters.delayed_delivered_records, shard.keeper.waiting_count) == (2, 1)
@@ -53,7 +53,7 @@ def test_a_record_is_overdue_while_the_log_does_not_take_its_release() -> None:
         due_ms = shard.now_ms() + 2_000
         shard.log.delay_s = 300
         await skip(200)
-        assert (shard.keeper.overdue_s(), shard.keeper.all_waiting()) == (198, {A: (1, due_ms)})
+        assert (shard.keeper.overdue_s(), await shard.keeper.all_waiting()) == (198, {A: (1, due_ms)})
 
     on_shard(work)
 

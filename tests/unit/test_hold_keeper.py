@@ -207,7 +207,7 @@ def test_holds_have_a_bound_with_those_on_their_way(monkeypatch: pytest.MonkeyPa
         shard.log.delay_s = 1
         third = asyncio.create_task(shard.keeper.hold([shard.new(3)]))
         await skip(0.5)
-        with pytest.raises(ThrottledError, match="3 delayed records wait in this service partition"):
+        with pytest.raises(ThrottledError, match="3 delayed records of this service partition are due soon"):
             await shard.keeper.hold([shard.new(4)])
         assert await third == [HoldState.HELD]
         with pytest.raises(ThrottledError):
@@ -331,9 +331,9 @@ def test_the_waiting_records_of_a_topic_are_counted_by_partition_after_a_proof()
 def test_counts_of_all_topics_are_those_after_a_proof() -> None:
     async def work(shard: Shard) -> None:
         shard.log.on_fresh = lambda: held(shard.machine, (1, A, 7))  # known only by then
-        assert shard.keeper.all_waiting() == {}
+        assert await shard.keeper.all_waiting() == {}
         await shard.keeper.prove()
-        assert shard.keeper.all_waiting() == {A: (1, 0)}
+        assert await shard.keeper.all_waiting() == {A: (1, 0)}
         shard.log.errors = [OutcomeUnknownError("no answer")]
         with pytest.raises(NotReadyError):
             await shard.keeper.prove()

@@ -77,7 +77,7 @@ class Keeper(HoldKeeper):
         self.undelivered = undelivered
         return {target: count for target, count in self.counts.items() if target.topic_id == topic_id}
 
-    def all_waiting(self) -> dict[Target, tuple[int, int]]:
+    async def all_waiting(self) -> dict[Target, tuple[int, int]]:
         return self.counts
 
 

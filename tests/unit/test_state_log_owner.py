@@ -238,7 +238,7 @@ def test_an_owner_trims_only_when_the_snapshot_counts() -> None:
     owner = new_owner()
     owner.propose(claim(7))
     published(owner)
-    saved = owner.save()
+    saved = next(each for each in owner.save() if each is not None)
     assert (saved.offset, saved.epoch, saved.number, saved.machines["slots"]) == (1, 3, 0, b"[[], []]")
     owner.published(1, 1.0)
     first = StateSnapshot(1, 0, 3, 1, 0, 1, "first")

@@ -1,4 +1,4 @@
-"""The sweep of held objects: an object that a state log names stays, also when a snapshot has that; others go."""
+"""The sweep of held objects and runs: what a state log names stays, also when only a snapshot has that; others go."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from awscrt.checksums import crc32c
 
 from memq.broker.sweep.sweep import Sweep
 from memq.broker.sweep.unnamed_held import UNHELD
+from memq.broker.sweep.unnamed_snapshots import RUN_UNNAMED
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.key import held_object_key, state_snapshot_key
+from memq.format.held_sequences import delayed_sequence
+from memq.format.key import held_object_key, run_key, state_snapshot_key
 from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
+from memq.holds.far import BringDecision, MarkDecision, MergeDecision, ReplacedRun, RunDecision
 from memq.holds.machine import (
     HOLDS_MACHINE,
     DoneDecision,
@@ -72,6 +76,25 @@ class HeldYard(Cluster):
         await self.store.put(key, [b"block"], crc32c(b"block"))
         return key
 
+    async def stored_run(self, number: int, *keys: str) -> HeldRun:
+        """Store a run with a hold in each of these objects; their producers are 1, 2, 3, …."""
+        writer = RunWriter()
+        writer.add([RunEntry(block(each), TARGET, key) for each, key in enumerate(keys, 1)])
+        run, buffers = writer.finish(run_key(CLUSTER, STATE_TOPIC, self.state.id, 0, number), 0, number)
+        data = b"".join(buffers)
+        await self.store.put(run.key, [data], crc32c(data))
+        return run
+
+    async def snapshot(self, offset: int, *, named: bool) -> str:
+        """Store a snapshot of the state below an offset; return the key of its part."""
+        key = state_snapshot_key(CLUSTER, STATE_TOPIC, self.state.id, 0, 1, offset)
+        saved = SavedState(offset, 1, self.number, {HOLDS_MACHINE: self.machine.snapshot()})
+        snapshot = await SnapshotStore(self.store).put(saved, key)
+        if named:
+            await self.publish(StateEntry(1, self.number, snapshot))
+            self.number += 1
+        return f"{key}/0000"
+
     async def gone(self) -> list[str]:
         """Run two passes a day apart; return the keys that went."""
         found: list[str] = []
@@ -79,13 +102,21 @@ class HeldYard(Cluster):
             self.clock.advance(DAY_MS)
             topics = cast("Coordinator", self.topics)
             sweep = Sweep(CLUSTER, self.store, self.queue, topics, self.clock, self.notes.append, DAY_MS)
-            found += [each.key async for each in sweep.run(HOUR_MS, 7 * DAY_MS) if each.goes and each.why == UNHELD]
+            whys = (UNHELD, RUN_UNNAMED)
+            found += [each.key async for each in sweep.run(HOUR_MS, 7 * DAY_MS) if each.goes and each.why in whys]
         return found
 
 
+def id_of(number: int) -> HoldId:
+    return HoldId(number, delayed_sequence(5))
+
+
+def block(number: int) -> HeldBlock:
+    return HeldBlock(id_of(number), delayed_sequence(5) + 1, 5, 0, 5)
+
+
 def hold(key: str, number: int) -> HoldDecision:
-    block = HeldBlock(HoldId(number, 0), 1, 5, 0, 5)
-    return HoldDecision(key, 0, (HeldLane(TARGET, "", (block,)),))
+    return HoldDecision(key, 0, (HeldLane(TARGET, "", (block(number),)),))
 
 
 def in_yard(work: Callable[[HeldYard], Awaitable[None]], *, opened: bool = True) -> None:
@@ -104,8 +135,8 @@ def test_a_held_object_goes_when_no_state_names_it() -> None:
         keys = [await yard.stored(number) for number in range(5)]
         await yard.decide(*(hold(key, number + 1) for number, key in enumerate(keys[:4])))
         await yard.decide(
-            DropDecision(1, (HoldId(2, 0),)),
-            ReleaseDecision((Unit(TARGET, 1, (HoldId(3, 0),)), Unit(TARGET, 2, (HoldId(4, 0),)))),
+            DropDecision(1, (id_of(2),)),
+            ReleaseDecision((Unit(TARGET, 1, (id_of(3),)), Unit(TARGET, 2, (id_of(4),)))),
             DoneDecision(1, ((TARGET, 1),)),
         )
         # 0 is held, 1 was dropped, 2 is in its target, 3 is on its way, 4 was never named
@@ -119,10 +150,7 @@ def test_a_held_object_stays_when_only_a_snapshot_has_its_hold() -> None:
     async def work(yard: HeldYard) -> None:
         keys = [await yard.stored(number) for number in range(2)]
         offset = await yard.decide(hold(keys[0], 1)) + 1
-        key = state_snapshot_key(CLUSTER, STATE_TOPIC, yard.state.id, 0, 1, offset)
-        saved = SavedState(offset, 1, yard.number, {HOLDS_MACHINE: yard.machine.snapshot()})
-        snapshot = await SnapshotStore(yard.store).put(saved, key)
-        await yard.publish(StateEntry(1, yard.number, snapshot))
+        await yard.snapshot(offset, named=True)
         await yard.queue.trim(yard.log, offset)
         assert await yard.gone() == [keys[1]]
 
@@ -144,3 +172,67 @@ def test_no_held_object_goes_while_a_state_log_is_lost_or_damaged() -> None:
         assert key in yard.store.objects
 
     in_yard(damage)
+
+
+def test_a_held_object_stays_while_a_run_names_it() -> None:
+    async def work(yard: HeldYard) -> None:
+        keys = [await yard.stored(number) for number in range(3)]
+        run = await yard.stored_run(1, *keys[:2])
+        await yard.decide(hold(keys[0], 1), hold(keys[1], 2), MarkDecision(0), RunDecision(1, (run,), 0))
+        assert yard.machine.objects == {}
+        assert await yard.gone() == [keys[2]]
+        bring = BringDecision(run.key, (0, 0, 0), (5, 1, delayed_sequence(5)), ())  # the first hold was dropped
+        await yard.decide(bring)
+        assert await yard.gone() == [keys[0]]
+
+    in_yard(work)
+
+
+def test_no_held_object_goes_while_a_run_is_missing() -> None:
+    async def work(yard: HeldYard) -> None:
+        key = await yard.stored(1)
+        run = await yard.stored_run(1, key)
+        await yard.decide(hold(key, 1), MarkDecision(0), RunDecision(1, (run,), 0))
+        await yard.stored(2)
+        yard.store.objects.pop(run.key)
+        assert await yard.gone() == []
+        assert f"a state log names the run '{run.key}'" in yard.notes[-1]
+
+    in_yard(work)
+
+
+def test_a_run_goes_when_neither_its_log_nor_a_stored_snapshot_names_it() -> None:
+    async def work(yard: HeldYard) -> None:
+        key = await yard.stored(1)
+        run, merged, left = [await yard.stored_run(number, key) for number in (1, 2, 3)]
+        offset = await yard.decide(hold(key, 1), MarkDecision(0), RunDecision(1, (run,), 0)) + 1
+        part = await yard.snapshot(offset, named=False)  # `memq restore` may take it
+        await yard.decide(MergeDecision((ReplacedRun(run.key, (0, 0, 0), 0),), (merged,)))
+        assert await yard.gone() == [left.key]
+        await yard.store.delete(part)
+        assert await yard.gone() == [run.key]
+        assert merged.key in yard.store.objects
+
+    in_yard(work)
+
+
+def test_a_run_stays_that_only_the_last_snapshot_names() -> None:
+    async def work(yard: HeldYard) -> None:
+        key = await yard.stored(1)
+        run, merged = [await yard.stored_run(number, key) for number in (1, 2)]
+        offset = await yard.decide(hold(key, 1), MarkDecision(0), RunDecision(1, (run,), 0)) + 1
+        await yard.snapshot(offset, named=True)
+        await yard.queue.trim(yard.log, offset)
+        await yard.decide(MergeDecision((ReplacedRun(run.key, (0, 0, 0), 0),), (merged,)))
+        assert await yard.gone() == []
+
+    in_yard(work)
+
+
+def test_no_run_goes_while_its_state_log_is_lost() -> None:
+    async def work(yard: HeldYard) -> None:
+        run = await yard.stored_run(1, "key")
+        assert await yard.gone() == []
+        assert run.key in yard.store.objects
+
+    in_yard(work, opened=False)

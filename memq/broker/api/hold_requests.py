@@ -108,7 +108,7 @@ class HoldRequests:
                 await keeper.prove()
             return [
                 WireDelayedTopic(topic=target.topic, topic_id=target.topic_id, blocks=blocks, next_ms=next_ms)
-                for target, (blocks, next_ms) in keeper.all_waiting().items()
+                for target, (blocks, next_ms) in (await keeper.all_waiting()).items()
             ]
 
         hosts = self._hosts

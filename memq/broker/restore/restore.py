@@ -170,7 +170,7 @@ class Restorer:
         states = StateLogRestorer(*parts, dry_run=self._dry_run)
         known = await coordinator.assignments()
         epochs = {each.partition: each.epoch for each in known if each.topic_id == topic.id}
-        found = await states.restore(topic, epochs, self._renumbered)
+        found = await states.restore(topic, epochs, self._renumbered, await coordinator.topics())
         return Restored(
             topic.name,
             objects=found.restored,

@@ -10,10 +10,11 @@ new snapshot. In a state log that is whole they are a decision, in an epoch of t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memq.broker.restore.position_search import PositionSearch
+from memq.broker.restore.restored_holds import RestoredHolds
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer
@@ -75,21 +76,29 @@ class StateLogRestorer:
     ) -> None:
         self._cluster = cluster
         self._snapshots = SnapshotStore(store)
+        self._store = store
         self._queue = queue
         self._clock = clock
         self._dry_run = dry_run
         self._renumbered: Mapping[ReadPartition, Topic] = {}
+        self._held = RestoredHolds(cluster, store, queue, (), 0)
 
     async def restore(
-        self, topic: Topic, epochs: Mapping[int, int], renumbered: Mapping[ReadPartition, Topic]
+        self,
+        topic: Topic,
+        epochs: Mapping[int, int],
+        renumbered: Mapping[ReadPartition, Topic],
+        topics: Iterable[Topic] = (),
     ) -> RestoredStates:
         """Restore the lost logs of a topic, and the positions in all its logs.
 
         `epochs` has the epoch of the assignment of each partition. `renumbered` are the read partitions that a restore
-        has made again, with their topics. A call after an interrupted one continues where that one ended.
+        has made again, with their topics. Delayed records are searched for in the logs of `topics`. A call after an
+        interrupted one continues where that one ended.
         Raises: MemqError of store and queue.
         """
         self._renumbered = renumbered
+        self._held = RestoredHolds(self._cluster, self._store, self._queue, topics, self._clock.wall_ms())
         result = RestoredStates()
         for log in read_partitions(topic):
             try:
@@ -125,9 +134,11 @@ class StateLogRestorer:
             )
         span = await valid_span(self._queue, log)
         above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
-        states = {**found.saved.machines, GROUPS_MACHINE: machine.snapshot()}
-        if HOLDS_MACHINE in states:
-            states[HOLDS_MACHINE] = _in_another_life(states[HOLDS_MACHINE], above)
+        holds = HoldMachine()
+        holds.restore(found.saved.machines.get(HOLDS_MACHINE, holds.snapshot()))
+        result.findings += await self._held.complete(holds, log, topic, found.stored_ms)
+        holds.renew(above)  # targets know numbers that were given after the snapshot
+        states = {**found.saved.machines, GROUPS_MACHINE: machine.snapshot(), HOLDS_MACHINE: holds.snapshot()}
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
@@ -231,14 +242,6 @@ class StateLogRestorer:
                         yield entry.offset, pointer
         except NotFoundError:
             return  # in a dry run
-
-
-def _in_another_life(state: bytes, life: int) -> bytes:
-    """Return held records in a new life: targets know numbers that were given after the snapshot."""
-    holds = HoldMachine()
-    holds.restore(state)
-    holds.renew(life)
-    return holds.snapshot()
 
 
 def _decisions(groups: Moved) -> Iterator[RestoredDecision]:

@@ -35,6 +35,7 @@ from memq.broker.sweep.orphan_objects import Claim, OrphanObjects, OrphanTopics,
 from memq.broker.sweep.sweep_lists import SweepLists
 from memq.broker.sweep.unnamed_held import UNHELD, UnnamedHeld
 from memq.broker.sweep.unnamed_snapshots import (
+    RUN_UNNAMED,
     SUPERSEDED,
     UnnamedSnapshots,
     log_of,
@@ -46,6 +47,7 @@ from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import (
     held_prefix,
+    is_run_key,
     shared_prefix,
     staged_prefix,
     states_prefix,
@@ -268,18 +270,18 @@ class Sweep:
             return {}
         try:
             found = await self._snapshots.superseded(log_of(prefix, known[0]), keys)
-        except (CorruptDataError, UnsupportedFormatError) as error:
+        except (CorruptDataError, LogLostError, UnsupportedFormatError) as error:
             self._note(f"the snapshots below '{prefix}' are not swept: {error}")
             return {}
         if isinstance(found, Claim):
             self._keep(found, list(keys.values()))
             return {}
-        return dict.fromkeys(found, SUPERSEDED)
+        return {key: RUN_UNNAMED if is_run_key(key) else SUPERSEDED for key in found}
 
     async def _why_held(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
         """Return those of `keys`, objects of held blocks, that no state log names, with the reason."""
         try:
-            named = await self._held.named(await self.topics())
+            named = await self._held.named(await self.topics(), keys)
         except (LogLostError, CorruptDataError, UnsupportedFormatError) as error:
             self._note(f"the objects below '{prefix}' are not swept: {error}")
             return {}

@@ -4,14 +4,18 @@ Theory. An owner stores an object first, and names it by a decision within half 
 stores the blocks again (`memq.holds.keeper`). The state names an object until all its blocks are dropped, or in the
 logs of their targets. So an object that is older than the safety age, and that no state names, is garbage. The pass
 lists the objects first, and reads the state logs last. If one log can't be read, it deletes nothing.
+
+A state names the objects of holds that are due late by its runs (H6). All of them are read, block by block. A run names
+an object also after one of its holds was dropped, until the run is merged, or was brought.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
 from memq.holds.machine import HoldMachine
+from memq.holds.run_store import RunReader
 from memq.notification import PointerReader
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
@@ -27,10 +31,11 @@ class UnnamedHeld:
 
     def __init__(self, store: StorageHandler, queue: PointerReader) -> None:
         self._snapshots = SnapshotStore(store)
+        self._store = store
         self._queue = queue
 
-    async def named(self, topics: Iterable[Topic]) -> set[str]:
-        """Return the keys that the state logs name.
+    async def named(self, topics: Iterable[Topic], keys: Container[str]) -> set[str]:
+        """Return those of `keys` that the state logs name.
 
         Raises: LogLostError when there is no state log, or one is lost; CorruptDataError, UnsupportedFormatError for an
         entry; as store and queue.
@@ -40,8 +45,20 @@ class UnnamedHeld:
             raise LogLostError("the coordinator knows no state log")
         named: set[str] = set()
         for log in logs:
-            named |= (await self._state_of(log)).objects.keys()
+            state = await self._state_of(log)
+            named.update(key for key in state.objects if key in keys)
+            await self._add_late(state, keys, named)
         return named
+
+    async def _add_late(self, state: HoldMachine, keys: Container[str], named: set[str]) -> None:
+        """Add the keys that runs name."""
+        reader = RunReader(self._store)
+        for each in state.far.runs.values():
+            try:
+                async for holds in reader.blocks(each.run, each.at):
+                    named.update(hold.key for hold in holds if hold.key in keys)
+            except NotFoundError as error:
+                raise LogLostError(f"a state log names the run '{each.run.key}': {error}") from error
 
     async def _state_of(self, log: ReadPartition) -> HoldMachine:
         machines = ServiceMachines()

@@ -1,4 +1,4 @@
-"""The snapshots of state logs that no later owner needs: the sweep may delete them (S7).
+"""The snapshots and runs of state logs that no later owner needs: the sweep may delete them (S7, H6).
 
 Theory. An owner stores a snapshot first and then publishes the entry that names it, within half the safety age. It
 deletes the snapshot before. So a snapshot without an entry is left if its owner died between the two, or between a trim
@@ -11,6 +11,10 @@ and the deletion. Two witnesses must agree before such an object goes:
 If the log names no later snapshot, the object stays: it may be the last state of a log that the queue has lost, which
 `memq restore` needs. A snapshot of a lower epoch with a higher offset is of a log that was cut, or restored. It stays
 until the log has a snapshot beyond its offset.
+
+A run of held records goes by the same rule. The log is one witness: its state does not name the run. The store is the
+other one: no snapshot there names it, also none that no entry names, because `memq restore` may take it. An owner names
+a run within half the safety age after its put. So one that is older than the safety age has no name to come.
 """
 
 from __future__ import annotations
@@ -18,21 +22,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memq.broker.sweep.orphan_objects import Claim
-from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
-from memq.format.key import parse_state_key
+from memq.errors import CorruptDataError, LogLostError, NotFoundError, UnsupportedFormatError
+from memq.format.key import is_run_key, parse_state_key
+from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.notification import PointerReader
-from memq.state_log.log_reading import read_state_log
+from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import ObjectEntry, StorageHandler
 from memq.topic import ReadPartition
+from memq.transactions.machine import ServiceMachines
 
 SUPERSEDED = "no entry names it, and a later snapshot of its state log is stored"
+RUN_UNNAMED = "neither its state log nor a stored snapshot names it"
 
 
 def partition_prefix(key: str, cluster: str) -> str:
     """Return the prefix of the snapshots of a log, by the key of one of their parts; "" for another key."""
     found = parse_state_key(key)
-    return key.rpartition("/")[0].rpartition("/")[0] + "/" if found is not None and found.cluster == cluster else ""
+    known = key.startswith(f"{cluster}/") if is_run_key(key) else found is not None and found.cluster == cluster
+    return key.rpartition("/")[0].rpartition("/")[0] + "/" if known else ""
 
 
 def log_of(prefix: str, topic_id: str) -> ReadPartition:
@@ -61,11 +69,11 @@ class UnnamedSnapshots:
         self._queue = queue
 
     async def superseded(self, log: ReadPartition, entries: Mapping[str, ObjectEntry]) -> list[str] | Claim:
-        """Return those of `entries`, parts of snapshots of `log`, that may go.
+        """Return those of `entries`, runs and parts of snapshots of `log`, that may go.
 
         If the queue has lost the log, return a claim.
 
-        Raises: as store and queue; CorruptDataError, UnsupportedFormatError of an entry.
+        Raises: as store and queue; CorruptDataError, UnsupportedFormatError of an entry; LogLostError.
         """
         try:
             reading = await read_state_log(self._queue, log)
@@ -73,6 +81,28 @@ class UnnamedSnapshots:
             return lost_state_log(log)
         if reading.empty:
             return lost_state_log(log)
+        runs = [key for key in entries if is_run_key(key)]
+        if runs:
+            named = await self._runs(log, reading, partition_prefix(runs[0], runs[0].partition("/")[0]))
+            runs = [key for key in runs if key not in named]
+        return runs + await self._snapshots_in(reading, entries)
+
+    async def _runs(self, log: ReadPartition, reading: StateLogReading, prefix: str) -> set[str]:
+        """Return the runs that the log or a stored snapshot names."""
+        machines, last = ServiceMachines(), reading.scan.snapshot
+        try:
+            reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
+        except NotFoundError as error:
+            raise LogLostError(f"state log {log.partition} of topic '{log.topic}': {error}") from error
+        named = set(machines.holds.far.runs)
+        for saved in await self._snapshots.all(prefix):
+            holds = HoldMachine()
+            if HOLDS_MACHINE in saved.machines:
+                holds.restore(saved.machines[HOLDS_MACHINE])
+            named |= holds.far.runs.keys()
+        return named
+
+    async def _snapshots_in(self, reading: StateLogReading, entries: Mapping[str, ObjectEntry]) -> list[str]:
         last = reading.scan.snapshot
         place = parse_state_key(f"{last.key}/0000") if last is not None else None
         if last is None or place is None:

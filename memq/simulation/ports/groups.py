@@ -6,6 +6,7 @@ decision that counts. So the rules of groups are checked against the log, and no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from memq.format.held_object import HoldId
@@ -20,6 +21,7 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
+from memq.holds.far import BringDecision, RunDecision
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.simulation.ports.queue import QueueObserver
@@ -43,6 +45,9 @@ class StateLogs:
         self.on_transaction: Callable[[TransactionDecision, Answer], None] = lambda decision, answer: None
         self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
         self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
+        self.late: dict[HoldId, str] = {}  # holds in runs, with the objects that have them
+        self.run_decisions: Counter[str] = Counter()  # that count, by kind
+        self._ended_runs: dict[ReadPartition, dict[str, int]] = {}  # runs that no state names from an offset on
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
         """An entry is in the log at `offset`."""
@@ -52,14 +57,19 @@ class StateLogs:
             self._machines[partition], self.holds[partition] = machines.groups, machines.holds
             self._transactions.append(machines.transactions)
             fold = self._folds[partition] = StateFold(machines.by_name())
-        entry = decode_state_entry(body)
+        entry, holds = decode_state_entry(body), self.holds[partition]
+        marked, runs = {hold: holds.open[hold].key for hold in holds.far.marked}, set(holds.far.runs)
         met = fold.meet(offset, entry)
+        self._ended_runs.setdefault(partition, {}).update(dict.fromkeys(runs - holds.far.runs.keys(), offset))
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
                 if decision.machine == GROUPS_MACHINE and answer is None:
                     self._decided(partition, decode_decision(decision.body))
-                elif decision.machine == HOLDS_MACHINE and isinstance(answer, tuple):
-                    self._note_dropped(decode_hold_decision(decision.body), answer)
+                elif decision.machine == HOLDS_MACHINE:
+                    found = decode_hold_decision(decision.body)
+                    self._note_late(found, answer, holds, marked)
+                    if isinstance(answer, tuple):
+                        self._note_dropped(found, answer)
                 elif decision.machine == TRANSACTIONS_MACHINE:
                     self.on_transaction(decode_transaction(decision.body), answer)
         elif met.judgement is Judgement.GAP:
@@ -83,7 +93,24 @@ class StateLogs:
     def _note_dropped(self, decision: HoldsDecision, answers: tuple[object, ...]) -> None:
         if isinstance(decision, DropDecision):
             found = zip(decision.holds, answers, strict=True)
-            self.dropped.update(hold for hold, state in found if state is HoldState.DROPPED)
+            dropped = {hold for hold, state in found if state is HoldState.DROPPED}
+            self.dropped |= dropped
+            for hold in dropped:
+                self.late.pop(hold, None)
+
+    def _note_late(
+        self, decision: HoldsDecision, answer: object, holds: HoldMachine, marked: dict[HoldId, str]
+    ) -> None:
+        """Note the holds that are in runs now; `marked` were marked before this entry."""
+        if answer is True:
+            self.run_decisions[type(decision).__name__] += 1
+        if isinstance(decision, RunDecision) and answer is True:
+            self.late |= {hold: key for hold, key in marked.items() if hold not in holds.open}
+        elif isinstance(decision, BringDecision):
+            for _, lanes in decision.objects:
+                for block in (block for lane in lanes for block in lane.blocks):
+                    if block.id in holds.open:
+                        self.late.pop(block.id, None)
 
     def deleted(self, key: str) -> None:
         """An object was deleted: it may be no part of a last snapshot (S7), and have no held block (H5)."""
@@ -92,6 +119,9 @@ class StateLogs:
         for partition, fold in self._folds.items():
             if fold.snapshot is not None and key.startswith(f"{fold.snapshot.key}/"):
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} needs it")
+            ended = self._ended_runs[partition].get(key, -1)
+            if fold.snapshot is not None and ended >= fold.snapshot.offset:
+                self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} names it")
 
     def named_topics(self) -> set[str]:
         """Return the ids of the topics in which groups have positions."""
@@ -99,8 +129,14 @@ class StateLogs:
         return {partition.topic_id for stored in groups for partition in stored.positions}
 
     def names(self, key: str) -> bool:
-        """Whether the state of a log names an object of held blocks."""
-        return any(key in holds.objects for holds in self.holds.values())
+        """Whether the state of a log names an object of held blocks, or a run."""
+        named = any(key in holds.objects or key in holds.far.runs for holds in self.holds.values())
+        return named or key in self.late.values()
+
+    def waiting(self) -> set[HoldId]:
+        """Return the delayed records that are neither released nor dropped."""
+        in_memory = (hold for holds in self.holds.values() for hold in holds.open.values())
+        return {*(hold.block.id for hold in in_memory if not hold.lane), *self.late}
 
     def state_of(self, hold: HoldId) -> HoldState | None:
         """Return the state of a hold; None if no log knows it."""

@@ -1,0 +1,151 @@
+"""Completes the delayed records of a state log's last snapshot (S9).
+
+Theory. A snapshot is up to a minute old. Records that were held after it are in objects below `<cluster>/held/`, and
+the index of each object says which. A hold that the snapshot knows is not taken again. The snapshot remembers ends for
+a dedup window, so an object that is MARGIN_MS older than the snapshot, or younger, has no hold with a forgotten end.
+
+Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
+They do not wait any more. Those that were cancelled after the snapshot wait again: nothing shows that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+
+from memq.broker.service_hosts import shard_name
+from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
+from memq.format.key import held_prefix
+from memq.format.pointer import Pointer, read_pointer
+from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
+from memq.holds.run_store import RunReader, check_run
+from memq.notification import NotificationQueue
+from memq.notification.log_reader import all_entries
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+
+MARGIN_MS = 30_000  # between the put of an object and a snapshot with its holds, at most half the dedup window
+
+Findings = list[tuple[str, str]]
+
+
+class RestoredHolds:
+    """The delayed records of one restore. Raises: MemqError of store and queue."""
+
+    def __init__(
+        self, cluster: str, store: StorageHandler, queue: NotificationQueue, topics: Iterable[Topic], now_ms: int
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._queue = queue
+        self._topics = {topic.id: topic for topic in topics}
+        self._now_ms = now_ms
+        self._indexes: dict[str, tuple[HeldLane, ...]] = {}
+        self._modified_ms: dict[str, int] = {}
+        self._listed = False
+
+    async def complete(self, holds: HoldMachine, log: ReadPartition, states: Topic, stored_ms: int) -> Findings:
+        """Add the holds that are younger than a snapshot of `stored_ms`, and end those that targets have.
+
+        Return the objects and runs that can't be read.
+        """
+        findings: Findings = []
+        window_ms = max((topic.settings.dedup_window_ms for topic in self._topics.values()), default=0)
+        since_ms = stored_ms - min(MARGIN_MS, window_ms // 2)
+        for key, lanes in (await self._objects(since_ms, findings)).items():
+            young = tuple(
+                HeldLane(lane.target, "", blocks)
+                for lane in lanes
+                if not lane.lane and lane.target.topic_id in self._topics and self._is_in(log, lane.target, states)
+                if (blocks := tuple(block for block in lane.blocks if holds.state_of(block.id) is None))
+            )
+            if young:
+                holds.apply(encode_decision(HoldDecision(key, 0, young)))
+        late = await self._due_in_runs(holds, findings)
+        holds.end_released(await self._in_logs(_wanted(holds, late)), late, self._now_ms)
+        return findings
+
+    def _is_in(self, log: ReadPartition, target: Target, states: Topic) -> bool:
+        """Whether a state log has the holds of a target."""
+        number = zlib.crc32(shard_name(target.topic_id, target.partition).encode()) % len(states.partitions)
+        return states.read_partition_of(number) == log
+
+    async def _objects(self, since_ms: int, findings: Findings) -> Mapping[str, tuple[HeldLane, ...]]:
+        """Return the indexes of the objects that were stored since then.
+
+        They are listed twice, because a store may leave out keys.
+        """
+        for _ in range(0 if self._listed else 2):
+            async for entry in self._store.list(held_prefix(self._cluster)):
+                self._modified_ms[entry.key] = entry.modified_ms
+        self._listed = True
+        found: dict[str, tuple[HeldLane, ...]] = {}
+        for key, modified_ms in sorted(self._modified_ms.items()):
+            if modified_ms >= since_ms:
+                try:
+                    found[key] = await self._index(key)
+                except (CorruptDataError, NotFoundError, UnsupportedFormatError) as error:
+                    findings.append((f"object '{key}'", str(error)))
+        return found
+
+    async def _index(self, key: str) -> tuple[HeldLane, ...]:
+        async def once() -> tuple[HeldLane, ...]:
+            return held_object_index(await self._store.get(key))
+
+        if key not in self._indexes:
+            self._indexes[key] = await ConfirmedReads().read([Way(f"object '{key}'", once)])
+        return self._indexes[key]
+
+    async def _due_in_runs(self, holds: HoldMachine, findings: Findings) -> dict[HoldId, tuple[Target, HeldBlock]]:
+        """Return the holds in runs that are due by the clock of some broker; check that all runs can be read."""
+        reader, found = RunReader(self._store), dict[HoldId, tuple[Target, HeldBlock]]()
+        until_ms = self._now_ms + CLOCK_ERROR_MS
+        for state in holds.far.runs.values():
+            try:
+                await check_run(reader, state.run)
+                async for some in reader.blocks(state.run, state.at):
+                    for block, target, _ in some:
+                        if block.due_ms <= until_ms and block.id not in state.dropped:
+                            found[block.id] = target, block
+                    if some and some[-1].block.due_ms > until_ms:
+                        break
+            except MemqError as error:
+                findings.append((f"run '{state.run.key}'", str(error)))
+        return found
+
+    async def _in_logs(self, wanted: Mapping[Target, set[HoldId]]) -> set[HoldId]:
+        """Return those holds that the logs of their targets have."""
+        found: set[HoldId] = set()
+        for target, holds in wanted.items():
+            topic = self._topics.get(target.topic_id)
+            if topic is None or target.partition >= len(topic.partitions):
+                continue
+            producers = {hold.producer: hold for hold in holds}
+            try:
+                async for entries in all_entries(self._queue, topic.read_partition_of(target.partition)):
+                    for entry in entries:
+                        pointer = read_pointer(entry.body, newer="raise")
+                        named = pointer.producers if isinstance(pointer, Pointer) else ()
+                        for each in named:
+                            hold = producers.get(each.producer)
+                            if hold is not None and any(first <= hold.first < next_ for first, next_ in each.ranges):
+                                found.add(hold)
+            except NotFoundError:
+                continue  # in a dry run
+        return found
+
+
+def _wanted(holds: HoldMachine, late: Mapping[HoldId, tuple[Target, HeldBlock]]) -> dict[Target, set[HoldId]]:
+    """Return the delayed holds that may have been released, by target."""
+    wanted: dict[Target, set[HoldId]] = {}
+    for hold in holds.open.values():
+        if not hold.lane:
+            wanted.setdefault(hold.target, set()).add(hold.block.id)
+    for target, units in holds.units.items():
+        for unit in units.values():
+            wanted.setdefault(target, set()).update(hold.block.id for hold in unit.holds if not hold.lane)
+    for id_, (target, _) in late.items():
+        wanted.setdefault(target, set()).add(id_)
+    return wanted

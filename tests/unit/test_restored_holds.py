@@ -1,0 +1,223 @@
+"""A restore from the bucket alone brings back the delayed records of the last snapshot, and younger ones (S9)."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.broker.restore.restored_holds import MARGIN_MS
+from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
+from memq.broker.service_hosts import shard_name
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
+from memq.format.key import held_object_key, run_key, state_snapshot_key
+from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
+from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.format.state_log.snapshot import SavedState
+from memq.holds.far import MarkDecision, RunDecision
+from memq.holds.machine import (
+    HOLDS_MACHINE,
+    DropDecision,
+    HoldDecision,
+    HoldMachine,
+    HoldsDecision,
+    HoldState,
+    ReleaseDecision,
+    Unit,
+    encode_decision,
+)
+from memq.notification import Publication
+from memq.state_log.log_reading import read_state_log
+from memq.state_log.snapshot_store import SnapshotStore
+from memq.storage_handlers import confirmed_reads
+from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, Topic, read_partitions
+from memq.transactions.machine import ServiceMachines
+from tests.unit.bare_cluster import CLUSTER, Cluster, topic_of
+
+CLICKS = topic_of("clicks", 16)
+LOGS = 2
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
+
+
+def log_of(partition: int) -> int:
+    return zlib.crc32(shard_name(CLICKS.id, partition).encode()) % LOGS
+
+
+HERE, OTHER = (next(each for each in range(16) if log_of(each) == number) for number in range(LOGS))
+TARGET, ELSEWHERE = (Target("clicks", CLICKS.id, partition) for partition in (HERE, OTHER))
+
+
+class Bucket(Cluster):
+    """The objects of a cluster with two state logs, which the queue has lost, and a topic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = topic_of(STATE_TOPIC, LOGS)
+        self.machine = HoldMachine()  # of the first log
+        self.numbers = 0
+
+    def decide(self, *decisions: HoldsDecision) -> None:
+        for each in decisions:
+            self.machine.apply(encode_decision(each))
+
+    def block(self, producer: int, due_s: int = 100, offset: int = 0) -> HeldBlock:
+        return HeldBlock(HoldId(producer, 0), 1, self.clock.wall_ms() + 1_000 * due_s, offset, 5)
+
+    async def held(self, *producers: int, target: Target = TARGET, lane: str = "", due_s: int = 100) -> HoldDecision:
+        """Store an object with these blocks; return the decision about it."""
+        self.numbers += 1
+        blocks = tuple(self.block(producer, due_s, 5 * number) for number, producer in enumerate(producers))
+        lanes = (HeldLane(target, lane, blocks),)
+        key = held_object_key(CLUSTER, self.numbers, self.clock.wall_ms())
+        await self.put_bytes(key, b"block" * len(producers) + held_object_end(lanes))
+        return HoldDecision(key, 0, lanes)
+
+    async def put_bytes(self, key: str, data: bytes) -> None:
+        await self.store.put(key, [data], crc32c(data))
+
+    async def run(self, *producers: int, due_s: int = 100) -> HeldRun:
+        writer = RunWriter()
+        writer.add([RunEntry(self.block(producer, due_s), TARGET, "object") for producer in producers])
+        run, buffers = writer.finish(run_key(CLUSTER, STATE_TOPIC, self.state.id, 0, 1), 0, 1)
+        await self.put_bytes(run.key, b"".join(buffers))
+        return run
+
+    async def save(self) -> None:
+        """Store the last snapshots of both logs."""
+        for partition, machine in enumerate((self.machine, HoldMachine())):
+            states = {name: each.snapshot() for name, each in ServiceMachines().by_name().items()}
+            saved = SavedState(5, 3, 2, {**states, HOLDS_MACHINE: machine.snapshot()})
+            key = state_snapshot_key(CLUSTER, STATE_TOPIC, self.state.id, partition, 3, 5)
+            await SnapshotStore(self.store).put(saved, key)
+
+    async def landed(self, *producers: int, partition: int = HERE) -> None:
+        """Let a pointer with these producers be in the log of a partition."""
+        log = CLICKS.read_partition_of(partition)
+        await self.queue.create([log], 0)
+        pointer = Pointer(
+            kind="data",
+            cluster=CLUSTER,
+            topic="clicks",
+            topic_id=CLICKS.id,
+            partition=partition,
+            epoch=1,
+            locations=(Location(store="main", key="key", offset=0, length=10),),
+            records=len(producers),
+            raw_bytes=10,
+            stored_bytes=10,
+            producers=tuple(ProducerRanges(producer, ((0, 1),)) for producer in producers),
+            checksum=1,
+            broker="b",
+            sealed_ms=self.clock.wall_ms(),
+        )
+        await self.queue.publish(Publication(log, partition, 1, self.clock.wall_ms(), encode_pointer(pointer)))
+
+    async def restore(self, *topics: Topic) -> tuple[HoldMachine, HoldMachine, RestoredStates]:
+        """Restore; return the held records of both logs."""
+        restorer = StateLogRestorer(CLUSTER, self.store, self.queue, self.clock)
+        report = await restorer.restore(self.state, {}, {}, topics or (CLICKS,))
+        found: list[HoldMachine] = []
+        for log in read_partitions(self.state):
+            machines, reading = ServiceMachines(), await read_state_log(self.queue, log)
+            assert reading.scan.snapshot is not None
+            reading.scan.fold(machines.by_name, await SnapshotStore(self.store).get(reading.scan.snapshot))
+            found.append(machines.holds)
+        return found[0], found[1], report
+
+
+def in_bucket(work: Callable[[Bucket], Awaitable[None]]) -> None:
+    async def made() -> None:
+        bucket = Bucket()
+        bucket.clock.advance(10 * MARGIN_MS)
+        await work(bucket)
+
+    asyncio.run(made())
+
+
+def producers(machine: HoldMachine) -> list[int]:
+    return sorted(hold.producer for hold in machine.open)
+
+
+def test_a_restore_finds_the_holds_that_are_younger_than_the_snapshot() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2))
+        await bucket.save()
+        bucket.clock.advance(50_000)
+        young = await bucket.held(3, 4)
+        await bucket.held(5, target=ELSEWHERE)
+        await bucket.held(6, lane="1.1")
+        await bucket.held(7, target=Target("gone", "ee" * 16, 0))
+        first, second, report = await bucket.restore()
+        assert (producers(first), producers(second), report.findings) == ([1, 2, 3, 4], [5], [])
+        assert first.objects[young.key] == 2
+        assert (first.waiting, second.waiting) == ({TARGET: 4}, {ELSEWHERE: 1})
+
+    in_bucket(work)
+
+
+def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
+    async def work(bucket: Bucket) -> None:
+        await bucket.held(1)  # cancelled long ago: the snapshot has forgotten it
+        bucket.clock.advance(MARGIN_MS + 1_000)
+        bucket.decide(await bucket.held(2, 3), DropDecision(bucket.clock.wall_ms(), (HoldId(2, 0),)))
+        await bucket.save()
+        first, _, _ = await bucket.restore()
+        assert producers(first) == [3]
+        assert first.state_of(HoldId(2, 0)) is HoldState.DROPPED
+
+    in_bucket(work)
+
+
+def test_a_restore_does_not_release_again_what_targets_have() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3, 4))
+        bucket.decide(ReleaseDecision((Unit(TARGET, 1, (HoldId(3, 0), HoldId(4, 0))),)))
+        await bucket.save()
+        await bucket.held(5, 6)
+        await bucket.landed(1, 3, 5)
+        await bucket.landed(2, partition=OTHER)  # of another partition
+        first, _, _ = await bucket.restore()
+        assert producers(first) == [2, 6]
+        assert [hold.block.id.producer for hold in first.units[TARGET][1].holds] == [4]
+        assert [first.state_of(HoldId(each, 0)) for each in (1, 3, 5)] == [HoldState.RELEASED] * 3
+        assert first.waiting == {TARGET: 2}
+
+    in_bucket(work)
+
+
+def test_a_restore_ends_holds_in_runs_that_targets_have() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3, due_s=25), MarkDecision(0))
+        run = await bucket.run(1, 2, 3, due_s=25)
+        bucket.decide(RunDecision(1, (run,), bucket.clock.wall_ms()))
+        await bucket.save()
+        bucket.clock.advance(25_000 - CLOCK_ERROR_MS)  # the clock of their owner was ahead
+        await bucket.landed(1, 3)
+        first, _, report = await bucket.restore()
+        assert (first.open, first.waiting, report.findings) == ({}, {TARGET: 1}, [])
+        assert sorted(hold.producer for hold in first.far.runs[run.key].dropped) == [1, 3]
+
+    in_bucket(work)
+
+
+def test_a_restore_reports_runs_and_held_objects_that_it_can_not_read() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2), MarkDecision(0))
+        run = await bucket.run(1, 2)
+        bucket.decide(RunDecision(1, (run,), bucket.clock.wall_ms()))
+        await bucket.save()
+        damaged = held_object_key(CLUSTER, 77, bucket.clock.wall_ms())
+        await bucket.put_bytes(damaged, b"damaged")
+        bucket.store.objects[run.key] = bucket.store.objects[run.key][:-40]
+        first, _, report = await bucket.restore()
+        assert [name for name, _ in report.findings][:2] == [f"object '{damaged}'", f"run '{run.key}'"]
+        assert list(first.far.runs) == [run.key], "its holds are not given up"
+
+    in_bucket(work)
