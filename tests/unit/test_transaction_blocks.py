@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from memq.client.transactions import core as core_module
 from memq.client.transactions.transaction import AsyncTransaction, Transaction
 from memq.errors import (
     InvalidRequestError,
@@ -17,15 +16,15 @@ from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import EndTransaction
 from memq.runtime.clock import SystemClock
 from memq.topic import Committed, Position
-from tests.unit.transactional_cluster import INPUT, Cluster, Reader, Way, on_cluster
+from tests.unit.transactional_cluster import set_bound, INPUT, Cluster, Reader, Way, on_cluster
 
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_with_block_moves_positions_sends_full_requests_and_ends_once(
     *, blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_module, "BLOCK_BYTES", 10)
-    monkeypatch.setattr(core_module, "REQUEST_BYTES_MAX", 10)
+    set_bound(monkeypatch, "BLOCK_BYTES", 10)
+    set_bound(monkeypatch, "REQUEST_BYTES_MAX", 10)
 
     async def route(topic: str) -> Any:
         return Way()

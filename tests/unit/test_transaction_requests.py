@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from memq.client.transactions import core, open_transaction
 from memq.client.transactions.core import ABORT_S_MAX
 from memq.errors import (
     GenerationFencedError,
@@ -27,14 +26,8 @@ from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
 from memq.topic import Committed, Position
 from tests.skipping_loop import now_s
-from tests.unit.transactional_cluster import INPUT, TOPIC, Cluster, Least, Reader, Way, check, fields, on_cluster
+from tests.unit.transactional_cluster import set_bound, INPUT, TOPIC, Cluster, Least, Reader, Way, check, fields, on_cluster
 
-
-def set_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    """Set a bound of transactions where it is used."""
-    for module in (core, open_transaction):
-        if hasattr(module, name):
-            monkeypatch.setattr(module, name, value)
 
 
 def test_a_producer_begins_its_instance_once_and_numbers_its_transactions() -> None:

@@ -9,8 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from memq.client.producer.fields import RecordFields
 from memq.client.producer.settings import ProducerSettings
+from memq.client.transactions import core as core_module
+from memq.client.transactions import open_transaction
 from memq.client.transactions.core import TransactionalCore
 from memq.format.blocks.header import check_block, scope_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
@@ -30,6 +34,13 @@ SETTINGS = ProducerSettings(
     delivery_timeout_s=20.0,
 )
 INPUT = ReadPartition("in", "cd" * 16, 0)
+
+
+def set_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    """Set a bound of transactions where it is used."""
+    for module in (core_module, open_transaction):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
 
 
 class Cluster:
