@@ -70,7 +70,10 @@ class BringDecision(msgspec.Struct, frozen=True, tag="bring"):
 
 
 class FarPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a hold lies that is to be dropped: key of the run, due time, target; `records` as `HeldBlock.counted`."""
+    """Where a hold lies that is to be dropped: key of the run, due time, target.
+
+    `records` are as `HeldBlock.counted`.
+    """
 
     run: str
     due_ms: int

@@ -464,8 +464,8 @@ class HoldMachine:
     def begin_snapshot(self) -> Iterator[bytes]:
         """See `memq.state_log.SlicedMachine`."""
         far = None if self.far.empty else self.far.save()
-        counts = (list(each.items()) for each in (self.totals, self.dropped))
-        saved = _EncodedHolds(1, self.life, [], [], list(self.numbers.items()), [], *counts)
+        numbers, totals, dropped = (list(each.items()) for each in (self.numbers, self.totals, self.dropped))
+        saved = _EncodedHolds(1, self.life, [], [], numbers, [], totals, dropped)
         if far is not None:
             saved = msgspec.structs.replace(saved, version=STATE_VERSION, far=far, far_counts=self._far_counts())
         return _pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
