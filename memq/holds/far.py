@@ -70,9 +70,9 @@ class BringDecision(msgspec.Struct, frozen=True, tag="bring"):
 
 
 class FarPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a hold that is to be dropped: key of its run, due time, target.
+    """Where a hold lies that is to be dropped: key of the run, due time, target.
 
-    `records` as `HeldBlock.counted`.
+    `records` are as `HeldBlock.counted`.
     """
 
     run: str

@@ -13,6 +13,7 @@ from memq.broker.restore.restored_holds import MARGIN_MS
 from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
 from memq.broker.service_hosts import shard_name
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
+from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
@@ -62,13 +63,17 @@ class Bucket(Cluster):
         self.state = topic_of(STATE_TOPIC, LOGS)
         self.machine = HoldMachine()  # of the first log
         self.numbers = 0
+        self.ids: dict[int, HoldId] = {}
 
     def decide(self, *decisions: HoldsDecision) -> None:
         for each in decisions:
             self.machine.apply(encode_decision(each))
 
     def block(self, producer: int, due_s: int = 100, offset: int = 0) -> HeldBlock:
-        return HeldBlock(HoldId(producer, 0), 1, self.clock.wall_ms() + 1_000 * due_s, offset, 5)
+        due_ms = self.clock.wall_ms() + 1_000 * due_s
+        first = delayed_sequence(due_ms)
+        self.ids[producer] = HoldId(producer, first)
+        return HeldBlock(self.ids[producer], first + 1, due_ms, offset, 5)
 
     async def held(self, *producers: int, target: Target = TARGET, lane: str = "", due_s: int = 100) -> HoldDecision:
         """Store an object with these blocks; return the decision about it."""
@@ -99,7 +104,7 @@ class Bucket(Cluster):
 
     async def landed(self, *producers: int, partition: int = HERE) -> None:
         """Let a pointer with these producers be in the log of a partition."""
-        log = CLICKS.read_partition_of(partition)
+        log, ids = CLICKS.read_partition_of(partition), [self.ids[each] for each in producers]
         await self.queue.create([log], 0)
         pointer = Pointer(
             kind="data",
@@ -112,7 +117,7 @@ class Bucket(Cluster):
             records=len(producers),
             raw_bytes=10,
             stored_bytes=10,
-            producers=tuple(ProducerRanges(producer, ((0, 1),)) for producer in producers),
+            producers=tuple(ProducerRanges(each.producer, ((each.first, each.first + 1),)) for each in ids),
             checksum=1,
             broker="b",
             sealed_ms=self.clock.wall_ms(),
@@ -166,11 +171,11 @@ def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
     async def work(bucket: Bucket) -> None:
         await bucket.held(1)  # cancelled long ago: the snapshot has forgotten it
         bucket.clock.advance(MARGIN_MS + 1_000)
-        bucket.decide(await bucket.held(2, 3), DropDecision(bucket.clock.wall_ms(), (HoldId(2, 0),)))
+        bucket.decide(await bucket.held(2, 3), DropDecision(bucket.clock.wall_ms(), (bucket.ids[2],)))
         await bucket.save()
         first, _, _ = await bucket.restore()
         assert producers(first) == [3]
-        assert first.state_of(HoldId(2, 0)) is HoldState.DROPPED
+        assert first.state_of(bucket.ids[2]) is HoldState.DROPPED
 
     in_bucket(work)
 
@@ -178,7 +183,7 @@ def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
 def test_a_restore_does_not_release_again_what_targets_have() -> None:
     async def work(bucket: Bucket) -> None:
         bucket.decide(await bucket.held(1, 2, 3, 4))
-        bucket.decide(ReleaseDecision((Unit(TARGET, 1, (HoldId(3, 0), HoldId(4, 0))),)))
+        bucket.decide(ReleaseDecision((Unit(TARGET, 1, (bucket.ids[3], bucket.ids[4])),)))
         await bucket.save()
         await bucket.held(5, 6)
         await bucket.landed(1, 3, 5)
@@ -186,7 +191,7 @@ def test_a_restore_does_not_release_again_what_targets_have() -> None:
         first, _, _ = await bucket.restore()
         assert producers(first) == [2, 6]
         assert [hold.block.id.producer for hold in first.units[TARGET][1].holds] == [4]
-        assert [first.state_of(HoldId(each, 0)) for each in (1, 3, 5)] == [HoldState.RELEASED] * 3
+        assert [first.state_of(bucket.ids[each]) for each in (1, 3, 5)] == [HoldState.RELEASED] * 3
         assert first.waiting == {TARGET: 2}
 
     in_bucket(work)

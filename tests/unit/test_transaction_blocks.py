@@ -16,7 +16,7 @@ from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import EndTransaction
 from memq.runtime.clock import SystemClock
 from memq.topic import Committed, Position
-from tests.unit.transactional_cluster import set_bound, INPUT, Cluster, Reader, Way, on_cluster
+from tests.unit.transactional_cluster import INPUT, Cluster, Reader, Way, on_cluster, set_bound
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -26,8 +26,18 @@ from memq.groups.remote import wire_of
 from memq.protocol.transaction_messages import BeginTransactions, EndTransaction, HoldTransaction, WireTransaction
 from memq.topic import Committed, Position
 from tests.skipping_loop import now_s
-from tests.unit.transactional_cluster import set_bound, INPUT, TOPIC, Cluster, Least, Reader, Way, check, fields, on_cluster
-
+from tests.unit.transactional_cluster import (
+    INPUT,
+    TOPIC,
+    Cluster,
+    Least,
+    Reader,
+    Way,
+    check,
+    fields,
+    on_cluster,
+    set_bound,
+)
 
 
 def test_a_producer_begins_its_instance_once_and_numbers_its_transactions() -> None:
