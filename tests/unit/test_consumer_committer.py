@@ -183,3 +183,18 @@ def test_a_commit_that_the_user_waits_for_is_tried_again_after_waits_that_double
 
     run_skipping(work())
     assert "QueueError: not now; trying again" in caplog.text
+
+
+def test_positions_that_a_transaction_has_moved_are_known_and_none_goes_back() -> None:
+    """The end of a transaction without an answer is learned late: other positions may be stored by then."""
+    parts = Parts()
+    committer, observer = parts.committer(), Observer()
+    parts.assigned[HERE].observer = observer
+    elsewhere = ReadPartition("clicks", "0" * 32, 2)
+    moved = {each: Committed(Position(each.partition, 5)) for each in (HERE, THERE, elsewhere)}
+    later = Committed(Position(THERE.partition, 8))
+    committer.note_stored({THERE: later})
+    committer.note_stored(moved)
+    assert [parts.assigned[each].ledger.known for each in (HERE, THERE)] == [moved[HERE], later]
+    assert parts.stored == {HERE: moved[HERE], THERE: later, elsewhere: moved[elsewhere]}
+    assert (observer.steps, committer.commits) == ([Position(0, 5)], 2)
