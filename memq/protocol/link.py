@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar, cast
@@ -55,6 +56,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
+SILENT_S = 10.0  # a broker whose queue is slow answers something in this time
 STUCK_S, STUCK_BYTES_PER_S = 5.0, 10_000  # a frame that arrives more slowly for so long has a wrong length
 
 
@@ -112,7 +114,8 @@ class Link(asyncio.BufferedProtocol):
         self.heard_s = 0.0  # monotonic time of the last whole frame from the broker
         self._received_bytes = 0
         self._ready_at = 0.0
-        self.silent = False  # whether a request got no answer in its time, and nothing was heard since it was sent
+        self.silent = False  # whether requests got no answers, and nothing was heard for SILENT_S
+        self._unheard_s = math.inf  # when the first request was sent since the last frame
         self.checksums = False  # whether the broker sends a checksum with each message
         self._frame_checksums = False  # whether both sides send one with each frame
         self._failure: MemqError | None = None
@@ -214,7 +217,7 @@ class Link(asyncio.BufferedProtocol):
             self._received_bytes += nbytes
             frames = self._reader.received(nbytes)
             if frames:
-                self.heard_s, self.silent = self._runtime.clock.monotonic(), False
+                self.heard_s, self.silent, self._unheard_s = self._runtime.clock.monotonic(), False, math.inf
             for frame in frames:
                 self._take(frame)
         except MemqError as error:
@@ -285,6 +288,7 @@ class Link(asyncio.BufferedProtocol):
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._requests[number] = _PendingRequest(api, answer)
         sent_s, received_bytes = self._runtime.clock.monotonic(), self._received_bytes
+        self._unheard_s = min(self._unheard_s, sent_s)
         try:
             with self._waits.on(broker_name(self.address), api.name) as wait:
                 try:
@@ -294,7 +298,7 @@ class Link(asyncio.BufferedProtocol):
                     wait.answered = self.open  # an ERROR of the broker is an answer, a lost connection is not
                     raise
                 except TimeoutError as error:
-                    self.silent = self.heard_s <= sent_s
+                    self.silent = self._runtime.clock.monotonic() - self._unheard_s >= SILENT_S
                     text = f"{self._name} did not answer {api.name} in {timeout_s:g} s"
                     raise TimedOutError(text + self._silence(timeout_s)) from error
         finally:

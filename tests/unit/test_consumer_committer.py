@@ -11,7 +11,7 @@ import pytest
 
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
-from memq.client.consumer.group_session import Committer, GroupSession
+from memq.client.consumer.group_session import Committer, GroupSession, TakenPositions
 from memq.client.consumer.progress import CommitLedger
 from memq.errors import QueueError
 from memq.runtime.logs import EventLog
@@ -59,6 +59,11 @@ class Parts:
         self.gate.set()
         self.called = asyncio.Event()
         self.fails = False
+
+    member = "m"
+
+    def inside_generation(self) -> int:
+        return 4
 
     def settle(self) -> None:
         """Nothing was handed out that is not done."""
@@ -183,3 +188,30 @@ def test_a_commit_that_the_user_waits_for_is_tried_again_after_waits_that_double
 
     run_skipping(work())
     assert "QueueError: not now; trying again" in caplog.text
+
+
+def test_positions_that_a_transaction_has_moved_are_known_and_none_goes_back() -> None:
+    """The end of a transaction without an answer is learned late: other positions may be stored by then."""
+    parts = Parts()
+    committer, observer = parts.committer(), Observer()
+    parts.assigned[HERE].observer = observer
+    elsewhere = ReadPartition("clicks", "0" * 32, 2)
+    moved = {each: Committed(Position(each.partition, 5)) for each in (HERE, THERE, elsewhere)}
+    later = Committed(Position(THERE.partition, 8))
+    committer.note_stored({THERE: later})
+    committer.note_stored(moved)
+    assert [parts.assigned[each].ledger.known for each in (HERE, THERE)] == [moved[HERE], later]
+    assert parts.stored == {HERE: moved[HERE], THERE: later, elsewhere: moved[elsewhere]}
+    assert (observer.steps, committer.commits) == ([Position(0, 5)], 2)
+
+
+def test_a_transaction_takes_the_positions_that_are_due_with_those_that_are_stored() -> None:
+    parts = Parts()
+    committer = parts.committer()
+    assert committer.take() == TakenPositions("m", 4, {}, {})
+    here, there = parts.done(HERE, 5), parts.done(THERE, 7)
+    assert committer.take() == TakenPositions("m", 4, {}, {HERE: here, THERE: there})
+    committer.note_stored({HERE: here, THERE: there})
+    later = parts.done(THERE, 9)
+    assert committer.take() == TakenPositions("m", 4, {THERE: there}, {THERE: later})
+    assert parts.requests == []

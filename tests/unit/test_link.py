@@ -364,6 +364,12 @@ def test_a_link_is_silent_after_a_time_limit_in_which_nothing_was_heard() -> Non
         wire.say(Api.FORWARD, 3, Done())  # late
         found.append((link.silent, link.open))
         assert found == [(True, True), (False, True)]
+        silent = []
+        for _ in range(3):
+            with pytest.raises(TimedOutError):
+                await link.request(Api.METADATA, MetadataRequest(topics=["clicks"]), Metadata, timeout_s=4)
+            silent.append(link.silent)
+        assert silent == [False, False, True], "ten seconds, whatever the time limits of the requests are"
         link.abort(CLOSED)
 
     talking(work())

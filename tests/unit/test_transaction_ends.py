@@ -122,6 +122,7 @@ def test_a_program_without_an_event_loop_asks_how_its_transaction_has_ended() ->
             for error in (None, ValueError()):
                 transaction = Transaction(cluster.core, run, cast(Any, None))
                 transaction.__enter__()
+                cluster.errors[EndTransaction] = [InvalidRequestError("no")] if error else []
                 transaction.__exit__(type(error) if error else None, error, None)
                 ends.append(transaction.settle())
             return ends

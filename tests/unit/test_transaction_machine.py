@@ -232,6 +232,7 @@ def test_the_end_of_an_instance_before_the_known_ones_is_unknown() -> None:
     for token in range(FORMER_INSTANCES_MAX):
         log.begin(token + 2)
     assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
+    assert isinstance(log.commit(instance, 2, 0), ProducerFencedError), "it is known, and has no such transaction"
     log.begin(99)
     assert isinstance(log.commit(instance, 1, 1), OutcomeUnknownError)
     assert isinstance(log.commit(10**15, 1, 1), ProducerFencedError)  # no instance that this log gave
