@@ -27,8 +27,8 @@ from memq.runtime.logs import EventLog
 from memq.storage_handlers import ObjectReader, StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
-OBJECT_HOLDS = 131_072  # in one object of a run, which is about 4 MB
-INDEXES_MAX = 64  # that stay in memory, 20 kB each
+OBJECT_HOLDS = 32_768  # in one object of a run, which is about 1 MB: it is in memory until it is stored
+INDEXES_MAX = 32  # that stay in memory, 10 kB each
 STORE_TIMEOUT_S = 60.0
 TRAILER_BYTES = 8
 
@@ -127,14 +127,16 @@ class RunOutput:
 
     async def _put(self) -> None:
         run, buffers = self._writer.finish(self._key(), *self._place)
-        data = b"".join(buffers)
+        checksum = 0
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                await self._store.put(run.key, [data], crc32c(data))
+                await self._store.put(run.key, buffers, checksum)
                 stored = await self._store.get(run.key)
         except (MemqError, TimeoutError) as error:
             raise NotReadyError(f"the store does not take the run '{run.key}': {error!r}") from error
-        if stored != data:
+        if (len(stored), crc32c(stored)) != (run.size, checksum):
             raise NotReadyError(f"run '{run.key}' was stored with another content")
         self.runs.append(run)
         self._writer = RunWriter()

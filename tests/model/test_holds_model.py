@@ -23,7 +23,10 @@ BUGS: dict[str, tuple[str, Change]] = {
     "H1: an end is forgotten at once": ("HoldMachine._forget", body("self._ended.clear()")),
     "H1: a snapshot without the ends": ("HoldMachine.begin_snapshot", swap("self._ended.items()", "()")),
     "H2: a number is given twice": ("HoldMachine._release", swap("unit.r != self.next_number(unit.target)", "False")),
-    "H2: a snapshot without the numbers": ("HoldMachine.begin_snapshot", swap("self.numbers", "{}")),
+    "H2: a snapshot without the numbers": (
+        "HoldMachine.begin_snapshot",
+        swap("(self.numbers, self.totals, self.dropped)", "({}, self.totals, self.dropped)"),
+    ),
     "H2: a cancel tells that it dropped what is released": (
         "HoldMachine.state_in_memory",
         swap("HoldState.RELEASED", "HoldState.DROPPED"),

@@ -17,7 +17,7 @@ DELAY_BUGS = (
             "self._propose", "asyncio.ensure_future(self._propose(decision))\nreturn [HoldState.HELD] * len(batch)"
         ),
         level="breezy",
-        seed=1022,
+        seed=1028,
         aspects=DELAYS,
     ),
     Planted(
