@@ -15,7 +15,7 @@ from memq.format.ranges import Range, RangeSet
 from memq.limits import SOUGHT_RANGES_MAX
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeCluster, DescribeHeld, WireRecords
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import DescribeHolds, WireUnits
+from memq.protocol.hold_messages import DescribeHolds, WireHoldId, WireUnits
 from memq.protocol.wire_types import WireBroker
 from memq.runtime.network import parse_address
 from memq.topic import Topic
@@ -77,6 +77,13 @@ class Holders:
             waiting=sum(each.blocks for each in answer.waiting),
             next_ms=next_ms,
         )
+
+    async def state_of(self, topic: Topic, producer: int, first: int) -> str:
+        """Return the state of a delayed record at its shard, "" if none knows it. Raises: MemqError."""
+        hold = WireHoldId(producer=f"{producer:016x}", first=first)
+        request = AdminRequest(ask=DescribeHolds(topic=topic.name, topic_id=topic.id, hold=hold))
+        answer = await self._any(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+        return answer.holds[0] if answer.holds else ""
 
     async def _ask(self, broker: WireBroker, topic: Topic, sought: Sequence[Sought]) -> list[AdminAnswer] | str:
         """Return what one broker holds, or why it did not say that."""

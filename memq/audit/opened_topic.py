@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic
 
 METADATA_S_MAX = 10.0
+StateOf = Callable[[Topic, int, int], Awaitable[str]]  # of a delayed record: producer and sequence
 THROUGH_BROKER = "a broker, whose memory answers for the store"
 
 
@@ -46,6 +47,7 @@ class OpenedTopic:
     through: str
     ask_held: AskHeld
     ask_released: AskReleased
+    state_of: StateOf
 
 
 class OwnersQueue(RemoteQueue):
@@ -95,7 +97,7 @@ async def opened_topic(
             source, through = await _source(metadata, stores, topic, any_broker)
         queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
         holders, groups = Holders(pool, any_broker), RemoteGroups(any_broker)
-        asks = (holders.ask, holders.ask_released)
+        asks = (holders.ask, holders.ask_released, holders.state_of)
         yield OpenedTopic(topic, metadata.cluster, queue, groups, source, through, *asks)
     finally:
         await metadata.close()

@@ -254,6 +254,14 @@ class HoldKeeper:
         """The id of the service partition at the targets."""
         return self._parts.shard
 
+    async def state_of(self, hold: HoldId) -> HoldState | None:
+        """Return the state of a hold, None if it is not known. Raises: as `FarKeeper.find`."""
+        await known_outcome(self._log.fresh())
+        known = self._machine.state_of(hold)
+        if known is None and not any(hold in state.dropped for state in self._machine.far.runs.values()):
+            known = HoldState.HELD if await self._far.find(hold) is not None else None
+        return known
+
     async def units(self, topic_id: str) -> dict[Target, UnitCount]:
         """Return the units of each partition of a topic."""
         await known_outcome(self._log.fresh())

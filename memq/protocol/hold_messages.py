@@ -44,13 +44,15 @@ class DescribeHolds(ServiceQuestion, tag_field="op", tag="describe-holds", kw_on
     """Show how many delayed blocks of a topic wait.
 
     With `undelivered`, the answer also has partitions with other blocks: those of transactions, and released ones that
-    are not known to be in the log. With `units`, it has the units of all partitions.
+    are not known to be in the log. With `units`, it has the units of all partitions. With `hold`, the answer has the
+    state of that hold alone, if a service partition knows it.
     """
 
     topic: str
     topic_id: str
     undelivered: bool = False
     units: bool = False
+    hold: WireHoldId | None = None
 
 
 class WireUnits(msgspec.Struct, kw_only=True):

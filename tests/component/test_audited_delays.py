@@ -13,6 +13,7 @@ from memq.audit.verdict import Verdict
 from memq.cli.store.trace import trace
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import AsyncProducer
+from memq.errors import NotFoundError
 from memq.format.held_sequences import due_time_of, is_transactional
 from memq.runtime.runtime import Runtime
 from tests.brokers import run
@@ -63,9 +64,16 @@ def test_a_topic_with_delayed_and_transactional_records_is_clean_and_each_can_be
             assert "held:     delayed until " in there.output
             shown = await traced(address, acks[0], "--json")
             assert f'"due_ms":{due_time_of(acks[0].first_sequence)}' in shown.output
-            absent = await traced(address, waiting)
-            assert absent.exit_code != 0
-            assert "delayed until" in str(getattr(absent.exception, "hint", absent.output))
+            gone = await cancelled
+            for ack, text in (
+                (waiting, "and a service partition holds it until then"),
+                (gone, "and it was cancelled"),
+                (gone._replace(producer_id=7), "and the log does not have it before that"),
+            ):
+                absent = await traced(address, ack)
+                assert isinstance(absent.exception, NotFoundError)
+                assert "delayed until" in absent.exception.hint
+                assert text in absent.exception.hint
             assert not is_transactional(waiting.first_sequence)
 
     run(work())

@@ -112,6 +112,26 @@ def test_few_holds_that_are_due_late_cost_no_object() -> None:
     on_shard(work)
 
 
+def test_an_operator_learns_the_state_of_a_hold_in_memory_and_in_a_run() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        dues_ms = await hold(shard, 5, 300, 400, 500)
+        await skip(1)
+        assert in_memory(shard) == [1]
+        ids = [HoldId(producer, delayed_sequence(due_ms)) for producer, due_ms in enumerate(dues_ms, 1)]
+        await cancel(shard, (3, dues_ms[2]))
+        await shard.keeper.hold([delayed(shard, 9, 2_000)])
+        states = [HoldState.HELD, HoldState.HELD, HoldState.DROPPED, HoldState.HELD, None]
+        assert [await shard.keeper.state_of(each) for each in (*ids, HoldId(77, ids[0].first))] == states
+        await skip(10)
+        assert await shard.keeper.state_of(ids[0]) is HoldState.RELEASED
+        await skip(100)
+        await shard.keeper.hold([delayed(shard, 10, 2_000)])  # forgets what has ended
+        assert [await shard.keeper.state_of(each) for each in ids[:3]] == [None, HoldState.HELD, None]
+
+    on_shard(work)
+
+
 def test_a_hold_in_a_run_is_cancelled() -> None:
     async def work(shard: Shard) -> None:
         shard.run()

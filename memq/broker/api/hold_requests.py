@@ -24,6 +24,7 @@ from memq.protocol.hold_messages import (
     ListDelayed,
     ReleaseUnit,
     WireDelayedTopic,
+    WireHoldId,
     WireUnits,
     WireWaiting,
 )
@@ -79,6 +80,8 @@ class HoldRequests:
     async def describe(self, call: Call[DescribeHolds]) -> Answer:
         """Return how many blocks of a topic wait; for another broker, those that wait here."""
         topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
+        if call.ask.hold is not None:
+            return await self._state_of(call, call.ask.hold)
 
         async def waiting_at(keeper: HoldKeeper) -> list[WireWaiting]:
             waiting = await keeper.waiting(topic.id, undelivered=call.ask.undelivered)
@@ -96,6 +99,18 @@ class HoldRequests:
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.holds, call, waiting_at, lambda answer: answer.waiting)
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition), covered=covered)
+
+    async def _state_of(self, call: Call[DescribeHolds], asked: WireHoldId) -> Answer:
+        """Return the state of a hold, if a service partition knows it."""
+        hold = HoldId(producer_id_of(asked.producer), checked_sequence(asked.first))
+
+        async def state_at(keeper: HoldKeeper) -> list[str]:
+            state = await keeper.state_of(hold)
+            return [] if state is None else [state.name.lower()]
+
+        hosts = self._hosts
+        found, covered = await ask_all_services(hosts, hosts.holds, call, state_at, lambda answer: answer.holds)
+        return AdminAnswer(holds=found, covered=covered)
 
     async def list_delayed(self, call: Call[ListDelayed]) -> Answer:
         """Return how many blocks of each topic wait; for another broker, those that wait here.

@@ -30,6 +30,13 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import Position, ReadPartition, read_partitions
 
 FOUND_MAX = 100
+# How a held record is described that is not in the log; "": no service partition knows it.
+_STATES = {
+    "held": "a service partition holds it until then",
+    "released": "it was due: it is on its way to the log, or retention has taken it",
+    "dropped": "it was cancelled",
+    "": "the log does not have it before that, and never after a cancel or a roll-back",
+}
 Groups = dict[int, dict[str, Position]]  # by read partition
 
 
@@ -65,11 +72,11 @@ def trace(
     or later; the line `queued` has the bound. So it may be earlier than `sealed`.
     """
     wanted = _wanted(position, key, producer, sequence)
-    found, groups, queue_late_ms = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
+    found, groups, queue_late_ms, state = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
     if not found:
         hint = "memq consume --json shows positions; memq audit names records that are removed or unreadable"
         if sequence is not None and is_held(sequence):
-            hint = f"it is {_held_text(sequence)}; before, and after a cancel or a roll-back, the log does not have it"
+            hint = f"it is {_held_text(sequence)}, and {_STATES.get(state, _STATES[''])}"
         raise NotFoundError(f"topic '{topic}' has no such record", hint=hint)
     if as_json:
         more = {"queue_late_ms": queue_late_ms}
@@ -97,8 +104,11 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
     return TraceTarget(number, sequence, key.encode() if key is not None else None, at)
 
 
-async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups, int]:
-    """Return sightings, positions of groups in their partitions, and how late queue times may be (ms)."""
+async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups, int, str]:
+    """Return sightings, positions of groups in their partitions, and how late queue times may be (ms).
+
+    The last result is the state of a delayed record that is not in the log.
+    """
     async with opened_topic(brokers, topic) as opened:
         known = len(read_partitions(opened.topic))
         if wanted.position is not None and wanted.position.read_partition >= known:
@@ -119,7 +129,10 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
         for group in await opened.groups.groups():
             for partition, committed in (await opened.groups.committed(group, partitions)).items():
                 groups.setdefault(partition.partition, {})[group] = committed.position
-        return found, groups, opened.topic.settings.late_ms
+        state, producer, sequence = "", wanted.producer, wanted.sequence
+        if not found and producer is not None and sequence is not None and due_time_of(sequence):
+            state = await opened.state_of(opened.topic, producer, sequence)
+        return found, groups, opened.topic.settings.late_ms, state
 
 
 async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[Sighting]:
