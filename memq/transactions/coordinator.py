@@ -344,9 +344,9 @@ class TransactionCoordinator:
                 continue
             reason = f"was open for over {known.timeout_ms} ms"
             try:
-                decision = AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason)
+                decision = AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason, expired=True)
                 settled, fresh = await self._settle(decision)
-            except ThrottledError:
+            except (ThrottledError, InvalidRequestError):  # later; or it was prepared meanwhile
                 continue
             self._counters.expired_transactions += fresh and not settled.committed
         self._met_s = met_s

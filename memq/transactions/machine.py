@@ -95,13 +95,17 @@ class CommitTransactionDecision(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class AbortDecision(msgspec.Struct, frozen=True, tag="abort"):
-    """Transaction `number` of an instance is rolled back."""
+    """Transaction `number` of an instance is rolled back.
+
+    `expired`: by its time-out, unless it is prepared.
+    """
 
     id: TransactionalId
     instance: int
     number: int
     now_ms: int
     reason: str
+    expired: bool = False
 
 
 class PrepareDecision(msgspec.Struct, frozen=True, tag="prepare"):
@@ -466,6 +470,8 @@ class TransactionMachine:
             return InvalidRequestError(f"{name} is not of producer group '{decision.producer_group}'")
         if isinstance(decision, CommitTransactionDecision) and decision.moves is not None:
             return InvalidRequestError(f"{name} is prepared: it moves no positions")
+        if isinstance(decision, AbortDecision) and decision.expired:  # it was prepared meanwhile
+            return InvalidRequestError(f"{name} is prepared: no time-out ends it")
         if isinstance(decision, AbortDecision):
             return self._end(found, decision.now_ms, TransactionAbortedError(f"{name} {decision.reason}"))
         if isinstance(decision, AnswerDecision) and not decision.commit:

@@ -64,7 +64,7 @@ async def until_shown(brokers: list[Broker], state: str) -> ShownTransaction:
 @pytest.mark.soak
 def test_consumers_have_what_the_database_has_after_each_kill_between_the_two_commits(tmp_path: Path) -> None:
     """A tenth of 1,000 orders kill their program; here two of seven: after `prepare`, and after the database."""
-    count, every = repetitions(7, 1_000), repetitions(3, 10)
+    count, every = repetitions(7, 1_001), repetitions(3, 10)
     file = tmp_path / "orders.sqlite"
 
     async def work() -> None:

@@ -75,6 +75,9 @@ BUGS: dict[str, Planted] = {
     "T4: a prepared transaction is still open": bug(
         "TransactionMachine._prepare", swap("known.open = 0", "known.open = decision.number")
     ),
+    "T4: a late time-out rolls back what is prepared": bug(
+        "TransactionMachine._decide", swap("isinstance(decision, AbortDecision) and decision.expired", "False")
+    ),
     "T4: a new instance rolls back what the former one has prepared": bug(
         "TransactionMachine._begin",
         first(

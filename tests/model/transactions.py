@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from memq.errors import MemqError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
@@ -286,7 +287,8 @@ class TransactionModel:
     def _time_out(self) -> None:
         for id_, known in self.machines.transactions.ids.items():
             if known.open:
-                self._by_others(AbortDecision(id_, known.instance, known.open, self.now_ms, "took too long"))
+                late = AbortDecision(id_, known.instance, known.open, self.now_ms, "took too long", expired=True)
+                self._send_later(partial(self._by_others, late))
                 self.met["times out"] += 1
                 return
 
@@ -427,8 +429,10 @@ class TransactionModel:
 
     def _check_end(self) -> None:
         """After a time-out of all, and a decision about what is prepared, nothing is held."""
-        for _ in IDS:
+        for _ in range(20):  # some time-outs are lost
             self._time_out()
+            while self.requests:
+                self._deliver()
         for each in list(self.machines.transactions.prepared.values()):
             self._decide_as_operator(each)
             self._check()

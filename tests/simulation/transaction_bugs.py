@@ -68,13 +68,13 @@ TRANSACTION_BUGS = (
         aspects=TRANSACTIONS,
     ),
     Planted(
-        "T4: the time-out rolls back a prepared transaction",
+        "T4: a late time-out rolls back a prepared transaction",
         MACHINE,
-        "TransactionMachine._prepare",
-        swap("known.open = 0", "known.open = decision.number"),
+        "TransactionMachine._decide",
+        swap("isinstance(decision, AbortDecision) and decision.expired", "False"),
         level="breezy",
-        seed=1_004,
-        aspects=TRANSACTIONS,
+        seed=1_005,
+        aspects=("transaction", "auditor"),
     ),
     Planted(
         "T4: a new instance rolls back what the former one has prepared",

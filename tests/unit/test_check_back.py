@@ -15,7 +15,15 @@ from memq.errors import (
 )
 from memq.transactions import coordinator as coordinator_module
 from memq.transactions.coordinator import QUESTIONS_MAX, TIMEOUT_CHECK_S, Question, TransactionCounts
-from memq.transactions.machine import CheckDecision, TransactionalId, lane_of
+from memq.transactions.machine import (
+    AbortDecision,
+    CheckDecision,
+    PrepareDecision,
+    PreparedTransaction,
+    TransactionalId,
+    encode_decision,
+    lane_of,
+)
 from tests.skipping_loop import now_s, skip
 from tests.unit.hold_shard import A, B
 from tests.unit.test_transaction_coordinator import (
@@ -121,6 +129,27 @@ def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
         await made.coordinator.settle(ID, commit=True)
         assert list(made.machines.holds.units) == [A, B]
         assert made.coordinator.counts() == TransactionCounts(0, 0, 0, 0, 0.0)
+
+    coordinated(work)
+
+
+def test_a_time_out_that_meets_a_prepared_transaction_lets_the_owner_work_on() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        instance = await made.begin()
+        await made.hold(instance, 1, A, B)
+        machine = made.machines.transactions
+
+        def prepare_meanwhile() -> None:
+            made.log.before = int
+            decision = PrepareDecision(ID, instance, 1, 5, 2, "shop", b"", 1)
+            assert isinstance(machine.apply(encode_decision(decision)), PreparedTransaction)
+
+        made.log.before = prepare_meanwhile
+        assert await next_question(made) == [(lane_of(instance, 1), 1)]
+        assert len(made.decisions(AbortDecision)) == 1
+        counters = made.shard.counters
+        assert (counters.expired_transactions, counters.aborted_transactions) == (0, 0)
 
     coordinated(work)
 

@@ -16,6 +16,7 @@ from memq.holds.machine import HoldState
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.transactions.machine import (
     ENDED_PREPARED_MAX,
+    AbortDecision,
     AnswerDecision,
     CheckDecision,
     PrepareDecision,
@@ -128,6 +129,17 @@ def test_an_instance_goes_on_while_its_prepared_transactions_are_undecided() -> 
     assert log.machines.transactions.ids[ID].settled == SettledTransaction(3, True)
     assert log.machines.holds.open == {}
     assert log.hold(instance, 1) is HoldState.REFUSED
+
+
+def test_a_time_out_that_comes_late_ends_no_prepared_transaction() -> None:
+    """The owner had decided it before the transaction was prepared."""
+    log, instance = prepared()
+    late = AbortDecision(ID, instance, 1, log.now_ms, "was open for too long", expired=True)
+    assert str(log.apply(late)) == "transaction 1 of producer 'pay' is prepared: no time-out ends it"
+    assert log.commit(instance, 1, 1) == SettledTransaction(1, True)
+    assert log.apply(late) == SettledTransaction(1, True)
+    log.hold(instance, 2)
+    assert isinstance(error_of(log.apply(msgspec.structs.replace(late, number=2))), TransactionAbortedError)
 
 
 def test_a_prepare_ends_what_was_open_before() -> None:

@@ -101,9 +101,13 @@ def test_a_producer_without_a_group_prepares_nothing_and_has_no_notes() -> None:
 
 def test_a_prepared_transaction_that_is_left_is_not_rolled_back() -> None:
     async def work(cluster: Cluster) -> None:
+        noted: list[tuple[Any, ...]] = []
+        cluster.core.note_held = lambda *each: noted.append(each)
         transaction = await cluster.core.begin()
+        transaction.add(cast(Any, Way()), fields(b"x"), 0)
         await cluster.core.prepare(transaction)
         await cluster.core.leave(transaction)
+        assert [(each[2], each[4]) for each in noted] == [("unsure", 1)], "the audit gets either end"
         await cluster.core.abort(transaction)
         await cluster.core.commit(await cluster.core.begin())
         assert cluster.ends() == [(2, True, 0)]
