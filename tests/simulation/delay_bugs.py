@@ -113,7 +113,7 @@ DELAY_BUGS = (
         TAKING,
         "_is_there",
         swap("unit.number <= own.named.last_unit(unit.shard)", "False"),
-        seed=1008,
+        seed=1027,
         aspects=DELAYS,
     ),
     Planted(
