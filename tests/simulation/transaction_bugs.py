@@ -68,15 +68,6 @@ TRANSACTION_BUGS = (
         aspects=TRANSACTIONS,
     ),
     Planted(
-        "T4: a late time-out rolls back a prepared transaction",
-        MACHINE,
-        "TransactionMachine._decide",
-        swap("isinstance(decision, AbortDecision) and decision.expired", "False"),
-        level="breezy",
-        seed=1_005,
-        aspects=("transaction", "auditor"),
-    ),
-    Planted(
         "T4: a new instance rolls back what the former one has prepared",
         MACHINE,
         "TransactionMachine._begin",
