@@ -88,7 +88,7 @@ DELAY_BUGS = (
         "_check_missing",
         body("return"),
         level="breezy",
-        seed=1033,
+        seed=1_902,
         aspects=("lies", *DELAYS),
     ),
     Planted(
@@ -105,7 +105,7 @@ DELAY_BUGS = (
         "_Question._ask_home",
         swap("named if answer.covered is None else answer.covered", "named"),
         level="breezy",
-        seed=1016,
+        seed=1_061,
         aspects=DELAYS,
     ),
     Planted(
