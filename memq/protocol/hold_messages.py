@@ -99,11 +99,15 @@ class WireDelayedTopic(msgspec.Struct, kw_only=True):
 
 
 class WireUnitBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of a unit: its object and its bytes there."""
+    """A block of a unit: its object, its bytes there, and its identity.
+
+    `hold` is None from a broker of an earlier release, which does not say the identity.
+    """
 
     key: str
     offset: Int64
     length: Int64
+    hold: WireHoldId | None = None
 
 
 class ReleaseUnit(msgspec.Struct, tag_field="op", tag="release-unit", kw_only=True):

@@ -23,6 +23,7 @@ from memq.errors import (
     StoreError,
     ThrottledError,
 )
+from memq.format.held_object import HoldId
 from memq.format.pointer import Pointer
 from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.storage_handlers.memory import MemoryHandler
@@ -49,7 +50,7 @@ class Target:
         for at, count in enumerate(records):
             producer = 100 * self.held + at
             block = block_of(self.topic, 0, [b"value"] * count, partition=partition, producer=producer)
-            blocks.append(UnitBlock(key, len(data), len(block)))
+            blocks.append(UnitBlock(key, len(data), len(block), HoldId(producer, 0)))
             data += block
         self.store.objects[key], self.store.modified_ms[key] = data, 0
         return blocks
@@ -380,6 +381,24 @@ def test_a_store_that_fails_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(StoreError):
             await target.take(1, blocks)
         assert (target.lost(), await target.named()) == (0, [])
+
+    on_target(work, monkeypatch)
+
+
+def test_a_store_that_answers_with_another_held_block_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(target: Target) -> None:
+        wanted, other = target.put(2), target.put(2)
+        get_range = target.store.get_range
+        wrong = [other[0].key]
+
+        async def answer(key: str, offset: int, length: int) -> bytes:
+            return await get_range(wrong.pop() if wrong else key, offset, length)
+
+        monkeypatch.setattr(target.store, "get_range", answer)
+        await target.take(1, wanted)
+        assert not wrong
+        (pointer,) = await target.batches()
+        assert ([each.producer for each in pointer.producers], target.lost()) == ([100], 0)
 
     on_target(work, monkeypatch)
 

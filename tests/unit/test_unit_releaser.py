@@ -16,7 +16,7 @@ from memq.format.held_object import HeldBlock, HoldId, Target
 from memq.holds.machine import Hold, ReleasedUnit, Unit
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import ReleaseUnit, WireUnitBlock
+from memq.protocol.hold_messages import ReleaseUnit, WireHoldId, WireUnitBlock
 
 TARGET = Target("clicks", "ab" * 16, 2)
 SHARD = 0xAB
@@ -25,7 +25,11 @@ HOLDS = [
     for producer, offset, length, key in ((1, 0, 10, "a"), (2, 10, 4, "a"), (3, 7, 9, "b"))
 ]
 RELEASED = ReleasedUnit(Unit(TARGET, 4, (HoldId(1, 0), HoldId(2, 0), HoldId(3, 0))), HOLDS)
-BLOCKS = [UnitBlock("a", 0, 10), UnitBlock("a", 10, 4), UnitBlock("b", 7, 9)]
+BLOCKS = [
+    UnitBlock("a", 0, 10, HoldId(1, 0)),
+    UnitBlock("a", 10, 4, HoldId(2, 0)),
+    UnitBlock("b", 7, 9, HoldId(3, 0)),
+]
 
 
 class Cluster:
@@ -101,7 +105,11 @@ def test_a_unit_goes_to_the_owner_at_another_broker(monkeypatch: pytest.MonkeyPa
     cluster = Cluster(monkeypatch)
     cluster.own = False
     cluster.release()
-    blocks = [WireUnitBlock(key=each.key, offset=each.offset, length=each.length) for each in BLOCKS]
+    blocks = [
+        WireUnitBlock(key="a", offset=0, length=10, hold=WireHoldId(producer="0000000000000001", first=0)),
+        WireUnitBlock(key="a", offset=10, length=4, hold=WireHoldId(producer="0000000000000002", first=0)),
+        WireUnitBlock(key="b", offset=7, length=9, hold=WireHoldId(producer="0000000000000003", first=0)),
+    ]
     ask = ReleaseUnit(
         topic="clicks",
         topic_id=TARGET.topic_id,

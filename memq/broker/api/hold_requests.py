@@ -25,6 +25,7 @@ from memq.protocol.hold_messages import (
     ReleaseUnit,
     WireDelayedTopic,
     WireHoldId,
+    WireUnitBlock,
     WireUnits,
     WireWaiting,
 )
@@ -137,7 +138,7 @@ class HoldRequests:
         ask = call.ask
         topic = await self._partitions.current_topic(ask.topic, ask.topic_id)
         processor = self._partitions.processor(topic, ask.partition)
-        blocks = [UnitBlock(each.key, each.offset, each.length) for each in ask.blocks]
+        blocks = [_unit_block(each) for each in ask.blocks]
         await take_unit(processor, IncomingUnit(producer_id_of(ask.shard), ask.number, ask.behind, blocks, ask.records))
         return AdminAnswer()
 
@@ -185,3 +186,9 @@ def _by_topic(found: list[WireDelayedTopic]) -> list[WireDelayedTopic]:
 def _check_count(count: int) -> None:
     if count > HOLDS_PER_REQUEST_MAX:
         raise TooLargeError(f"{count} records in one request, {HOLDS_PER_REQUEST_MAX} are allowed")
+
+
+def _unit_block(block: WireUnitBlock) -> UnitBlock:
+    named = block.hold
+    hold = None if named is None else HoldId(producer_id_of(named.producer), checked_sequence(named.first))
+    return UnitBlock(block.key, block.offset, block.length, hold)

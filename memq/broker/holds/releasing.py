@@ -11,7 +11,7 @@ from memq.errors import MovedError, NotFoundError, RetryableError
 from memq.holds.machine import ReleasedUnit
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import ReleaseUnit, WireUnitBlock
+from memq.protocol.hold_messages import ReleaseUnit, WireHoldId, WireUnitBlock
 from memq.protocol.link import Link
 
 RELEASE_TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ class UnitReleaser:
             text = f"{len(released.holds)} held blocks of topic '{target.topic}' are dropped: {error}"
             self._services.events.warning("held-gone", text)
             return
-        blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length) for hold in released.holds]
+        blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length, hold.block.id) for hold in released.holds]
         unit = IncomingUnit(self._shard, number, number - 1, blocks, released.total)
         try:
             if self._partitions.owns(topic, target.partition):
@@ -75,5 +75,10 @@ def _message(released: ReleasedUnit, unit: IncomingUnit) -> ReleaseUnit:
         number=unit.number,
         behind=unit.behind,
         records=unit.records,
-        blocks=[WireUnitBlock(key=each.key, offset=each.offset, length=each.length) for each in unit.blocks],
+        blocks=[_wire_block(each) for each in unit.blocks],
     )
+
+
+def _wire_block(block: UnitBlock) -> WireUnitBlock:
+    hold = None if block.id is None else WireHoldId(producer=f"{block.id.producer:016x}", first=block.id.first)
+    return WireUnitBlock(key=block.key, offset=block.offset, length=block.length, hold=hold)

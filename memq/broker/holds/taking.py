@@ -29,6 +29,7 @@ from memq.errors import (
     ThrottledError,
 )
 from memq.format.blocks.header import BlockHeader, Buffer, check_block
+from memq.format.held_object import HoldId
 from memq.format.pointer import NamedProducer
 from memq.protocol.frames import AckLevel
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
@@ -41,11 +42,12 @@ MISSING_LISTS, MISSING_LIST_PAUSE_S = 3, 1.0  # and so many listings must omit i
 
 @dataclass(frozen=True, slots=True)
 class UnitBlock:
-    """One block of a unit: its object and its bytes there."""
+    """One block of a unit: its object, its bytes there, and its identity; None: a former broker did not say it."""
 
     key: str
     offset: int
     length: int
+    id: HoldId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +220,16 @@ async def _check_missing(services: Services, key: str) -> None:
 
 
 def _checked(run: Sequence[UnitBlock], data: bytes, scope: int) -> list[tuple[BlockHeader, Buffer] | MemqError]:
+    """Return the wanted blocks, or their errors. A store may answer with sound bytes of another object."""
     view, found = memoryview(data), list[tuple[BlockHeader, Buffer] | MemqError]()
     for block in run:
         at = block.offset - run[0].offset
         piece = view[at : at + block.length]
         try:
-            found.append((check_block(piece, scope), piece))
+            header = check_block(piece, scope)
+            if block.id not in (None, HoldId(header.producer_id, header.first_sequence)):
+                raise CorruptDataError(f"it has the block of producer {header.producer_id:016x}, which is another one")
+            found.append((header, piece))
         except MemqError as error:
             found.append(error)
     return found
