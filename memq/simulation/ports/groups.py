@@ -105,7 +105,8 @@ class StateLogs:
         if answer is True:
             self.run_decisions[type(decision).__name__] += 1
         if isinstance(decision, RunDecision) and answer is True:
-            self.late |= {hold: key for hold, key in marked.items() if hold not in holds.open}
+            # Others were dropped or released by an earlier decision of the same entry.
+            self.late |= {hold: key for hold, key in marked.items() if holds.state_in_memory(hold) is None}
         elif isinstance(decision, BringDecision):
             for _, lanes in decision.objects:
                 for block in (block for lane in lanes for block in lane.blocks):
