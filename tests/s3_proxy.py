@@ -68,6 +68,7 @@ class FaultProxy:
     choose: Callable[[str, bool], PlannedFault | None] = lambda method, ranged: None
     endpoint: str = ""
     met: dict[tuple[str, str], int] = field(default_factory=dict)  # by method and harm, how often
+    _harmed: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until it ends."""
@@ -107,10 +108,11 @@ class FaultProxy:
         line, found, content = answer
         if not line.startswith("HTTP/1.1 20") or not content:
             return _answer(writer, method, line, found, content)
+        self._harmed += 1  # two harms in a row differ, as on a real way: equal ones are taken for what is stored
         if harm.harm == "changed":
-            content = content[:-1] + bytes([content[-1] ^ 1])
+            content = content[:-1] + bytes([content[-1] ^ 1 << self._harmed % 8])
         if harm.harm == "short":
-            content = content[:-1]
+            content = content[: -1 - self._harmed % 8]
         return _answer(writer, method, line, found, content, cut=harm.harm == "cut")
 
     async def _forward(self, first: str, headers: dict[str, str], body: bytes) -> tuple[str, dict[str, str], bytes]:
