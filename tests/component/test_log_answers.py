@@ -230,7 +230,8 @@ def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(GroupCoordinator, "groups", silent)
             trouble, _ = await rounds(poller)
-            assert "lag of group 'readers' in 'clicks': no coordinator" in trouble
+            assert "lag of group 'readers' in 'clicks': " in trouble
+            assert trouble.endswith("no coordinator")
             assert lag() is None
         assert (await rounds(poller))[0] == ""
         assert lag() == 2 * PARTITIONS
