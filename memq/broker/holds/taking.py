@@ -42,7 +42,7 @@ MISSING_LISTS, MISSING_LIST_PAUSE_S = 3, 1.0  # and so many listings must omit i
 
 @dataclass(frozen=True, slots=True)
 class UnitBlock:
-    """One block of a unit: its object, its bytes there, and its identity; None: a former broker did not say it."""
+    """One block of a unit: its object, its bytes there, and its identity (None from a former broker)."""
 
     key: str
     offset: int

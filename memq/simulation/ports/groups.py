@@ -47,7 +47,7 @@ class StateLogs:
         self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
         self.late: dict[HoldId, str] = {}  # holds in runs, with the objects that have them
         self.run_decisions: Counter[str] = Counter()  # that count, by kind
-        self._ended_runs: dict[ReadPartition, dict[str, int]] = {}  # runs that no state names from an offset on
+        self._run_spans: dict[ReadPartition, dict[str, list[int]]] = {}  # offsets of a run's first and last entry
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
         """An entry is in the log at `offset`."""
@@ -60,7 +60,10 @@ class StateLogs:
         entry, holds = decode_state_entry(body), self.holds[partition]
         marked, runs = {hold: holds.open[hold].key for hold in holds.far.marked}, set(holds.far.runs)
         met = fold.meet(offset, entry)
-        self._ended_runs.setdefault(partition, {}).update(dict.fromkeys(runs - holds.far.runs.keys(), offset))
+        spans = self._run_spans.setdefault(partition, {})
+        spans.update({key: [offset] for key in holds.far.runs.keys() - runs})
+        for key in runs - holds.far.runs.keys():
+            spans[key].append(offset)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
                 if decision.machine == GROUPS_MACHINE and answer is None:
@@ -120,8 +123,8 @@ class StateLogs:
         for partition, fold in self._folds.items():
             if fold.snapshot is not None and key.startswith(f"{fold.snapshot.key}/"):
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} needs it")
-            ended = self._ended_runs[partition].get(key, -1)
-            if fold.snapshot is not None and ended >= fold.snapshot.offset:
+            begun, *ended = self._run_spans[partition].get(key, [0, 0])
+            if fold.snapshot is not None and ended and begun < fold.snapshot.offset <= ended[0]:
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} names it")
 
     def named_topics(self) -> set[str]:
