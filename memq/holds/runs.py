@@ -194,7 +194,7 @@ class FarKeeper:
         if len(machine.open) - self._near_count < pace.spill_holds or not self._may_try("move"):
             return False
         from_ms = self._now_ms() + pace.far_ms
-        late = sum(not hold.lane and hold.block.due_ms >= from_ms for hold in machine.open.values())
+        late = sum(hold.is_due_at(from_ms) for hold in machine.open.values())
         self._near_count = len(machine.open) - late
         if late < pace.spill_holds:
             return False

@@ -1,4 +1,4 @@
-"""What the shards of held records say, by the state logs alone."""
+"""Statements of the shards of held records, computed from the state logs alone."""
 
 from __future__ import annotations
 

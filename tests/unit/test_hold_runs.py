@@ -112,6 +112,21 @@ def test_few_holds_that_are_due_late_cost_no_object() -> None:
     on_shard(work)
 
 
+def test_holds_whose_ids_do_not_say_when_they_are_due_stay_in_memory() -> None:
+    """A client of an earlier release counts from 0: no cancel would find its hold in a run."""
+
+    async def work(shard: Shard) -> None:
+        shard.run()
+        decided = len(shard.log.applied)
+        new = [shard.new(producer, A, due_s=500) for producer in range(1, 6)]
+        assert await shard.keeper.hold(new) == [HoldState.HELD] * 5
+        await skip(20)
+        assert (stored_runs(shard), in_memory(shard)) == ({}, [1, 2, 3, 4, 5])
+        assert len(shard.log.applied) == decided + 1, "nothing but the holds is decided"
+
+    on_shard(work)
+
+
 def test_an_operator_learns_the_state_of_a_hold_in_memory_and_in_a_run() -> None:
     async def work(shard: Shard) -> None:
         shard.run()
