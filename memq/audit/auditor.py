@@ -18,7 +18,7 @@ from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
 from memq.audit.minutes import Minutes, ReadBlock, active_ms
 from memq.audit.pointer_facts import PointerFacts
 from memq.audit.released import NOT_ASKED as UNITS_NOT_ASKED
-from memq.audit.released import ReleaseAnswer, ReleasedBlocks, ReleaseFacts, Shortfall, UnitWord
+from memq.audit.released import ReleaseAnswer, ReleasedBlocks, ReleaseFacts, ShardCounts, Shortfall
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, FindingCounts, PartitionCoverage, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.blocks.header import BlockHeader, StoredBlock
@@ -78,7 +78,7 @@ class _WritePartition(PointerFacts):
 class Auditor:
     """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
-    `take_word` gets what shards say of held records, before the queue's ends are asked for. Without that word the end
+    `take_shards` gets the counts of held records, before the queue's ends are asked for. Without them the end
     of held records is unknown. Records that `sought` returns are unproven, until three steps are done: brokers are
     asked for them, `take_answer` gets the answers, and the read partitions of `sought_in` are opened again and read to
     their ends.
@@ -103,7 +103,7 @@ class Auditor:
         self._answer: HeldAnswer | None = None
         self._blocks: dict[int, ReleasedBlocks] = {}  # of held records, by write partition
         self._held: dict[int, int] = {}  # delivered held records, by write partition
-        self._word_of_shards = UNITS_NOT_ASKED
+        self._shards = UNITS_NOT_ASKED
 
     # ---- what is read ------------------------------------------------------------------------------
 
@@ -214,9 +214,9 @@ class Auditor:
         self._asked = {(each.partition, each.producer): RangeSet(each.ranges) for each in sought}
         self._answer = answer
 
-    def take_word(self, answer: ReleaseAnswer) -> None:
+    def take_shards(self, answer: ReleaseAnswer) -> None:
         """Add what the shards of held records say; the ends of the queue were asked for after that."""
-        self._word_of_shards = answer
+        self._shards = answer
 
     # ---- the verdict -------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Auditor:
         """Return the verdict; producers seen shortly before `now_ms` (Unix ms) may still be sending."""
         balances, found = self.balances(now_ms), FindingCounts(self._found)
         by_partition = {partition: list(group) for partition, group in groupby(balances, lambda each: each.partition)}
-        for partition in sorted({*self._writes, *(word.partition for word in self._word_of_shards.words)}):
+        for partition in sorted({*self._writes, *(each.partition for each in self._shards.shards)}):
             for balance in by_partition.get(partition, ()):
                 _add_missing_records(balance, found)
             self._add_missing_units(partition, found)
@@ -270,7 +270,7 @@ class Auditor:
             partitions=tuple(self._reads[partition] for partition in sorted(self._reads)),
             records=sum(balance.delivered for balance in balances) + sum(self._held.values()),
             held=sum(self._held.values()),
-            waiting=self._word_of_shards.waiting,
+            waiting=self._shards.waiting,
             producers=len(balances),
             producers_proven=sum(balance.tail is TailKnowledge.PROVEN for balance in balances),
             producers_in_flight=sum(balance.tail is TailKnowledge.IN_FLIGHT for balance in balances),
@@ -372,30 +372,30 @@ class Auditor:
         return True
 
     def _add_missing_units(self, partition: int, found: FindingCounts) -> None:
-        """Add the held records that a write partition lacks, by its pointers and by the words of shards."""
-        write, words = self._writes.get(partition), self._word_of_shards
+        """Add the held records that a write partition lacks, by its pointers and by the counts of shards."""
+        write, answer = self._writes.get(partition), self._shards
         if write is not None and write.read_partition in self._unread:
             return
         for short in write.released.short if write is not None else ():
             wrong = Finding(kind=Kind.LOST, partition=partition, offset=short.offset, cause=short.cause)
             found.add(short.records, wrong)
-        if words.error and write is not None and write.released.shards:
-            cause = f"its shards did not say how many held records it has: {words.error}"
+        if answer.error and write is not None and write.released.shards:
+            cause = f"its shards did not say how many held records it has: {answer.error}"
             found.add(len(write.released.shards), Finding(kind=Kind.UNKNOWN, partition=partition, cause=cause))
-        for word in words.words:
-            if word.partition == partition and (write is not None or not self._unread):
-                self._add_of_shard(word, write, found)
+        for each in answer.shards:
+            if each.partition == partition and (write is not None or not self._unread):
+                self._add_of_shard(each, write, found)
 
-    def _add_of_shard(self, word: UnitWord, write: _WritePartition | None, found: FindingCounts) -> None:
+    def _add_of_shard(self, counts: ShardCounts, write: _WritePartition | None, found: FindingCounts) -> None:
         facts = write.released if write is not None else ReleaseFacts()
         whole = not write.expired if write is not None else all(not each.begin for each in self._reads.values())
-        lost, pending = facts.absent(word, whole=whole), facts.pending(word)
+        lost, pending = facts.absent(counts, whole=whole), facts.pending(counts)
         if lost:
-            cause = f"unit {word.done} of shard {word.shard:016x} is done, and in no pointer"
-            found.add(lost, Finding(kind=Kind.LOST, partition=word.partition, cause=cause))
+            cause = f"unit {counts.done} of shard {counts.shard:016x} is done, and in no pointer"
+            found.add(lost, Finding(kind=Kind.LOST, partition=counts.partition, cause=cause))
         if pending > 0:
-            cause = f"units up to {word.released} of shard {word.shard:016x} are on their way"
-            found.add(pending, Finding(kind=Kind.HELD, partition=word.partition, cause=cause))
+            cause = f"units up to {counts.released} of shard {counts.shard:016x} are on their way"
+            found.add(pending, Finding(kind=Kind.HELD, partition=counts.partition, cause=cause))
 
     def _drop(self, met: ReadBlock) -> None:
         """Count a block that readers pass over."""

@@ -51,7 +51,7 @@ async def audit(
             auditor.fail_partition(partition.partition, error)
 
     if ask_released is not None:
-        auditor.take_word(await ask_released(topic))
+        auditor.take_shards(await ask_released(topic))
     for partition in read_partitions(topic):
         await read_on(partition)
     sought = auditor.sought(now_ms)

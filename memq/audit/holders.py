@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from memq.audit.held import HeldAnswer, Sought, Source
-from memq.audit.released import ReleaseAnswer, UnitWord
+from memq.audit.released import ReleaseAnswer, ShardCounts
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, ProtocolError
@@ -73,7 +73,7 @@ class Holders:
             if each.next_ms:
                 next_ms[each.partition] = min(each.next_ms, next_ms.get(each.partition, each.next_ms))
         return ReleaseAnswer(
-            words=tuple(_word_of(each.partition, each.units) for each in answer.waiting if each.units is not None),
+            shards=tuple(_counts_of(each.partition, each.units) for each in answer.waiting if each.units is not None),
             waiting=sum(each.blocks for each in answer.waiting),
             next_ms=next_ms,
         )
@@ -106,9 +106,9 @@ class Holders:
         return answers
 
 
-def _word_of(partition: int, units: WireUnits) -> UnitWord:
+def _counts_of(partition: int, units: WireUnits) -> ShardCounts:
     counts = (units.released, units.released_records, units.done, units.done_records, units.dropped)
-    return UnitWord(partition, int(units.shard, 16), *counts)
+    return ShardCounts(partition, int(units.shard, 16), *counts)
 
 
 def _held_by(answers: Sequence[AdminAnswer]) -> Iterator[tuple[Source, list[Range]]]:

@@ -29,8 +29,8 @@ _SPREAD = 0x9E37_79B9_7F4A_7C15
 _PREFIX_SHIFT = 48
 
 
-class UnitWord(NamedTuple):
-    """The word of a shard about a write partition: last unit, and records of all and of those done.
+class ShardCounts(NamedTuple):
+    """The counts of a shard for a write partition: last unit, and records of all and of those done.
 
     `dropped` counts the delayed records that were cancelled.
     """
@@ -46,21 +46,21 @@ class UnitWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAnswer:
-    """The words of all shards about a topic, or why they are not known.
+    """The counts of all shards for a topic, or why they are not known.
 
     `waiting` counts its waiting delayed records. `next_ms` is when the next delayed record of a write partition is due
     (Unix ms); 0 if none is.
     """
 
-    words: tuple[UnitWord, ...] = ()
+    shards: tuple[ShardCounts, ...] = ()
     waiting: int = 0
     error: str = ""
     next_ms: dict[int, int] = field(default_factory=dict)
 
     def of(self, partitions: Collection[int], *, first: bool) -> ReleaseAnswer:
-        """Return the words about some write partitions; only the `first` part of several has what waits."""
-        words = tuple(word for word in self.words if word.partition in partitions)
-        return replace(self, words=words, waiting=self.waiting if first else 0)
+        """Return the counts for some write partitions; only the `first` part of several has what waits."""
+        shards = tuple(each for each in self.shards if each.partition in partitions)
+        return replace(self, shards=shards, waiting=self.waiting if first else 0)
 
 
 NOT_ASKED = ReleaseAnswer(error="no broker was asked for it")
@@ -143,19 +143,19 @@ class ReleaseFacts:
         """Begin the counts again: a pointer was not read that may have units."""
         self.shards = {shard: UnitState(state.number, UNKNOWN) for shard, state in self.shards.items()}
 
-    def absent(self, word: UnitWord, *, whole: bool) -> int:
+    def absent(self, counts: ShardCounts, *, whole: bool) -> int:
         """Return how many records are done, as a shard says, and in no pointer that was read."""
-        known = self.shards.get(word.shard, UnitState(0, 0) if whole else None)
-        if known is None or word.done <= known.number:
+        known = self.shards.get(counts.shard, UnitState(0, 0) if whole else None)
+        if known is None or counts.done <= known.number:
             return 0
-        return max(word.done_records - known.records, 0) if known.records != UNKNOWN else word.done - known.number
+        return max(counts.done_records - known.records, 0) if known.records != UNKNOWN else counts.done - known.number
 
-    def pending(self, word: UnitWord) -> int:
+    def pending(self, counts: ShardCounts) -> int:
         """Return how many records are released, not done, and in no pointer: they are on their way."""
-        known = self.shards.get(word.shard, UnitState(0, 0))
-        if word.released <= max(word.done, known.number):
+        known = self.shards.get(counts.shard, UnitState(0, 0))
+        if counts.released <= max(counts.done, known.number):
             return 0
-        return word.released_records - max(word.done_records, known.records)
+        return counts.released_records - max(counts.done_records, known.records)
 
 
 class ReleasedBlocks:

@@ -127,12 +127,14 @@ def test_an_audit_of_held_records_has_the_words_of_their_shards() -> None:
                 await (await producer.send("clicks", b"x", partition=1, deliver_after=100))
             options = options_of("clicks", broker.address, [])[1]
             done: dict[int, list[tuple[int, int]]] = {}
-            words: Mapping[int, ReleaseAnswer] = {}
+            released: Mapping[int, ReleaseAnswer] = {}
             async with asyncio.timeout(20):
                 while done != {0: [(0, 3)], 1: [(1, 3)]}:
-                    words = (await plan_audit(options)).words
-                    done = {log: [(each.partition, each.done_records) for each in words[log].words] for log in words}
-            assert [(words[log].waiting, words[log].error) for log in (0, 1)] == [(1, ""), (0, "")]
+                    released = (await plan_audit(options)).released
+                    done = {
+                        log: [(each.partition, each.done_records) for each in released[log].shards] for log in released
+                    }
+            assert [(released[log].waiting, released[log].error) for log in (0, 1)] == [(1, ""), (0, "")]
 
     run(work())
 

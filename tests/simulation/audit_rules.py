@@ -21,9 +21,9 @@ from memq.format.pointer import Location
 from memq.notification import Entries, PointerReader, Span
 from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition, Topic
-from tests.simulation.held_words import ShardWords
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source, delivered_twice
+from tests.simulation.shard_answers import ShardAnswers
 
 WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.UNREAD, Kind.EARLY, Kind.UNRELEASED)
 
@@ -82,7 +82,7 @@ class LackingQueue(WornQueue):
 class AuditRules:
     """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` gets each finding.
 
-    `words` are those of the shards of held records.
+    `shards` are those of held records.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class AuditRules:
         objects: Mapping[str, bytes],
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
-        words: ShardWords,
+        shards: ShardAnswers,
     ) -> None:
-        self._words = words
+        self._shards = shards
         self._topic = topic
         self._queue = queue
         self._objects = objects
@@ -126,7 +126,7 @@ class AuditRules:
             logs = {partition: log.snapshot() for partition, log in self._logs.items()}
             queue = BoundedQueue(self._queue, logs)
             verdict = await audit(
-                self._topic, queue, object_reader(self._objects), now_ms, ask_released=self._words.ask
+                self._topic, queue, object_reader(self._objects), now_ms, ask_released=self._shards.ask
             )
             if all(log.begin == self._logs[partition].begin for partition, log in logs.items()):
                 return verdict, logs
@@ -175,7 +175,7 @@ class AuditRules:
         if verdict.coverage.held != records:
             self._fail(f"the audit counts {verdict.coverage.held} held records, {records} are there")
         missing = missing_held(verdict)
-        if missing > self._words.lost_records:
+        if missing > self._shards.lost_records:
             self._fail(
                 f"the audit of a sound log misses {missing} held records: {verdict.finding(Kind.LOST).findings[0]}"
             )
@@ -188,10 +188,10 @@ class AuditRules:
         """Take a pointer with units away without a trace: the audit must call its records lost."""
         queue = LackingQueue(self._queue, self._logs, partition, entry.offset)
         objects = object_reader(self._objects)
-        verdict = await audit(self._topic, queue, objects, now_ms, ask_released=self._words.ask)
+        verdict = await audit(self._topic, queue, objects, now_ms, ask_released=self._shards.ask)
         records = sum(block.following - block.first for block in entry.blocks)
         missing = missing_held(verdict)
-        if not self._logs[partition].begin and not records <= missing <= records + self._words.lost_records:
+        if not self._logs[partition].begin and not records <= missing <= records + self._shards.lost_records:
             self._fail(f"the audit misses {missing} held records without pointer {entry.offset}, which has {records}")
 
     # ---- a damaged log -----------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from memq.format.object import open_object
 from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage
 from memq.topic import Topic
-from tests.simulation.held_words import ShardWords
 from tests.simulation.live_faults import InjectedFault
 from tests.simulation.live_replay import AuditResult, History, LivePlay, Named
 from tests.simulation.reader import LogEntry, Source, delivered_twice
+from tests.simulation.shard_answers import ShardAnswers
 from tests.simulation.unit_faults import ALL_FAULTS, UnitFaults
 
 FAULT_RATE = 0.5  # of the faults are done in one run: all of them took a tenth of all runs' time
@@ -31,7 +31,7 @@ AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are aw
 class LiveRules:
     """`history` is what landed, without copies of reports; `fail` gets what the audit says wrongly.
 
-    `injected` counts the faults that were done, by stage and name. `words` are those of the shards of held
+    `injected` counts the faults that were done, by stage and name. `shards` are those of held
     records.
     """
 
@@ -41,9 +41,9 @@ class LiveRules:
         history: History,
         objects: Mapping[str, bytes],
         fail: Callable[[str], None],
-        words: ShardWords,
+        shards: ShardAnswers,
     ) -> None:
-        self._released, self._lost_records = words.of(topic), words.lost_records
+        self._released, self._lost_records = shards.of(topic), shards.lost_records
         self.injected: dict[str, int] = {}
         self.sound = AuditResult()  # what it says of the history as it is
         self._there: dict[Source, RangeSet] = {}

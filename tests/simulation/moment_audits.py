@@ -16,8 +16,8 @@ from memq.format.ranges import RangeSet
 from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
 from tests.simulation.audit_rules import missing_held
-from tests.simulation.held_words import ShardWords
 from tests.simulation.reader import Source
+from tests.simulation.shard_answers import ShardAnswers
 
 AUDIT_COMMAND = "audit-command"
 EVERY_S_MAX = 2.0
@@ -28,11 +28,11 @@ class MomentAudits:
     """All audits of one run; `fail` gets what was called lost, and landed.
 
     They read objects by `read`, and judge as one would `later_ms` from now: no time excuses a record that nobody
-    holds. Held records are lost only if owners lost their blocks, as `words` count.
+    holds. Held records are lost only if owners lost their blocks, as `shards` count.
     """
 
-    def __init__(self, read: ReadObject, later_ms: int, fail: Callable[[str], None], words: ShardWords) -> None:
-        self._words = words
+    def __init__(self, read: ReadObject, later_ms: int, fail: Callable[[str], None], shards: ShardAnswers) -> None:
+        self._shards = shards
         self._read = read
         self._later_ms = later_ms
         self.counts = {"audits": 0, **dict.fromkeys((f"audited {kind.value}" for kind in _KINDS), 0)}
@@ -57,7 +57,7 @@ class MomentAudits:
         for kind in (Kind.EARLY, Kind.UNRELEASED):
             for wrong in verdict.finding(kind).findings:
                 self._fail(f"an audit says '{kind.value}': {wrong}")
-        if len(verdict.balances) < BALANCES_MAX and missing_held(verdict) > self._words.lost_records:
+        if len(verdict.balances) < BALANCES_MAX and missing_held(verdict) > self._shards.lost_records:
             self._fail(f"an audit called held records lost: {verdict.finding(Kind.LOST).findings}")
         for balance in verdict.balances:
             lost = self._lost.setdefault((balance.partition, balance.producer), RangeSet())

@@ -38,7 +38,6 @@ from tests.simulation.delay_rules import DelayRules
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
-from tests.simulation.held_words import HeldWords
 from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
@@ -55,6 +54,7 @@ from tests.simulation.reduced_constants import scaled
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.sealed_life import SEALED, SealedLife
 from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
+from tests.simulation.shard_answers import FoldedShards
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.state_restore_rules import StateRestoreRules
@@ -129,8 +129,8 @@ class Scenario:
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
-        self.words = HeldWords(self.cluster)
-        self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail, self.words)
+        self.shards = FoldedShards(self.cluster)
+        self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail, self.shards)
         self.others = OthersGoOn(
             self.cluster.cloud.failing_partition, self.checker, self.groups, lambda: world.now, world.fail
         )
@@ -242,7 +242,7 @@ class Scenario:
         """Audit the remaining log, and compare the result with the known truth."""
         cluster, cloud = self.cluster, self.cluster.cloud
         queue = CompactedLogReader(cloud.queue, ManifestFiles(CLUSTER, cloud.handler), cloud.node.clock)
-        rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail, self.words)
+        rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail, self.shards)
         work = cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
@@ -251,7 +251,7 @@ class Scenario:
         if self.auditor is not None:
             self.auditor.wait()
         if self.plan.shape.audit_interval_ms:
-            live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail, self.words)
+            live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail, self.shards)
             live.check(self.world.random("live audit"))
             self._live_faults = live.injected
             if self.auditor is not None:

@@ -10,7 +10,7 @@ from memq.notification import Entries, Entry, Span
 from memq.topic import ReadPartition
 from tests.brokers import run
 from tests.simulation.audit_rules import AuditRules
-from tests.simulation.held_words import NoShards
+from tests.simulation.shard_answers import NoShards
 from tests.simulation.stored_log import BATCHES, PARTITION, StoredLog
 from tests.unit.sealed_batches import TOPIC
 

@@ -12,7 +12,7 @@ from memq.audit.live.questions import held_minutes
 from memq.audit.live.questions.held_minutes import LOST_COMMITTED, LOST_HELD, UNPROVEN_BLIND, UNPROVEN_HELD
 from memq.audit.live.storage.state import encode_state
 from memq.audit.minutes import active_ms
-from memq.audit.released import ReleaseAnswer, UnitWord
+from memq.audit.released import ReleaseAnswer, ShardCounts
 from memq.errors import UnsupportedFormatError
 from memq.format.held_sequences import delayed_sequence, transactional_sequence
 from memq.format.pointer import NamedProducer
@@ -54,8 +54,8 @@ class HeldHarness(LiveAuditHarness):
 
     def shard(self, *word: int, next_ms: int = 0, error: str = "") -> None:
         """Let the shard say how many units and records it released, has done and dropped."""
-        words = (UnitWord(0, SHARD, *word),) if word else ()
-        answer = ReleaseAnswer(words, next_ms={0: next_ms} if next_ms else {}, error=error)
+        shards = (ShardCounts(0, SHARD, *word),) if word else ()
+        answer = ReleaseAnswer(shards, next_ms={0: next_ms} if next_ms else {}, error=error)
         self.answer = HeldAnswer(released=answer)
 
     def holding(self) -> list[Finding]:

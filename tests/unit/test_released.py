@@ -1,4 +1,4 @@
-"""The audit of held records: units in pointers, the words of shards, and blocks that come twice or early."""
+"""The audit of held records: units in pointers, the counts of shards, and blocks that come twice or early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memq.audit.finding import Kind, Outcome
 from memq.audit.held import Sought
 from memq.audit.holders import Holders
 from memq.audit.minutes import Minutes
-from memq.audit.released import ReleaseAnswer, ReleasedBlocks, UnitWord
+from memq.audit.released import ReleaseAnswer, ReleasedBlocks, ShardCounts
 from memq.audit.verdict import Verdict
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.held_sequences import (
@@ -88,9 +88,9 @@ class Log:
         self.offset += 1
         self.totals = self.totals.plus(made.records, made.stored_bytes)
 
-    def said(self, *words: UnitWord, waiting: int = 0) -> Verdict:
-        """Return the verdict after the words of shards."""
-        self.auditor.take_word(ReleaseAnswer(words, waiting))
+    def said(self, *shards: ShardCounts, waiting: int = 0) -> Verdict:
+        """Return the verdict after the counts of shards."""
+        self.auditor.take_shards(ReleaseAnswer(shards, waiting))
         return self.auditor.verdict(NOW_MS)
 
 
@@ -142,18 +142,18 @@ def test_a_topic_with_delayed_and_transactional_records_is_clean() -> None:
     log.opened()
     log.batch(delayed(1), delayed(2), units=[unit(1, 2)])
     log.batch((9, BEGUN, BEGUN + 4), delayed(3), units=[unit(2, 3), unit(1, 4, OTHER)])
-    found = log.said(UnitWord(0, SHARD, 2, 3, 2, 3), UnitWord(0, OTHER, 1, 4, 1, 4), waiting=7)
+    found = log.said(ShardCounts(0, SHARD, 2, 3, 2, 3), ShardCounts(0, OTHER, 1, 4, 1, 4), waiting=7)
     assert (counts(found), found.outcome) == ({}, Outcome.CLEAN)
     assert (found.coverage.records, found.coverage.held, found.coverage.waiting) == (7, 7, 7)
     assert found.coverage.producers == 0, "they are no producers"
     assert "7 records delayed or of transactions; 7 delayed records not due" in str(found.coverage)
 
 
-def test_without_the_word_of_its_shards_the_end_of_held_records_is_unknown() -> None:
+def test_without_an_answer_of_its_shards_the_end_of_held_records_is_unknown() -> None:
     log = Log()
     log.batch(delayed(1), units=[unit(1, 1)])
     assert counts(log.auditor.verdict(NOW_MS)) == {Kind.UNKNOWN: 1}
-    log.auditor.take_word(ReleaseAnswer(error="away"))
+    log.auditor.take_shards(ReleaseAnswer(error="away"))
     (found,) = log.auditor.verdict(NOW_MS).finding(Kind.UNKNOWN).findings
     assert (found.partition, found.cause) == (0, "its shards did not say how many held records it has: away")
     plain = Log()
@@ -169,7 +169,7 @@ def test_records_that_a_unit_lacks_are_lost(control: bool) -> None:
     else:
         log.batch(delayed(1), units=[unit(1, 3)])
     log.batch(delayed(2), units=[unit(2, 4)])
-    found = log.said(UnitWord(0, SHARD, 2, 4, 2, 4))
+    found = log.said(ShardCounts(0, SHARD, 2, 4, 2, 4))
     assert counts(found) == {Kind.LOST: 3 if control else 2}
     (lost,) = found.finding(Kind.LOST).findings
     there = 0 if control else 1
@@ -180,11 +180,11 @@ def test_a_late_pointer_fills_what_was_missing() -> None:
     log = Log()
     log.opened(epoch=2)
     log.batch(delayed(3), units=[unit(3, 3)], epoch=2, batch_sequence=0)
-    assert counts(log.said(UnitWord(0, SHARD, 3, 3, 3, 3))) == {Kind.LOST: 2}
+    assert counts(log.said(ShardCounts(0, SHARD, 3, 3, 3, 3))) == {Kind.LOST: 2}
     log.batch(delayed(2), units=[unit(2, 2)], epoch=1, batch_sequence=0)
-    assert counts(log.said(UnitWord(0, SHARD, 3, 3, 3, 3))) == {Kind.LOST: 1}
+    assert counts(log.said(ShardCounts(0, SHARD, 3, 3, 3, 3))) == {Kind.LOST: 1}
     log.batch(delayed(1), units=[unit(1, 1)], epoch=1, batch_sequence=1)
-    assert counts(log.said(UnitWord(0, SHARD, 3, 3, 3, 3))) == {}
+    assert counts(log.said(ShardCounts(0, SHARD, 3, 3, 3, 3))) == {}
     log.batch(delayed(2), units=[unit(2, 2)], epoch=2, batch_sequence=1)
     assert log.said().coverage.copies_dropped == 1
     assert counts(log.said()) == {}
@@ -193,7 +193,7 @@ def test_a_late_pointer_fills_what_was_missing() -> None:
 def test_a_unit_that_is_done_and_in_no_pointer_is_lost() -> None:
     log = Log()
     log.batch(delayed(1), units=[unit(1, 1)])
-    found = log.said(UnitWord(0, SHARD, 3, 6, 2, 4), UnitWord(0, OTHER, 1, 5, 1, 5))
+    found = log.said(ShardCounts(0, SHARD, 3, 6, 2, 4), ShardCounts(0, OTHER, 1, 5, 1, 5))
     assert counts(found) == {Kind.LOST: 3 + 5, Kind.HELD: 2}
     assert {each.cause for each in found.finding(Kind.LOST).findings} == {
         f"unit 2 of shard {SHARD:016x} is done, and in no pointer",
@@ -204,8 +204,8 @@ def test_a_unit_that_is_done_and_in_no_pointer_is_lost() -> None:
 
 
 def test_a_partition_without_any_pointer_lacks_its_done_units() -> None:
-    assert counts(Log().said(UnitWord(0, SHARD, 1, 5, 1, 5))) == {Kind.LOST: 5}
-    assert counts(Log(begin=4).said(UnitWord(0, SHARD, 1, 5, 1, 5))) == {}, "retention may have taken them"
+    assert counts(Log().said(ShardCounts(0, SHARD, 1, 5, 1, 5))) == {Kind.LOST: 5}
+    assert counts(Log(begin=4).said(ShardCounts(0, SHARD, 1, 5, 1, 5))) == {}, "retention may have taken them"
 
 
 def test_units_before_the_first_pointer_are_not_lost() -> None:
@@ -213,7 +213,7 @@ def test_units_before_the_first_pointer_are_not_lost() -> None:
     log.opened(unit(5, 100))
     log.batch(delayed(1), units=[unit(6, 101), unit(9, 50, OTHER)])
     log.batch(delayed(2), units=[unit(10, 52, OTHER)])
-    assert counts(log.said(UnitWord(0, SHARD, 6, 101, 6, 101), UnitWord(0, 99, 7, 7, 7, 7))) == {Kind.LOST: 1}
+    assert counts(log.said(ShardCounts(0, SHARD, 6, 101, 6, 101), ShardCounts(0, 99, 7, 7, 7, 7))) == {Kind.LOST: 1}
 
 
 def test_an_unreadable_pointer_hides_what_it_may_have() -> None:
@@ -223,17 +223,17 @@ def test_an_unreadable_pointer_hides_what_it_may_have() -> None:
     log.offset += 1
     log.batch(delayed(4), units=[unit(4, 4)])
     log.batch(delayed(5), units=[unit(5, 6)])
-    assert counts(log.said(UnitWord(0, SHARD, 5, 6, 5, 6))) == {Kind.POINTER: 1, Kind.LOST: 1}
+    assert counts(log.said(ShardCounts(0, SHARD, 5, 6, 5, 6))) == {Kind.POINTER: 1, Kind.LOST: 1}
 
 
 def test_a_shard_that_does_not_count_proves_nothing() -> None:
     log = Log()
     log.batch(delayed(1), units=[unit(1, 0)])
     log.batch(delayed(2), units=[unit(2, 7)])
-    assert counts(log.said(UnitWord(0, SHARD, 2, 7, 2, 7))) == {}
+    assert counts(log.said(ShardCounts(0, SHARD, 2, 7, 2, 7))) == {}
     log.batch(delayed(3), units=[unit(3, 1)])  # it counts from zero again
     log.batch(delayed(4), units=[unit(4, 2)])
-    assert counts(log.said(UnitWord(0, SHARD, 4, 2, 4, 2))) == {}
+    assert counts(log.said(ShardCounts(0, SHARD, 4, 2, 4, 2))) == {}
 
 
 # ---- what should not be there --------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_shard_that_does_not_count_proves_nothing() -> None:
 def test_a_record_that_no_shard_released_is_named() -> None:
     log = Log()
     log.batch(delayed(1), (9, BEGUN, BEGUN + 2), units=[unit(1, 1)])
-    found = log.said(UnitWord(0, SHARD, 1, 1, 1, 1))
+    found = log.said(ShardCounts(0, SHARD, 1, 1, 1, 1))
     assert (counts(found), found.outcome) == ({Kind.UNRELEASED: 2}, Outcome.DAMAGED)
     (wrong,) = found.finding(Kind.UNRELEASED).findings
     assert (wrong.offset, wrong.cause) == (0, "2 more held records than their shards have released")
@@ -255,10 +255,10 @@ def test_a_record_that_comes_twice_after_the_window_is_doubled() -> None:
     log = Log()
     log.batch(delayed(1), units=[unit(1, 1)])
     log.batch(delayed(1), delayed(2), units=[unit(2, 3)])
-    assert counts(log.said(UnitWord(0, SHARD, 2, 3, 2, 3))) == {}, "readers drop it"
+    assert counts(log.said(ShardCounts(0, SHARD, 2, 3, 2, 3))) == {}, "readers drop it"
     log.time_ms += 3 * WINDOW_MS
     log.batch(delayed(1), units=[unit(3, 4)])
-    found = log.said(UnitWord(0, SHARD, 3, 4, 3, 4))
+    found = log.said(ShardCounts(0, SHARD, 3, 4, 3, 4))
     assert counts(found) == {Kind.DOUBLED: 1}
     (wrong,) = found.finding(Kind.DOUBLED).findings
     assert (wrong.producer, wrong.ranges) == (1, ((DUE, DUE + 1),))
@@ -270,7 +270,7 @@ def test_a_record_before_its_due_time_is_early(late_ms: int) -> None:
     due_ms = NOW_MS + CLOCK_ERROR_MS + 1 - late_ms
     log.batch(delayed(1, due_ms), (9, BEGUN, BEGUN + 1), units=[unit(1, 2)])
     log.batch(delayed(2, due_ms), units=[unit(2, 3)], sealed_ms=0)
-    found = log.said(UnitWord(0, SHARD, 2, 3, 2, 3))
+    found = log.said(ShardCounts(0, SHARD, 2, 3, 2, 3))
     assert counts(found) == ({Kind.EARLY: 1} if not late_ms else {})
     for wrong in found.finding(Kind.EARLY).findings:
         assert (wrong.producer, wrong.cause) == (1, f"in the log {CLOCK_ERROR_MS + 1} ms before it is due")
@@ -283,7 +283,7 @@ def test_a_damaged_block_of_a_unit_is_corrupt_and_not_lost() -> None:
     broken = bytearray(data)
     broken[100] ^= 1
     log.take(made, check_batch(made, made.locations[0], bytes(broken)))
-    found = log.said(UnitWord(0, SHARD, 1, 2, 1, 2))
+    found = log.said(ShardCounts(0, SHARD, 1, 2, 1, 2))
     assert counts(found)[Kind.CORRUPT] == 1
     assert Kind.LOST not in counts(found)
 
@@ -334,7 +334,7 @@ def test_shards_are_asked_for_their_units() -> None:
     brokers = Brokers(answer)
     holders = Holders(cast(Any, None), cast(Any, brokers))
     said = asyncio.run(holders.ask_released(TOPIC))
-    assert said == ReleaseAnswer((UnitWord(0, SHARD, 5, 9, 4, 8, 2),), waiting=4, next_ms={0: 60})
+    assert said == ReleaseAnswer((ShardCounts(0, SHARD, 5, 9, 4, 8, 2),), waiting=4, next_ms={0: 60})
     (asked,) = brokers.asked
     assert (asked.topic, asked.topic_id, asked.undelivered, asked.units) == ("clicks", TOPIC.id, True, True)
     by_live = asyncio.run(holders.ask(TOPIC, [Sought(0, 0, ())]))
@@ -345,6 +345,6 @@ def test_shards_are_asked_for_their_units() -> None:
 
 
 def test_one_part_of_several_has_what_waits() -> None:
-    answer = ReleaseAnswer((UnitWord(0, 1, 1, 1, 1, 1), UnitWord(3, 1, 1, 1, 1, 1)), waiting=5)
-    assert answer.of([0, 1], first=True) == ReleaseAnswer(answer.words[:1], waiting=5)
-    assert answer.of([3], first=False) == ReleaseAnswer(answer.words[1:])
+    answer = ReleaseAnswer((ShardCounts(0, 1, 1, 1, 1, 1), ShardCounts(3, 1, 1, 1, 1, 1)), waiting=5)
+    assert answer.of([0, 1], first=True) == ReleaseAnswer(answer.shards[:1], waiting=5)
+    assert answer.of([3], first=False) == ReleaseAnswer(answer.shards[1:])

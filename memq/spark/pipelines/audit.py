@@ -63,7 +63,7 @@ class AuditPlan:
     """Spans by read partition, their pieces, and positions of `groups` by read partition.
 
     `now_ms` (Unix ms) is the moment of the verdict. `answer` has the brokers' answers on the `sought` records,
-    before the spans ended; None when they were not asked. `words` has those of the shards of held records, by read
+    before the spans ended; None when they were not asked. `released` has the counts of held records, by read
     partition, before the spans ended.
     """
 
@@ -73,7 +73,7 @@ class AuditPlan:
     groups: Sequence[str]
     committed: Mapping[int, Mapping[str, Position | None]]
     now_ms: int
-    words: Mapping[int, ReleaseAnswer]
+    released: Mapping[int, ReleaseAnswer]
     sought: Sequence[Sought] = ()
     answer: HeldAnswer | None = None
 
@@ -101,7 +101,9 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
             groups=list(groups),
             committed={each.partition: {group: groups[group].get(each) for group in groups} for each in spans},
             now_ms=runtime.clock.wall_ms(),
-            words={each.partition: answer.of(named.partitions[each], first=at == 0) for at, each in enumerate(spans)},
+            released={
+                each.partition: answer.of(named.partitions[each], first=at == 0) for at, each in enumerate(spans)
+            },
         )
 
 
@@ -211,7 +213,7 @@ async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[R
 def _open(plan: AuditPlan, partition: int, minutes: Minutes | None = None) -> Auditor:
     auditor = Auditor(plan.topic, minutes=minutes)
     auditor.open_partition(partition, plan.spans[partition])
-    auditor.take_word(plan.words[partition])
+    auditor.take_shards(plan.released[partition])
     if plan.answer is not None:
         auditor.take_answer(plan.sought, plan.answer)
     return auditor

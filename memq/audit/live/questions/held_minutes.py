@@ -212,15 +212,15 @@ class HeldAudit:
 
     def _dropped(self) -> int:
         """Return how many records were dropped, and by no client that reports."""
-        words = self._answer.words if self._answer is not None else ()
-        return max(sum(word.dropped for word in words if word.partition == self._partition) - self._state.cancelled, 0)
+        shards = self._answer.shards if self._answer is not None else ()
+        return max(sum(each.dropped for each in shards if each.partition == self._partition) - self._state.cancelled, 0)
 
     def _decides(self, minute: int, *, committed: bool) -> bool:
         """Whether the shards say that they have nothing left of a minute."""
         answer = self._answer
         if answer is None or answer.error:
             return False
-        if any(word.released > word.done for word in answer.words if word.partition == self._partition):
+        if any(each.released > each.done for each in answer.shards if each.partition == self._partition):
             return False
         next_ms = answer.next_ms.get(self._partition, 0)
         return committed or not next_ms or next_ms >= (minute + 1) * MINUTE_MS
