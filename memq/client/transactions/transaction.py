@@ -108,9 +108,9 @@ class Transaction(_TransactionState):
 
         Raises: as `send`; InvalidRequestError for columns of different lengths. After TypeError no record was added.
         """
-        transaction = self._open
+        transaction, route = self._open, self._route(topic)
         for fields in check_many(values, keys, timestamps_ms, tag).rows():
-            if transaction.add(self._route(topic), fields, None):
+            if transaction.add(route, fields, None):
                 self._run(self._core.hold(transaction))
 
     def flush(self) -> None:
@@ -213,9 +213,9 @@ class AsyncTransaction(_TransactionState):
         tag: str | None = None,
     ) -> None:
         """Add many records. See `Transaction.send_many`."""
-        transaction = self._open
+        transaction, route = self._open, await self._route(topic)
         for fields in check_many(values, keys, timestamps_ms, tag).rows():
-            if transaction.add(await self._route(topic), fields, None):
+            if transaction.add(route, fields, None):
                 await self._core.hold(transaction)
 
     async def flush(self) -> None:
