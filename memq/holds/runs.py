@@ -240,9 +240,11 @@ class FarKeeper:
         except MemqError as error:
             self._failed("merge", f"{len(states)} runs can't be merged", error)
             return False
-        self._retries.pop("merge", None)
         if self._now_s() - began_s > self._parts.key_valid_s:
+            late = NotReadyError(f"the store took over {self._parts.key_valid_s:g} s for them")
+            self._failed("merge", f"{len(states)} runs can't be merged", late)  # each try costs PUTs
             return False
+        self._retries.pop("merge", None)
         await self._parts.propose(MergeDecision(replaced, runs))
         for state in states:
             self._next.pop(state.run.key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -401,6 +402,35 @@ def test_a_run_that_was_named_late_is_written_again() -> None:
         assert list(shard.machine.far.runs) == [second]
         assert len(shard.decisions(MergeDecision)) == 1
         assert ("held-run-late", f"run '{first}' was named late, and is written again") in shard.events
+
+    on_shard(work)
+
+
+def test_a_merge_that_takes_too_long_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        put, tries = shard.store.put, 0
+
+        async def slow(key: str, *arguments: Any) -> Any:
+            nonlocal tries
+            if key.startswith("runs/") and len(shard.machine.far.runs) == 3:
+                tries += 1
+                await skip(KEY_S + 1)
+            return await put(key, *arguments)
+
+        monkeypatch.setattr(shard.store, "put", slow)
+        for number in range(3):
+            await hold(shard, 3_000, 3_001, 3_002, first=1 + 3 * number)
+            await skip(1)
+        await skip(KEY_S)
+        assert (tries, shard.decisions(MergeDecision)) == (1, [])
+        await hold(shard, 5, first=20)
+        await skip(0)
+        assert tries == 1, "each try costs PUTs"
+        await skip(1)
+        assert tries == 2
+        expected = f"3 runs can't be merged, try 1: the store took over {KEY_S:g} s for them"
+        assert ("held-run-retry", expected) in shard.events
 
     on_shard(work)
 
