@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple
 
 from awscrt.checksums import crc32c
@@ -73,12 +72,12 @@ class SnapshotStore:
         return found
 
     async def all(self, prefix: str) -> list[SavedState]:
-        """Return all whole snapshots below the prefix of a state log. Raises: as `last`."""
-        found: list[SavedState] = []
-        for (_, _, key), numbers in (await self._listed(prefix)).items():
-            with suppress(CorruptDataError, NotFoundError):
-                found.append(await self._get_unnamed(key, len(numbers)))
-        return found
+        """Return all snapshots below the prefix of a state log.
+
+        Raises: CorruptDataError or NotFoundError if one can't be read now; as `last`.
+        """
+        listed = await self._listed(prefix)
+        return [await self._get_unnamed(key, len(numbers)) for (_, _, key), numbers in listed.items()]
 
     async def _listed(self, prefix: str) -> dict[tuple[int, int, str], dict[int, int]]:
         """Return the parts of all snapshots, with their times.
@@ -97,7 +96,10 @@ class SnapshotStore:
     async def _get_unnamed(self, key: str, parts: int) -> SavedState:
         async def once() -> SavedState:
             pieces = [decode_part(await self._store.get(state_part_key(key, number))) for number in range(parts)]
-            return decode_snapshot(snapshot_of(key, pieces), pieces)
+            saved, place = decode_snapshot(snapshot_of(key, pieces), pieces), parse_state_key(f"{key}/0000")
+            if place is None or (saved.epoch, saved.offset) != (place.epoch, place.offset):
+                raise CorruptDataError(f"snapshot '{key}' is of epoch {saved.epoch} and offset {saved.offset}")
+            return saved
 
         return await ConfirmedReads(self._events).read([Way(f"snapshot '{key}'", once)])
 

@@ -98,3 +98,25 @@ def test_a_snapshot_that_is_read_back_with_another_content_is_not_named() -> Non
             await snapshots.put(saved(1, 8), key(1, 8))
 
     run_skipping(work())
+
+
+def test_a_snapshot_that_a_store_answers_with_in_place_of_another_is_not_believed() -> None:
+    store = Listing()
+    get = store.get
+    wanted, other = state_part_key(key(2, 9), 0), state_part_key(key(2, 7), 0)
+
+    async def foreign(name: str, *, checked: bool = True) -> bytes:
+        return await get(other if name == wanted else name, checked=checked)
+
+    async def work() -> FoundSnapshot:
+        snapshots = SnapshotStore(store)
+        for offset in (7, 9):
+            await snapshots.put(saved(2, offset), key(2, offset))
+        store.get = foreign  # type: ignore[method-assign, assignment]
+        return await snapshots.last(state_prefix(*PLACE))
+
+    found = run_skipping(work())
+    assert (found.saved, found.faults) == (
+        saved(2, 7),
+        [(key(2, 9), f"snapshot '{key(2, 9)}' is of epoch 2 and offset 7")],
+    )

@@ -12,6 +12,7 @@ from awscrt.checksums import crc32c
 from memq.broker.sweep.sweep import Sweep
 from memq.broker.sweep.unnamed_held import UNHELD
 from memq.broker.sweep.unnamed_snapshots import RUN_UNNAMED
+from memq.errors import NotFoundError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_snapshot_key
@@ -225,6 +226,30 @@ def test_a_run_stays_that_only_the_last_snapshot_names() -> None:
         await yard.queue.trim(yard.log, offset)
         await yard.decide(MergeDecision((ReplacedRun(run.key, (0, 0, 0), 0),), (merged,)))
         assert await yard.gone() == []
+
+    in_yard(work)
+
+
+@pytest.mark.parametrize("lie", ["missing", "damaged"])
+def test_no_run_goes_while_a_stored_snapshot_can_not_be_read(lie: str) -> None:
+    async def work(yard: HeldYard) -> None:
+        run, left = [await yard.stored_run(number, "key") for number in (1, 2)]
+        offset = await yard.decide(hold("key", 1), MarkDecision(0), RunDecision(1, (run,), 0)) + 1
+        part = await yard.snapshot(offset, named=False)
+        await yard.decide(BringDecision(run.key, (0, 0, 0), run.last, ()))
+        get = yard.store.get
+
+        async def wrong(key: str, *, checked: bool = True) -> bytes:
+            if key != part:
+                return await get(key, checked=checked)
+            if lie == "missing":
+                raise NotFoundError(f"no object '{key}'")
+            return (await get(key, checked=checked))[:-1]
+
+        yard.store.get = wrong  # type: ignore[method-assign, assignment]
+        assert await yard.gone() == []
+        yard.store.get = get  # type: ignore[method-assign]
+        assert await yard.gone() == [left.key], "the snapshot names the other one"
 
     in_yard(work)
 

@@ -83,12 +83,18 @@ class UnnamedSnapshots:
             return lost_state_log(log)
         runs = [key for key in entries if is_run_key(key)]
         if runs:
-            named = await self._runs(log, reading, partition_prefix(runs[0], runs[0].partition("/")[0]))
+            try:
+                named = await self._runs(log, reading, partition_prefix(runs[0], runs[0].partition("/")[0]))
+            except (CorruptDataError, NotFoundError):  # a snapshot that can't be read may name all of them
+                named = set(runs)
             runs = [key for key in runs if key not in named]
         return runs + await self._snapshots_in(reading, entries)
 
     async def _runs(self, log: ReadPartition, reading: StateLogReading, prefix: str) -> set[str]:
-        """Return the runs that the log or a stored snapshot names."""
+        """Return the runs that the log or a stored snapshot names.
+
+        Raises: as `SnapshotStore.all`; LogLostError.
+        """
         machines, last = ServiceMachines(), reading.scan.snapshot
         try:
             reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
