@@ -246,7 +246,7 @@ def test_no_run_goes_while_a_stored_snapshot_can_not_be_read(lie: str) -> None:
                 raise NotFoundError(f"no object '{key}'")
             return (await get(key, checked=checked))[:-1]
 
-        yard.store.get = wrong  # type: ignore[method-assign, assignment]
+        yard.store.get = wrong  # type: ignore[method-assign]
         assert await yard.gone() == []
         yard.store.get = get  # type: ignore[method-assign]
         assert await yard.gone() == [left.key], "the snapshot names the other one"
