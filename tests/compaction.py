@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import memq
@@ -59,7 +60,7 @@ class CompactionParts:
         self, partition: ReadPartition, settings: TopicSettings, rule: CompactionRule = RULE
     ) -> Sequence[Copied]:
         """Compact a read partition."""
-        return await compaction.compact(
+        rounds = compaction.compact(
             self.queue,
             self.files,
             self.copier,
@@ -67,8 +68,10 @@ class CompactionParts:
             settings,
             rule,
             self.runtime.clock,
+            partial(compaction.leave_queue, self.queue, self.files, partition),
             named_within_ms=SWEEP_AGE_MS // 2,
         )
+        return [each async for copied in rounds for each in copied]
 
 
 def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> CompactionParts:

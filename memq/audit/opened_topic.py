@@ -1,4 +1,4 @@
-"""Opens a topic for audits: pointers through a broker, objects from their store if it opens here."""
+"""Opens a topic for audits and compaction: pointers by a broker, objects from a store that opens here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THROUGH_BROKER = "a broker, whose memory answers for the store"
 class OpenedTopic:
     """A topic with what reads its pointers and objects, and asks its brokers.
 
-    `through` says how objects are read.
+    `through` says how objects are read. `stores` are those that open here, by name, the one for new objects first.
     """
 
     topic: Topic
@@ -48,6 +48,7 @@ class OpenedTopic:
     ask_held: AskHeld
     ask_released: AskReleased
     state_of: StateOf
+    stores: Mapping[str, StorageHandler]
 
 
 class OwnersQueue(RemoteQueue):
@@ -91,59 +92,57 @@ async def opened_topic(
         await pool.reach(CONNECT_TIMEOUT_MS / 1000)
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
         any_broker = BrokerRouter(pool)
-        if direct:
-            source, through = _direct_source(metadata, stores), THROUGH_STORE
-        else:
-            source, through = await _source(metadata, stores, topic, any_broker)
+        found = _all_stores(metadata, stores) if direct else await _stores_with(topic, metadata, stores)
+        through = THROUGH_STORE if len(found) == len(metadata.stores) else THROUGH_BROKER
+        source = _source(found, None if direct else any_broker)
         queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
         holders, groups = Holders(pool, any_broker), RemoteGroups(any_broker)
         asks = (holders.ask, holders.ask_released, holders.state_of)
-        yield OpenedTopic(topic, metadata.cluster, queue, groups, source, through, *asks)
+        yield OpenedTopic(topic, metadata.cluster, queue, groups, source, through, *asks, found)
     finally:
         await metadata.close()
         await stores.close()
         await pool.close()
 
 
-def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
-    direct: dict[str, StorageHandler] = {}
+def _all_stores(metadata: ClusterMetadata, stores: OpenStores) -> dict[str, StorageHandler]:
+    """Return all stores of the cluster, by name. Raises: DeniedError when one does not open here."""
+    found: dict[str, StorageHandler] = {}
     for store in metadata.stores:
         opened = stores(store.name)
         if opened is None:
             raise DeniedError(f"no connection is possible from here to the store '{store.name}' at '{store.url}'")
-        direct[store.name] = opened
-
-    def open_store(name: str) -> StorageHandler:
-        if name not in direct:
-            raise CorruptDataError(f"the cluster has no store '{name}'")
-        return direct[name]
-
-    return store_reader(open_store)
+        found[store.name] = opened
+    return found
 
 
-async def _source(
-    metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: BrokerRouter
-) -> tuple[ReadObject, str]:
-    """Return an object reader: direct if the stores open here and have the topic, else by a broker.
+async def _stores_with(topic: Topic, metadata: ClusterMetadata, stores: OpenStores) -> dict[str, StorageHandler]:
+    """Return the stores that open here and have objects of the topic, by name.
 
     A folder of the same name on another machine opens too, and holds nothing: then each object would seem missing.
     """
-    direct: dict[str, StorageHandler] = {}
+    found: dict[str, StorageHandler] = {}
     for store in metadata.stores:
         opened = stores(store.name)
         if opened is not None and await _holds(opened, metadata.cluster, topic):
-            direct[store.name] = opened
+            found[store.name] = opened
+    return found
 
+
+def _source(direct: Mapping[str, StorageHandler], any_broker: BrokerRouter | None) -> ReadObject:
+    """Return an object reader: from the store if it opens here, else by a broker, if one is given."""
     straight = store_reader(direct.__getitem__)
 
     async def read(location: Location, *, whole: bool) -> Buffer:
         if location.store in direct:
             return await straight(location, whole=whole)
+        if any_broker is None:
+            raise CorruptDataError(f"the cluster has no store '{location.store}'")
         if whole:
             return await read_by_ranges(any_broker.read, location)
         return await any_broker.read(location.store, location.key, location.offset, location.length)
 
-    return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
+    return read
 
 
 async def _holds(store: StorageHandler, cluster: str, topic: Topic) -> bool:

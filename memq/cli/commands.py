@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "trace": ("memq.cli.store.trace", "trace", "show the path of one record"),
     "auditor": ("memq.cli.cluster.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
     "import": ("memq.cli.records.import_topics", "import_topics", "copy topics from a Kafka cluster"),
+    "compact": ("memq.cli.store.compact", "compact_topic", "copy old batches into large objects"),
     "sweep": ("memq.cli.store.sweep", "sweep", "delete objects that no pointer names, or list them"),
     "restore": ("memq.cli.store.restore", "restore", "rebuild a lost notification queue from the objects"),
     "accept-store": ("memq.cli.store.restore", "accept_store", "accept a moved store for the cluster"),

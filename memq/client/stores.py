@@ -110,7 +110,7 @@ def _open_folder(url: str) -> StorageHandler | None:
     root = Path(url2pathname(parts.path))
     if parts.netloc or not os.access(root, os.R_OK | os.X_OK) or not root.is_dir():
         return None
-    return FilesystemHandler(root, root, _THREADS_MAX)
+    return FilesystemHandler(root, root, _THREADS_MAX, shared=True)  # its broker writes there, too
 
 
 def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:

@@ -311,34 +311,37 @@ async def _begin_of(queue: PointerReader, manifest: CompactionManifest) -> int:
     return min([(await valid_span(queue, partition)).begin for _ in range(2)])
 
 
+Leave = Callable[[CompactionManifest], Awaitable[object]]  # removes the pointers of a manifest from the queue
+
+
 async def compact(
-    queue: TrimmedQueue,
+    queue: PointerReader,
     files: ManifestFiles,
     copier: BatchCopier,
     partition: ReadPartition,
     settings: TopicSettings,
     rule: CompactionRule,
     clock: Clock,
+    leave: Leave,
     *,
     named_within_ms: int,
-) -> list[Copied]:
-    """Compact a read partition in this process, and return the copied parts.
+) -> AsyncIterator[list[Copied]]:
+    """Compact a read partition in this process, and yield the copied parts of each manifest.
 
     Concurrent and killed compactions do no harm.
 
-    Raises: NotReadyError when retention was faster; as stores and queue.
+    Raises: NotReadyError when retention was faster, or when copying took over `named_within_ms`; as stores and queue.
     """
-    done: list[Copied] = []
     now_ms = clock.wall_ms()  # the same for all rounds: else each would find a few more entries
     while True:
         manifest = await manifest_of(files, partition)
-        await leave_queue(queue, files, partition, manifest)
+        await leave(manifest)
         copied: list[Copied] = []
         async for span in spans_to_compact(queue, partition, manifest.next, settings, rule, now_ms):
             copied.append(await copier.copy(partition, span))
             if len(copied) == OBJECTS_MAX:
                 break
         if not copied:
-            return done
+            return
         if await publish_parts(queue, files, manifest, copied, clock, named_within_ms):
-            done += copied
+            yield copied

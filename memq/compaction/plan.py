@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
+from memq.errors import InvalidSettingError
 from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
 from memq.format.key import is_large_object
 from memq.format.pointer import Location, Pointer, named_since_ms, read_pointer
@@ -12,6 +14,7 @@ from memq.format.totals import contended_ms
 from memq.limits import COMPACTION_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, valid_span
+from memq.settings import parse_size, parse_time_ms
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings
 
 OBJECT_BYTES = 128 * MIB
@@ -97,6 +100,19 @@ class CompactionRule:
     age_ms: int
     object_bytes: int = OBJECT_BYTES
     rest: bool = False
+
+    @classmethod
+    def of(cls, age: str, object_bytes: str, *, rest: bool) -> Self:
+        """Return the rule of a command's options, a time such as `7d` and a size. Raises: InvalidSettingError."""
+        age_ms, size = parse_time_ms(age), parse_size(object_bytes)
+        if age_ms is None or age_ms < 0:
+            raise InvalidSettingError(f"--age '{age[:120]}' is no time", hint="write 7d, 12h or 90min")
+        if size is None or not 0 < size <= OBJECT_BYTES_MAX:
+            raise InvalidSettingError(
+                f"--object-bytes '{object_bytes[:120]}' is no size of an object",
+                hint=f"write 128MiB; at most {OBJECT_BYTES_MAX >> 20}MiB are allowed",
+            )
+        return cls(age_ms, size, rest)
 
 
 def copied_location(pointer: Pointer | None) -> Location | None:

@@ -15,6 +15,7 @@ import pytest
 import memq
 from memq.compaction.compaction import manifest_of
 from memq.format.key import is_large_object
+from memq.format.pointer import decode_pointer
 from memq.topic import Topic, read_partitions
 from tests.compaction import Seen, all_records, compact_topic, folder_parts, make_old, seen_by
 from tests.servers import DevServer, dev_server
@@ -157,3 +158,39 @@ def test_a_consumer_that_knew_the_old_places_continues(broker: DevServer) -> Non
         consumer.resume("clicks", 0)
         found = seen_by(consumer)
     assert [seen.position for seen in found] == [seen.position for seen in before if seen.position >= first.next]
+
+
+def compacted(broker: DevServer, *options: str) -> tuple[int, dict[str, int], str]:
+    """Run `memq compact`; return its exit code, its counts, and its messages."""
+    command = [sys.executable, "-m", "memq", "compact", "clicks", "-b", broker.address, "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+async def object_at(broker: DevServer, topic: Topic, offset: int) -> str:
+    """Return the key of the first object that is named at an offset or later."""
+    async with folder_parts(broker.data) as parts:
+        entries = await parts.queue.read(read_partitions(topic)[0], offset, 1 << 20)
+        return next(pointer.locations[0].key for entry in entries if (pointer := decode_pointer(entry.body)).locations)
+
+
+def test_the_compact_command_copies_old_batches_once_and_names_a_damaged_one(broker: DevServer) -> None:
+    topic = make_topic(broker, "clicks")
+    produce(broker, "clicks", BATCHES)
+    make_old(broker.data, "clicks", OLD)
+    before = all_records(broker.address, "clicks")
+    assert compacted(broker) == (0, {"objects": 0, "pointers": 0, "bytes": 0, "damaged": 0}, "")  # a rest waits
+    damaged = asyncio.run(object_at(broker, topic, OLD // 2))
+    path = broker.data / "objects" / damaged
+    sound = path.read_bytes()
+    path.write_bytes(sound[:50] + bytes([sound[50] ^ 1]) + sound[51:])
+    code, counts, messages = compacted(broker, "--rest", "--object-bytes", "8KiB")
+    path.write_bytes(sound)
+
+    assert (code, counts["damaged"]) == (1, 1)
+    assert damaged in messages
+    assert counts["objects"] == len([key for key in objects_of(broker) if is_large_object(key)]) > 1
+    assert OLD // 2 < counts["pointers"] <= OLD + 2
+    assert compacted(broker, "--rest")[:2] == (0, {"objects": 0, "pointers": 0, "bytes": 0, "damaged": 0})
+    assert delete_originals(broker) >= OLD // 2
+    assert all_records(broker.address, "clicks") == before

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
-from memq.compaction.compaction import BatchCopier, compact
+from memq.compaction.compaction import BatchCopier, compact, leave_queue
 from memq.compaction.reader import ManifestFiles
 from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
@@ -24,17 +25,20 @@ async def run_compactor(node: SimNode, runtime: Runtime, cluster: CheckedCluster
     rule = cluster.shape.compaction
     assert rule is not None
     copier = BatchCopier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)
+    files = ManifestFiles(CLUSTER, doors.store)
     while True:
         await asyncio.sleep(node.random.uniform(0.0, PAUSE_S_MAX))
         for partition in cluster.read_partitions:
             with suppress(MemqError):
-                await compact(
+                async for _ in compact(
                     doors.queue,
-                    ManifestFiles(CLUSTER, doors.store),
+                    files,
                     copier,
                     partition,
                     cluster.topic.settings,
                     rule,
                     runtime.clock,
+                    partial(leave_queue, doors.queue, files, partition),
                     named_within_ms=cluster.shape.sweep_age_ms // 2,
-                )
+                ):
+                    pass

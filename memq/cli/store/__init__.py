@@ -1,1 +1,1 @@
-"""Commands about stored records and objects: audit, trace, inspect, verify, sweep, restore."""
+"""Commands about stored records and objects: audit, trace, inspect, verify, compact, sweep, restore."""

@@ -23,12 +23,11 @@ import pyarrow
 
 from memq.client.io_thread import io_thread
 from memq.compaction.compaction import BatchCopier, Copied, manifest_of, publish_parts
-from memq.compaction.plan import OBJECT_BYTES_MAX, CompactionRule, spans_to_compact
+from memq.compaction.plan import CompactionRule, spans_to_compact
 from memq.compaction.reader import ManifestFiles
 from memq.errors import InvalidSettingError
 from memq.format.compaction_manifest import CompactionManifest
 from memq.runtime.runtime import Runtime
-from memq.settings import parse_size, parse_time_ms
 from memq.spark.access import Access, CompactionAccess, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, tasks_option, topic_options
@@ -70,7 +69,7 @@ def command(
     """
     _, read = options_of(topic, brokers, given)
     if into == "objects":
-        return _into_objects(topic, read, _rule(age, object_bytes, rest=rest), tasks)
+        return _into_objects(topic, read, CompactionRule.of(age, object_bytes, rest=rest), tasks)
     if to is None:
         raise click.UsageError("files need --to PLACE")
     from memq.spark.pipelines.to_files import write_files
@@ -82,15 +81,6 @@ def command(
         f"manifest {manifest.number}: {manifest.records} records in {len(manifest.files)} files at {location.url}"
     )
     return 0
-
-
-def _rule(age: str, object_bytes: str, *, rest: bool) -> CompactionRule:
-    age_ms, size = parse_time_ms(age), parse_size(object_bytes)
-    if age_ms is None or age_ms < 0:
-        raise click.UsageError(f"--age '{age}' is no time such as 7d or 12h")
-    if size is None or not 0 < size <= OBJECT_BYTES_MAX:
-        raise click.UsageError(f"--object-bytes '{object_bytes}' is no size up to {OBJECT_BYTES_MAX >> 20}MiB")
-    return CompactionRule(age_ms, size, rest)
 
 
 def _into_objects(topic: str, read: ReadOptions, rule: CompactionRule, tasks: int) -> int:
