@@ -34,6 +34,9 @@ class Silence(Result):
         """The callback is never called."""
 
 
+MODIFIED_MS = 1_760_000_000_000  # of all nodes
+
+
 class MemoryZookeeper:
     """Nodes by path as data, version and the session that owns them; watches fire once.
 
@@ -233,7 +236,11 @@ class MemoryKazoo:
         self.server.watch("children" if kind == "children" else "data", path, watch)
         if kind == "children":
             return Result(self.server.names(path))
-        stat = ZnodeStat(0, 0, 0, 0, found[1], 0, 0, found[2], len(found[0]), 0, 0) if found is not None else None
+        stat = (
+            ZnodeStat(0, 0, 0, MODIFIED_MS, found[1], 0, 0, found[2], len(found[0]), 0, 0)
+            if found is not None
+            else None
+        )
         return Result(stat if kind == "exists" or found is None else (found[0], stat))
 
 

@@ -166,7 +166,7 @@ class Broker:
             pid=services.runtime.pid,
             state_logs=True,
         )
-        await self._step("register", lambda: services.coordinator.register(self._entry))
+        await self._step("register", self._register)
         # The watch begins before the first read: else a change in between is noticed only at the next report of loads.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
@@ -268,10 +268,18 @@ class Broker:
                     return
                 await self.partitions.changed.wait()
 
+    async def _register(self) -> None:
+        """Register, and compare the clock with the coordinator's: a clock that is ahead deletes nothing."""
+        services = self.services
+        asked_ms = services.runtime.clock.wall_ms()
+        stored_ms = await services.coordinator.register(self._entry)
+        if stored_ms is not None:
+            services.deletion_clock.compare(stored_ms, asked_ms, "the coordinator")
+
     async def _enter(self, *, draining: bool) -> None:
         """Register again: a broker that is `draining` gets no partitions."""
         self._entry = msgspec.structs.replace(self._entry, draining=draining)
-        await self.services.coordinator.register(self._entry)
+        await self._register()
 
     async def drain(self) -> None:
         """Hand over partitions, refuse new blocks, finish and ack the rest; connections stay until `close`.
@@ -414,7 +422,7 @@ class Broker:
             elif now_s - missing_since_s >= REGISTER_AGAIN_S:
                 missing_since_s, self._loads = None, None
                 try:
-                    await services.coordinator.register(self._entry)
+                    await self._register()
                 except MemqError as error:
                     services.events.info("register-failed", str(error))
                 else:

@@ -19,7 +19,6 @@ from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Planner
 from memq.notification import NotificationQueue
-from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.steady_clock import SteadyClock
@@ -110,7 +109,7 @@ class Services:
     suspicions: Suspicions = field(default_factory=Suspicions)
     waits: Waits = field(init=False)  # the broker's own waits, which METADATA reports to clients
     events: EventLog = field(init=False)  # one for all parts: the rate limit of an event is per broker
-    deletion_clock: Clock = field(init=False)  # of all that deletes or forgets by age
+    deletion_clock: SteadyClock = field(init=False)  # of all that deletes or forgets by age
     manifests: ManifestFiles = field(init=False)
     pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)

@@ -74,8 +74,11 @@ class Coordinator(Protocol):
         """The cluster's name."""
         ...
 
-    async def register(self, broker: BrokerEntry) -> None:
-        """Add a broker to the membership; it replaces an older session or entry of the same id."""
+    async def register(self, broker: BrokerEntry) -> int | None:
+        """Add a broker to the membership; it replaces an older session or entry of the same id.
+
+        Return the wall time (Unix ms) of the coordinator's machine when it stored the entry; None if that is not known.
+        """
         ...
 
     async def unregister(self, broker: BrokerEntry) -> None:

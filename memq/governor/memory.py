@@ -32,10 +32,11 @@ class LocalCoordinator(ABC):
     def _changed(self) -> None:
         """Notify all watchers that the membership has changed."""
 
-    async def register(self, broker: BrokerEntry) -> None:
+    async def register(self, broker: BrokerEntry) -> int | None:
         """See `Coordinator.register`."""
         self._registry.register(broker)
         self._changed()
+        return None
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""

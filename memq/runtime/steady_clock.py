@@ -1,7 +1,8 @@
 """The wall clock of work that deletes: one that was set forward is believed after a day.
 
 Retention and sweep delete by age. A clock that jumps a week forward would make a whole topic too old, and nothing
-brings the records back. The monotonic clock is the second witness: wall time passes no faster than it.
+brings the records back. The monotonic clock is the second witness: wall time passes no faster than it. It does not know
+whether the clock was right at the start, but the coordinator's clock shows that.
 """
 
 from __future__ import annotations
@@ -54,6 +55,23 @@ class SteadyClock:
             return counted_ms
         self._believe(now_ms, now_s)
         return now_ms
+
+    def compare(self, other_ms: int, asked_ms: int, machine: str) -> None:
+        """Compare the wall clock with that of another machine.
+
+        The other one showed `other_ms` after this one had shown `asked_ms` (Unix ms).
+        A wall clock that is ahead of it counts after `confirm_ms`, as one that was set forward.
+        """
+        ahead_ms = asked_ms - other_ms
+        if ahead_ms <= CLOCK_ERROR_MS or (self._ahead and abs(ahead_ms - self._ahead[0]) <= CLOCK_ERROR_MS):
+            return
+        now_s = self._clock.monotonic()
+        self._base_ms, self._counted_s, self._ahead = other_ms - int(now_s * 1000), now_s, (ahead_ms, now_s)
+        self._events.error(
+            "clock-jumped",
+            f"the wall clock is {ahead_ms / 1000:.0f} s ahead of that of {machine}: retention and sweep believe it in"
+            f" {self._confirm_ms / 1000:.0f} s; set the clock that is wrong",
+        )
 
     def _believe(self, now_ms: int, now_s: float) -> None:
         self._base_ms, self._counted_s, self._ahead = now_ms - int(now_s * 1000), now_s, None

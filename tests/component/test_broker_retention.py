@@ -20,6 +20,8 @@ from memq.errors import NotFoundError, StoreError
 from memq.format.key import shared_prefix, staged_prefix
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.format.totals import contended_ms
+from memq.governor import BrokerEntry
+from memq.governor.memory import MemoryCoordinator
 from memq.notification import Entry, Publication, Span
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
@@ -156,6 +158,33 @@ def test_retention_removes_nothing_because_a_clock_was_set_forward() -> None:
             await rig.age(HOUR_MS)
             keys.append(await rig.batch())
             clock.ahead_ms = 30 * 24 * HOUR_MS
+            await retire(broker.services, broker.partitions)
+            assert [place.key for each in await rig.pointers() for place in each.locations] == keys
+            await rig.client.close()
+
+    run(work())
+
+
+def test_retention_removes_nothing_because_a_broker_started_with_a_clock_that_is_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own clocks agree with each other; the coordinator's shows the fault."""
+    register = MemoryCoordinator.register
+
+    async def register_at(coordinator: MemoryCoordinator, broker: BrokerEntry) -> int:
+        await register(coordinator, broker)
+        return SystemClock().wall_ms()
+
+    monkeypatch.setattr(MemoryCoordinator, "register", register_at)
+
+    async def work() -> None:
+        clock = SetClock()
+        clock.ahead_ms = 30 * 24 * HOUR_MS
+        async with running_broker(runtime=Runtime(clock)) as broker:
+            rig = await Rig.make(broker)
+            keys = [await rig.batch() for _ in range(2)]
+            await rig.age(30 * 24 * HOUR_MS)  # the clock of the others is right
+            keys.append(await rig.batch())
             await retire(broker.services, broker.partitions)
             assert [place.key for each in await rig.pointers() for place in each.locations] == keys
             await rig.client.close()

@@ -27,6 +27,7 @@ from memq.errors import (
 from memq.governor import Assignment, Coordinator, Load
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
 from memq.governor.zookeeper.session import Node, Operation, SetData
+from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings
 from memq_localstack.servers import Server, start_zookeeper
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
@@ -370,6 +371,16 @@ async def test_while_it_is_away_everything_fails_in_time_and_continues_afterward
     await until(one, back)
     (current,) = await one.assignments()
     assert (await one.set_assignment(replace(current, broker="b1", epoch=1))).epoch == 1
+
+
+@over_zookeeper
+async def test_a_registration_returns_the_time_of_zookeepers_machine(door: Doors, server: Server) -> None:
+    one, clock = door(), SystemClock()
+    for _ in range(2):  # a new node, and a changed one
+        before_ms = clock.wall_ms()
+        stored_ms = await one.register(broker("b1"))
+        assert stored_ms is not None
+        assert before_ms - 1_000 <= stored_ms <= clock.wall_ms() + 1_000
 
 
 @over_zookeeper

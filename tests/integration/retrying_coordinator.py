@@ -28,8 +28,8 @@ class RetryingCoordinator:
         self.cluster = coordinator.cluster
         self._met = met
 
-    async def register(self, broker: BrokerEntry) -> None:
-        await self._again(lambda: self._coordinator.register(broker))
+    async def register(self, broker: BrokerEntry) -> int | None:
+        return await self._again(lambda: self._coordinator.register(broker))
 
     async def unregister(self, broker: BrokerEntry) -> None:
         await self._again(lambda: self._coordinator.unregister(broker))

@@ -98,3 +98,32 @@ def test_clocks_may_run_at_slightly_different_rates() -> None:
     clock.pass_time(365 * DAY_MS)
     clock.wall += 365 * DAY_MS // 1_000
     assert steady.wall_ms() == clock.wall
+
+
+def test_a_clock_that_is_ahead_of_the_coordinators_counts_after_a_day(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that started with a wrong clock has no jump that its own clocks could show."""
+    caplog.set_level(logging.ERROR)
+    clock, steady = made()
+    for _ in range(24):
+        steady.compare(clock.wall - 30 * DAY_MS, clock.wall, "the coordinator")  # each time it registers
+        assert steady.wall_ms() == clock.wall - 30 * DAY_MS
+        clock.pass_time(DAY_MS // 24)
+    assert steady.wall_ms() == clock.wall
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("clock-jumped: the wall clock is 2592000 s ahead of that of the coordinator: retention")
+
+
+@pytest.mark.parametrize("other_ms", [-CLOCK_ERROR_MS, 0, CLOCK_ERROR_MS, 30 * DAY_MS])
+def test_a_coordinator_whose_clock_is_near_or_ahead_changes_nothing(other_ms: int) -> None:
+    clock, steady = made()
+    steady.compare(clock.wall + other_ms, clock.wall, "the coordinator")
+    assert steady.wall_ms() == clock.wall
+
+
+def test_a_coordinators_clock_never_ends_the_doubt_about_a_jump() -> None:
+    """Both may be clocks of one machine, which was set forward."""
+    clock, steady = made()
+    clock.wall += 30 * DAY_MS
+    assert steady.wall_ms() == START_MS
+    steady.compare(clock.wall, clock.wall, "the coordinator")
+    assert steady.wall_ms() == START_MS

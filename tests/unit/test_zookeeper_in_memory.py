@@ -46,7 +46,7 @@ from tests.brokers import events_of
 from tests.contract import test_coordinator
 from tests.contract.coordinators import broker, topic
 from tests.unit.zookeeper_fakes import run
-from tests.zookeeper_in_memory import MemoryZookeeper, settled
+from tests.zookeeper_in_memory import MODIFIED_MS, MemoryZookeeper, settled
 
 Scenario = Callable[[MarkedCoordinator], Awaitable[None]]
 CONTRACT = {name: each.scenario for name, each in vars(test_coordinator).items() if hasattr(each, "scenario")}
@@ -339,7 +339,7 @@ def test_a_refresh_finds_the_changes_whose_events_were_lost(server: MemoryZookee
         assert len(changes) == 2
         assert mirror.stamp() != stamp
         assert await mirror.children("/a") == ["x", "y"]
-        assert await mirror.node("/b") == Node(b"new", 1, 0)
+        assert await mirror.node("/b") == Node(b"new", 1, 0, MODIFIED_MS)
 
     run(scenario, server.coordinator())
 

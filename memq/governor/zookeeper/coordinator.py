@@ -92,7 +92,7 @@ class ZookeeperCoordinator:
 
     # ---- membership --------------------------------------------------------------------------------
 
-    async def register(self, broker: BrokerEntry) -> None:
+    async def register(self, broker: BrokerEntry) -> int | None:
         """See `Coordinator.register`."""
         check_name(broker.id, "broker")
         await self._open()
@@ -100,7 +100,7 @@ class ZookeeperCoordinator:
             before = self._registered.get(broker.id)
             self._registered[broker.id] = broker  # before the node exists: the session may be lost in between
             try:
-                await self._register_node(broker)
+                return await self._register_node(broker)
             except BaseException:
                 del self._registered[broker.id]
                 if before is not None:
@@ -132,8 +132,8 @@ class ZookeeperCoordinator:
         ended = await self._takeovers.ended()
         return [entry for entry in entries if entry.session not in ended]
 
-    async def _register_node(self, broker: BrokerEntry) -> None:
-        """Create the broker's node; it replaces the node of an older session."""
+    async def _register_node(self, broker: BrokerEntry) -> int | None:
+        """Create the broker's node; it replaces the node of an older session. Return ZooKeeper's time of it."""
         path, data = layout.broker_path(broker.id), layout.encode(broker)
         while True:
             found = await self.session.find(path)
@@ -149,7 +149,8 @@ class ZookeeperCoordinator:
             finally:
                 self._mirror.forget(path)
             await self._takeovers.note_return(broker.session)
-            return
+            stored = await self.session.find(path)
+            return stored.modified_ms if stored is not None and stored.data == data else None
 
     async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:
         path = layout.broker_path(broker.id)

@@ -191,11 +191,12 @@ def acl_of(name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The content of a node, its version, and the session that owns it (0: it is persistent)."""
+    """The content of a node, its version, its session (0: it is persistent), and its time in Unix ms."""
 
     data: bytes
     version: int
     session: int
+    modified_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +406,7 @@ class ZookeeperSession:
         Raises: NotFoundError.
         """
         data, stat = await self._call("get_async", path, watch=self._on_loop(watch))
-        return Node(data or b"", stat.version, stat.ephemeralOwner)
+        return Node(data or b"", stat.version, stat.ephemeralOwner, stat.mtime)
 
     async def find(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
         """Return a node; None when two operations report that it is absent; `watch` as for `exists`."""

@@ -49,17 +49,18 @@ class SimCoordinator:
         entry = self._entry
         return "" if entry is None or entry.session in self._ended else entry.session
 
-    async def register(self, broker: BrokerEntry) -> None:
+    async def register(self, broker: BrokerEntry) -> int | None:
         """See `Coordinator.register`."""
         self._entry = broker
-        await self._caller.call(f"register {broker.id}", lambda: self._register(broker), lies=WRITE_LIES)
+        return await self._caller.call(f"register {broker.id}", lambda: self._register(broker), lies=WRITE_LIES)
 
-    async def _register(self, broker: BrokerEntry) -> None:
-        """Register it, unless its session was ended or its process died while this was on its way."""
+    async def _register(self, broker: BrokerEntry) -> int:
+        """Register it, unless its session ended or its process died meanwhile; return the service's time."""
         if self._dead or broker.session in self._ended:
             raise UnreachableError(f"session {broker.session} of broker '{broker.id}' has ended")
         await self._inner.register(broker)
         self.entered = broker
+        return self._caller.service.clock.wall_ms()
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""
