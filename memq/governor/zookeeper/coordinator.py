@@ -150,7 +150,7 @@ class ZookeeperCoordinator:
                 self._mirror.forget(path)
             await self._takeovers.note_return(broker.session)
             stored = await self.session.find(path)
-            return stored.modified_ms if stored is not None and stored.data == data else None
+            return stored.modified_ms or None if stored is not None and stored.data == data else None
 
     async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:
         path = layout.broker_path(broker.id)

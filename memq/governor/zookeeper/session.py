@@ -191,12 +191,12 @@ def acl_of(name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The content of a node, its version, its session (0: it is persistent), and its time in Unix ms."""
+    """A node: content, version, session (0: it is persistent), and its time in Unix ms (0: unknown)."""
 
     data: bytes
     version: int
     session: int
-    modified_ms: int
+    modified_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
