@@ -30,7 +30,7 @@ from tests.brokers import log_lines
 from tests.contract.coordinators import broker, topic
 from tests.unit.zookeeper_fakes import FakeSession, entered, run, with_fake_session
 from tests.unit.zookeeper_fakes import broker as entry
-from tests.zookeeper_in_memory import MemoryKazoo, MemoryZookeeper, settled
+from tests.zookeeper_in_memory import MODIFIED_MS, MemoryKazoo, MemoryZookeeper, settled
 
 
 @pytest.fixture(name="server")
@@ -441,10 +441,10 @@ def test_a_known_node_is_read_once(server: MemoryZookeeper) -> None:
         assert mirror.known("/a") is None
         server.requests.clear()
         for _ in range(2):
-            assert await mirror.node("/a") == Node(b"", 0, 0)
+            assert await mirror.node("/a") == Node(b"", 0, 0, MODIFIED_MS)
             assert await mirror.children("/a") == []
         assert server.requests == [("get", "/memq/a"), ("children", "/memq/a")]
-        assert mirror.known("/a") == Node(b"", 0, 0)
+        assert mirror.known("/a") == Node(b"", 0, 0, MODIFIED_MS)
         server.clients[0].take(KazooState.SUSPENDED)
         await settled()
         assert mirror.known("/a") is None
