@@ -192,15 +192,18 @@ async def export_audit(view: AuditView, listen: Address, ready: Callable[[str], 
         minute = runtime.clock.wall_ms() // MINUTE_MS
         topics = await view.topics(minute - MINUTES, minute + 1)
         findings = await view.findings(limit=EVIDENCE_MAX)
-        return audit_metrics(topics, findings, [each.client for each in await view.clients()])
+        clients = [each.client for each in await view.clients()]
+        return audit_metrics(topics, findings, clients, await view.heard_ms())
 
     return await export("audit", ask, listen, ready, runtime)
 
 
 def audit_metrics(
-    topics: Sequence[TopicSummary], findings: Sequence[Finding], clients: Sequence[Client]
+    topics: Sequence[TopicSummary], findings: Sequence[Finding], clients: Sequence[Client], heard_ms: int | None
 ) -> list[Metric]:
     """Return topics with their last hour, open findings and reporting clients as metrics.
+
+    `heard_ms` is the time at which reports were last read to their end (Unix ms), if it is known.
 
     A topic without findings has zeros, so that an alert can fire on a change.
     """
@@ -225,6 +228,7 @@ def audit_metrics(
         lines_of("memq_audit_newest_pointer_time_seconds", [((name,), time_ms / 1000) for name, time_ms in newest]),
         lines_of("memq_audit_clients", [((), len(clients))]),
         lines_of("memq_audit_silent_clients", [((), sum(client.silent for client in clients))]),
+        lines_of("memq_audit_reports_read_time_seconds", [] if heard_ms is None else [((), heard_ms / 1000)]),
     ]
 
 

@@ -319,6 +319,12 @@ AUDIT = (
         "clients",
         "clients that have not reported as they promised: their work is unknown",
     ),
+    Definition(
+        "memq_audit_reports_read_time_seconds",
+        "gauge",
+        "seconds",
+        "Unix time at which auditors had last read all reports of clients; later verdicts are unknown",
+    ),
     Definition("memq_audit_rounds", "counter", "rounds", "rounds in which the state of the auditors was read"),
     Definition(
         "memq_audit_failed_rounds", "counter", "rounds", "rounds that failed: nothing is exported until one succeeds"

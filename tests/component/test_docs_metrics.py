@@ -137,7 +137,7 @@ def exported() -> str:
     place = TopicPartition("clicks", 0)
     progress = PartitionProgress(place, None, "m", Lag(7, 700, 1.5))
     lag.found(lag_metrics([GroupDescription("g", 1, ("m",), (progress,))], {"g": 3}))
-    audit.found(audit_metrics([a_topic()], [], []))
+    audit.found(audit_metrics([a_topic()], [], [], 1))
     registry = CollectorRegistry()
     registry.register(lag)
     registry.register(audit)

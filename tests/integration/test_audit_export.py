@@ -26,6 +26,7 @@ async def judged(database: SqliteDatabase) -> None:
     store = AuditStore(database)
     await store.take_home(2, "one")
     await store.save(a_step("one", "2:7:0", harness))
+    await store.note_heard("one", TOPIC.id, {2: 5_000})
 
 
 def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
             view = AuditView(database)
             topics = await view.topics(MINUTE - 5, MINUTE + 5)
             clients = [each.client for each in await view.clients()]
-            metrics = audit_metrics(topics, await view.findings(), clients)
+            metrics = audit_metrics(topics, await view.findings(), clients, await view.heard_ms())
         finally:
             await database.close()
         return {(each.name, *each.labels.values()): each.value for metric in metrics for each in metric.samples}
@@ -48,6 +49,7 @@ def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
     assert found["memq_audit_records", TOPIC.name, "committed"] == 10
     assert found["memq_audit_verdict_records", TOPIC.name, "", "lost"] == 20
     assert found["memq_audit_clients",] == 1
+    assert found["memq_audit_reports_read_time_seconds",] == 5
 
 
 def test_findings_of_a_topic_that_no_auditor_knows_are_not_none(

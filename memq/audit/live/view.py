@@ -113,18 +113,22 @@ class AuditView:
 
         return await self._database.run(work)
 
-    async def behind(self, now_ms: int) -> str:
-        """Return why the results are old: no auditor runs, or it is behind the reports. "" if they are not.
-
-        The state of an older release does not have it, and gives "".
-        """
+    async def heard_ms(self) -> int | None:
+        """Return when the reports of clients were last read to their end (Unix ms); None if that is not known."""
 
         def work(execute: Execute) -> int | None:
             make_heard(execute)
             found: int | None = execute(_HEARD, ())[0][0]
             return found
 
-        heard_ms = await self._database.run(work)
+        return await self._database.run(work)
+
+    async def behind(self, now_ms: int) -> str:
+        """Return why the results are old: no auditor runs, or it is behind the reports. "" if they are not.
+
+        The state of an older release does not have it, and gives "".
+        """
+        heard_ms = await self.heard_ms()
         if heard_ms is None or now_ms - heard_ms <= BEHIND_MS:
             return ""
         return (
