@@ -307,17 +307,27 @@ def test_search_of_an_earlier_epoch_does_not_count_in_the_next() -> None:
             processor, queue = processor_of(broker, topic), broker.services.queue
             before, seek = processor.owned(), queue.seek_time
 
+            searches = list[int]()
+
+            async def counted(partition: ReadPartition, time_ms: int) -> int:
+                searches.append(time_ms)
+                return await seek(partition, time_ms)
+
             async def slow(partition: ReadPartition, time_ms: int) -> int:
                 queue.seek_time = seek  # type: ignore[method-assign]
                 await fenced(broker, client, topic)
                 await client.open(topic)
+                queue.seek_time = counted  # type: ignore[method-assign]
                 return await seek(partition, time_ms)
 
             queue.seek_time = slow  # type: ignore[method-assign]
             claim = claim_of(parse_header(block_of(topic, 0, [b"v"])))
             await processor.known.look_up(before, [claim])
             assert processor.own is not before
-            assert processor.known._answers == {}
+            searches.clear()
+            for _ in range(2):
+                await processor.known.look_up(processor.owned(), [claim])
+            assert len(searches) == 1, "the new owner searches once, and does not use the answer to the former one"
             await client.close()
 
     run(work())
