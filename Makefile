@@ -50,7 +50,7 @@ check: tools $(DEV)             ## everything that CI runs
 	  wait $$types && exit $$others
 	$(PYTHON) -m tests.second_try $(JOBS)
 	@$(PYTHON) -m tests.without_kernel $(JOBS)
-	@$(MUTATE) --gate --sample 12 --hand-sample 6 --seed $(COMMIT) --seconds 70 --jobs 2
+	@$(MUTATE) --gate --sample 12 --hand-sample 6 --seed $(COMMIT) --seconds 55 --jobs 2
 
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools

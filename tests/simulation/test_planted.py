@@ -57,7 +57,7 @@ LONG = frozenset(
 @pytest.mark.soak
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "bug", some_of((bug for bug in BUGS if SOAKING or bug.name not in LONG), part=6), ids=lambda bug: bug.name
+    "bug", some_of((bug for bug in BUGS if SOAKING or bug.name not in LONG), part=8), ids=lambda bug: bug.name
 )
 def test_a_planted_bug_is_found(bug: Planted) -> None:
     count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))

@@ -104,12 +104,6 @@ def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(s
     run_plan(draw_plan(seed, "sleepy", aspects=()))
 
 
-@pytest.mark.thorough
-def test_records_that_a_group_sought_count_while_another_partition_fails() -> None:
-    """With memq-native a member reads 439 records of a partition in 20 s, all of them again after its own seeks."""
-    run_plan(replace(draw_plan(750000184, "calm"), active_s=35.0))
-
-
 FRESH = range(fresh_start(), fresh_start() + repetitions(40, 400))
 
 
