@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -41,11 +42,26 @@ def rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096 / (1 << 20)
 
 
+class ArrivalClock(SystemClock):
+    """A wall clock on which records arrive at a rate, however long the measurement takes."""
+
+    def __init__(self) -> None:
+        self._now_ms = float(super().wall_ms())
+
+    def wall_ms(self) -> int:
+        """Return the time of the last record (Unix ms)."""
+        return int(self._now_ms)
+
+    def pass_time(self, milliseconds: float) -> None:
+        """Let so much time pass."""
+        self._now_ms += milliseconds
+
+
 class Owner:
     """The owner of one service partition: its machine, and the keeper of its runs."""
 
-    def __init__(self, folder: Path, partition: int) -> None:
-        self.runtime = Runtime(random=random.Random(partition))
+    def __init__(self, folder: Path, partition: int, clock: ArrivalClock) -> None:
+        self.runtime = Runtime(clock=clock, random=random.Random(partition))
         self._partition = partition
         self.machine = HoldMachine()
         self.fold = StateFold({HOLDS_MACHINE: self.machine})
@@ -133,9 +149,10 @@ async def snapshot(owner: Owner) -> tuple[float, float, int]:
     return stops.longest_s * 1_000, whole_s * 1_000, size
 
 
-async def measure(holds: int, near: int, partitions: int, folder: Path) -> None:
+async def measure(holds: int, near: int, partitions: int, rate: int, folder: Path) -> None:
     """Hold records, and print the figures."""
-    owners = [Owner(folder, number) for number in range(partitions)]
+    clock = ArrivalClock()
+    owners = [Owner(folder, number, clock) for number in range(partitions)]
     owner = owners[0]
     gc.collect()
     empty_mib, began_s = rss_mib(), time.process_time()
@@ -147,11 +164,13 @@ async def measure(holds: int, near: int, partitions: int, folder: Path) -> None:
         owner = owners[number // BATCH % partitions]
         owner.hold(BATCH, 2 * 3_600_000, DAYS_MS)
         owner.far.wake()
+        clock.pass_time(BATCH * 1_000 / rate)
         await asyncio.sleep(0)
         while len(owner.machine.open) > near + 20_000:  # noqa: ASYNC110  # the keeper sets no event for others
             await asyncio.sleep(0)
         if number % (BATCH * 500) == 0:
             greatest_mib = max(greatest_mib, rss_mib())
+            print(f"{number} held, {rss_mib() - empty_mib:.0f} MiB more than empty", file=sys.stderr, flush=True)
     before = -1
     while before != sum(each.puts for each in owners):  # the last merges
         before = sum(each.puts for each in owners)
@@ -181,9 +200,10 @@ def main() -> None:
     parser.add_argument("--holds", type=int, default=10_000_000, help="records that are due in 2 hours to 30 days")
     parser.add_argument("--partitions", type=int, default=8, help="service partitions")
     parser.add_argument("--near", type=int, default=0, help="records of one partition that are due within the hour")
+    parser.add_argument("--rate", type=int, default=5_000, help="records that arrive in a second")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(options.holds, options.near, options.partitions, Path(folder)))
+        asyncio.run(measure(options.holds, options.near, options.partitions, options.rate, Path(folder)))
 
 
 if __name__ == "__main__":
