@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.restore.restored_holds import MARGIN_MS
 from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
 from memq.broker.service_hosts import shard_name
+from memq.errors import NotFoundError, StoreError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_snapshot_key
@@ -30,15 +30,16 @@ from memq.holds.machine import (
     Unit,
     encode_decision,
 )
-from memq.notification import Publication
+from memq.notification import Publication, Span
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads
-from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, ReadPartition, Topic, read_partitions
 from memq.transactions.machine import ServiceMachines
 from tests.unit.bare_cluster import CLUSTER, Cluster, topic_of
 
 CLICKS = topic_of("clicks", 16)
+MARGIN_MS = CLICKS.settings.dedup_window_ms // 2
 LOGS = 2
 
 
@@ -180,6 +181,58 @@ def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
     in_bucket(work)
 
 
+def test_a_restore_finds_a_hold_whose_object_was_stored_long_before_a_slow_snapshot() -> None:
+    """The producer waits as long as its delivery time-out, and the store takes the snapshot 30 s after its moment."""
+
+    async def work(bucket: Bucket) -> None:
+        await bucket.held(1)  # its decision counts after the moment of the snapshot
+        bucket.clock.advance(CLICKS.settings.delivery_timeout_ms + 30_000)
+        await bucket.save()
+        first, _, report = await bucket.restore()
+        assert (producers(first), report.findings) == ([1], [])
+
+    in_bucket(work)
+
+
+def test_a_restore_believes_no_single_not_found_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2))
+        await bucket.save()
+        await bucket.landed(1)
+        span, lies = bucket.queue.span, [True]
+
+        async def lying(partition: ReadPartition) -> Span:
+            if lies and partition.topic == "clicks":
+                lies.pop()
+                raise NotFoundError("the queue does not show it")
+            return await span(partition)
+
+        monkeypatch.setattr(bucket.queue, "span", lying)
+        with pytest.raises(NotFoundError, match="does not show it"):
+            await bucket.restore()
+        first, _, _ = await bucket.restore()
+        assert producers(first) == [2]
+
+    in_bucket(work)
+
+
+def test_a_restore_tells_two_holds_of_one_producer_apart() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, due_s=100))
+        one = bucket.ids[1]
+        bucket.decide(await bucket.held(1, due_s=200))
+        other = bucket.ids[1]
+        await bucket.save()
+        await bucket.landed(1)
+        bucket.ids[1] = one
+        await bucket.landed(1)
+        first, _, _ = await bucket.restore()
+        assert producers(first) == []
+        assert [first.state_of(each) for each in (one, other)] == [HoldState.RELEASED] * 2
+
+    in_bucket(work)
+
+
 def test_a_restore_does_not_release_again_what_targets_have() -> None:
     async def work(bucket: Bucket) -> None:
         bucket.decide(await bucket.held(1, 2, 3, 4))
@@ -208,6 +261,29 @@ def test_a_restore_ends_holds_in_runs_that_targets_have() -> None:
         first, _, report = await bucket.restore()
         assert (first.open, first.waiting, report.findings) == ({}, {TARGET: 1}, [])
         assert sorted(hold.producer for hold in first.far.runs[run.key].dropped) == [1, 3]
+
+    in_bucket(work)
+
+
+def test_a_restore_ends_while_a_store_does_not_answer_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its released holds would come again."""
+
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3, due_s=25), MarkDecision(0))
+        bucket.decide(RunDecision(1, (await bucket.run(1, 2, 3, due_s=25),), bucket.clock.wall_ms()))
+        await bucket.save()
+        bucket.clock.advance(25_000)
+        await bucket.landed(1, 3)
+
+        async def get_range(key: str, first: int, length: int, **more: bool) -> bytes:
+            raise StoreError("busy")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(bucket.store, "get_range", get_range)
+            with pytest.raises(StoreError, match="busy"):
+                await bucket.restore()
+        first, _, report = await bucket.restore()
+        assert (first.waiting, report.findings) == ({TARGET: 1}, [])
 
     in_bucket(work)
 

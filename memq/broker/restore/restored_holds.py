@@ -1,8 +1,10 @@
 """Completes the delayed records of a state log's last snapshot (S9).
 
 Theory. A snapshot is up to a minute old. Records that were held after it are in objects below `<cluster>/held/`, and
-the index of each object says which. A hold that the snapshot knows is not taken again. The snapshot remembers ends for
-a dedup window, so an object that is MARGIN_MS older than the snapshot, or younger, has no hold with a forgotten end.
+the index of each object says which. A hold that the snapshot knows is not taken again. An owner may name an object long
+after its put, and a slow store shows a snapshot long after the moment of its state. So objects count that are up to
+half a dedup window older than the snapshot: producers wait no longer for an ack. The snapshot remembers ends for the
+whole window, so these objects have no hold with a forgotten end.
 
 Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
 They do not wait any more. Those that were cancelled after the snapshot wait again: nothing shows that.
@@ -14,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from memq.broker.service_hosts import shard_name
-from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
@@ -24,9 +26,9 @@ from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
-MARGIN_MS = 30_000  # between the put of an object and a snapshot with its holds, at most half the dedup window
+MARGIN_SHARE = 2  # of a dedup window, between the put of an object and a snapshot without its holds
 
 Findings = list[tuple[str, str]]
 
@@ -53,7 +55,7 @@ class RestoredHolds:
         """
         findings: Findings = []
         window_ms = max((topic.settings.dedup_window_ms for topic in self._topics.values()), default=0)
-        since_ms = stored_ms - min(MARGIN_MS, window_ms // 2)
+        since_ms = stored_ms - window_ms // MARGIN_SHARE
         for key, lanes in (await self._objects(since_ms, findings)).items():
             young = tuple(
                 HeldLane(lane.target, "", blocks)
@@ -114,29 +116,32 @@ class RestoredHolds:
                             found[block.id] = target, block
                     if some and some[-1].block.due_ms > until_ms:
                         break
-            except MemqError as error:
+            except (CorruptDataError, NotFoundError, UnsupportedFormatError) as error:
                 findings.append((f"run '{state.run.key}'", str(error)))
         return found
 
     async def _in_logs(self, wanted: Mapping[Target, set[HoldId]]) -> set[HoldId]:
-        """Return those holds that the logs of their targets have."""
+        """Return those holds that the logs of their targets have.
+
+        Raises: NotFoundError of the queue: its logs were created before, so this is no proof that one is empty.
+        """
         found: set[HoldId] = set()
         for target, holds in wanted.items():
             topic = self._topics.get(target.topic_id)
             if topic is None or target.partition >= len(topic.partitions):
                 continue
-            producers = {hold.producer: hold for hold in holds}
-            try:
-                async for entries in all_entries(self._queue, topic.read_partition_of(target.partition)):
-                    for entry in entries:
-                        pointer = read_pointer(entry.body, newer="raise")
-                        named = pointer.producers if isinstance(pointer, Pointer) else ()
-                        for each in named:
-                            hold = producers.get(each.producer)
-                            if hold is not None and any(first <= hold.first < next_ for first, next_ in each.ranges):
-                                found.add(hold)
-            except NotFoundError:
-                continue  # in a dry run
+            await self._queue.create(
+                read_partitions(topic), topic.settings.stale_publish_ms
+            )  # as each start of a broker
+            firsts: dict[int, list[HoldId]] = {}
+            for hold in holds:
+                firsts.setdefault(hold.producer, []).append(hold)
+            async for entries in all_entries(self._queue, topic.read_partition_of(target.partition)):
+                for entry in entries:
+                    pointer = read_pointer(entry.body, newer="raise")
+                    for each in pointer.producers if isinstance(pointer, Pointer) else ():
+                        known = firsts.get(each.producer, ())
+                        found |= {hold for hold in known if any(at <= hold.first < next_ for at, next_ in each.ranges)}
         return found
 
 
