@@ -184,8 +184,9 @@ class HoldKeeper:
         states: dict[HoldId, HoldState | None] = {}
         left = dict.fromkeys(holds)
         while left:
+            known = {each for each in left if each in self._machine.open}  # one may move while others are searched for
             places = {each: await self._place(each) for each in left}
-            known = {each for each in left if each in self._machine.open}
+            known |= {each for each in left if each in self._machine.open}
             states |= await self._drop(places)
             for each in list(left):
                 missed = states[each] is None and each in known  # it moved into a run meanwhile
@@ -535,7 +536,7 @@ class HoldKeeper:
             try:
                 await self._propose(DoneDecision(self._now_ms(), tuple(finished)))
             except ThrottledError:
-                self._finished += finished
+                self._finished[:0] = finished  # in order: the counts of a target are those up to a number
                 await asyncio.sleep(THROTTLE_RETRY_S)
             except MemqError:
                 return  # the log has ended: the next owner asks the targets again

@@ -210,11 +210,20 @@ class FarKeeper:
         except MemqError as error:
             self._failed("move", "holds that are due late stay in memory", error)
             return False
+        if (slow := self._too_late(began_s)) is not None:
+            self._failed("move", "holds that are due late stay in memory", slow)
+            return False
         self._retries.pop("move", None)
         if runs and await self._parts.propose(RunDecision(self._far.mark, runs, self._now_ms())):
             self._parts.moved()
             self._note_late(began_s, runs)
         return True
+
+    def _too_late(self, began_s: float) -> NotReadyError | None:
+        """Return why runs that were stored since `began_s` may not be named: the sweep may take them (ADR 6)."""
+        if self._now_s() - began_s <= self._parts.key_valid_s:
+            return None
+        return NotReadyError(f"the store took over {self._parts.key_valid_s:g} s for them")
 
     def _note_late(self, began_s: float, runs: Iterable[HeldRun]) -> None:
         """If runs were named too late (ADR 6), write them again."""
@@ -240,9 +249,8 @@ class FarKeeper:
         except MemqError as error:
             self._failed("merge", f"{len(states)} runs can't be merged", error)
             return False
-        if self._now_s() - began_s > self._parts.key_valid_s:
-            late = NotReadyError(f"the store took over {self._parts.key_valid_s:g} s for them")
-            self._failed("merge", f"{len(states)} runs can't be merged", late)  # each try costs PUTs
+        if (slow := self._too_late(began_s)) is not None:
+            self._failed("merge", f"{len(states)} runs can't be merged", slow)  # each try costs PUTs
             return False
         self._retries.pop("merge", None)
         await self._parts.propose(MergeDecision(replaced, runs))

@@ -379,3 +379,20 @@ def test_a_unit_that_is_not_done_yet_is_not_brought_again(monkeypatch: pytest.Mo
         assert shard.machine.units == {}
 
     on_shard(work)
+
+
+def test_units_are_done_in_their_order_also_after_a_throttled_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits take the count of a target as that of all units up to a number."""
+    monkeypatch.setattr(keeper_module, "UNIT_BLOCKS_MAX", 3)
+
+    async def work(shard: Shard) -> None:
+        for number in range(1, 8):
+            held(shard.machine, (number, A, 0), lane=f"1.{number}")
+            shard.machine.release_lane(f"1.{number}")
+        shard.log.errors = [ThrottledError("full")]
+        shard.run()
+        await skip(1)
+        done = [number for _, decision in shard.decisions(DoneDecision) for _, number in decision.units]
+        assert done == list(range(1, 8))
+
+    on_shard(work)

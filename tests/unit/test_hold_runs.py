@@ -465,3 +465,55 @@ def test_a_bring_fits_into_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (max(brought), sum(brought)) == (2, 6)
 
     on_shard(work)
+
+
+def test_a_hold_that_moves_into_a_run_while_another_one_is_searched_for_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request has two holds: it finds the first in memory, and reads a run for the second."""
+
+    async def work(shard: Shard) -> None:
+        shard.run()
+        dues_ms = await hold(shard, 300, 400, 500)
+        await skip(1)
+        usual = shard.store.get_range
+
+        async def slow(key: str, first: int, length: int, **more: bool) -> bytes:
+            await skip(5)
+            return await usual(key, first, length, **more)
+
+        monkeypatch.setattr(shard.store, "get_range", slow)
+        (due_ms,) = await hold(shard, 600, first=4)
+        asked = asyncio.create_task(cancel(shard, (4, due_ms), (1, dues_ms[0])))
+        await skip(1)
+        await hold(shard, 700, 800, first=5)
+        await skip(1)
+        assert in_memory(shard) == [], "the first one has moved"
+        await skip(60)
+        assert await asked == [HoldState.DROPPED, HoldState.DROPPED]
+        await skip(1_000)
+        assert sorted(each for _, _, holds in shard.units() for each in holds) == [2, 3, 5, 6]
+
+    on_shard(work)
+
+
+def test_holds_whose_run_was_stored_too_slowly_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        put, slow = shard.store.put, [KEY_S + 1]
+
+        async def slowly(key: str, *arguments: Any) -> None:
+            if key.startswith("runs/") and slow:
+                await skip(slow.pop())
+            await put(key, *arguments)
+
+        monkeypatch.setattr(shard.store, "put", slowly)
+        await hold(shard, 3_000, 3_001, 3_002)
+        await skip(KEY_S + 1.1)
+        assert (in_memory(shard), shard.decisions(RunDecision)) == ([1, 2, 3], [])
+        text = f"holds that are due late stay in memory, try 1: the store took over {KEY_S:g} s for them"
+        assert shard.events == [("held-run-retry", text)]
+        await skip(2)
+        assert (in_memory(shard), len(shard.decisions(RunDecision))) == ([], 1)
+
+    on_shard(work)
