@@ -136,6 +136,7 @@ class TransactionCoordinator:
         self._checks = checks
         self._settling: set[tuple[int, int]] = set()  # instance and number
         self._met_s: dict[str, float] = {}  # when each lane was met, by the monotonic clock
+        self._prepared_s: dict[str, float] = {}  # when each prepared lane was met as such
         self._asked_s: dict[str, float] = {}  # when the present question about each prepared lane began
         self._given: dict[str, int] = {}  # the number of the last question about each that a member got
 
@@ -356,6 +357,8 @@ class TransactionCoordinator:
 
         After the last question it is parked.
         """
+        now_s = self._clock.monotonic()
+        self._prepared_s = {lane: self._prepared_s.get(lane, now_s) for lane in self._machine.prepared}
         self._asked_s = {lane: asked_s for lane, asked_s in self._asked_s.items() if lane in self._machine.prepared}
         self._given = {lane: number for lane, number in self._given.items() if lane in self._machine.prepared}
         for lane, each in list(self._machine.prepared.items()):
@@ -380,9 +383,10 @@ class TransactionCoordinator:
     def _due_s(self, lane: str, each: PreparedTransaction) -> float:
         """Return when the next question about a prepared transaction is due, by the monotonic clock.
 
-        The first one is due after the time-out; at once if another instance of its producer has begun.
+        The first one is due after the time-out, which begins again with `prepare`: the program commits its database
+        after it. It is due at once if another instance of the producer has begun.
         """
-        met_s = self._met_s.get(lane, self._clock.monotonic())
+        met_s = self._prepared_s.get(lane, self._clock.monotonic())
         if each.tries:
             return self._asked_s.get(lane, met_s) + self._checks.interval_ms / 1_000
         known = self._machine.ids.get(each.id)

@@ -19,6 +19,8 @@ from memq.errors import (
     MemqError,
     NotFoundError,
     NotReadyError,
+    ProtocolError,
+    TimedOutError,
     TooLargeError,
     TopicSealedError,
     TransactionAbortedError,
@@ -52,9 +54,10 @@ from memq.protocol.transaction_messages import (
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, equal_slots
 from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, PreparedTransaction, TransactionalId, lane_of, moves_of
-from tests.skipping_loop import run_skipping, skip
+from tests.skipping_loop import now_s, run_skipping, skip
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
+MEMBER_S = 15.0  # a member waits twice as long for its questions
 PAY = TransactionalId("pay", "g")
 NAMED = WireTransaction(name="pay", group="g", instance=77, number=3)
 AT = {ReadPartition("clicks", TOPIC.id, number): Committed(Position(number, 5 + number)) for number in range(2)}
@@ -116,6 +119,8 @@ class OtherBroker(Link):
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.away = False
+        self.silent = False
+        self.error: MemqError = UnreachableError("away")
         self.answer = AdminAnswer(transactional=5, committed=True)
 
     async def request(self, api: Api, message: msgspec.Struct, answer: Any, **options: Any) -> Any:
@@ -123,7 +128,10 @@ class OtherBroker(Link):
         assert isinstance(message, AdminRequest)
         self.asked.append(message.ask)
         if self.away:
-            raise UnreachableError("away")
+            raise self.error
+        if self.silent:
+            await skip(options["timeout_s"])
+            raise TimedOutError("silent")
         return self.answer
 
 
@@ -136,6 +144,7 @@ class Broker:
         self.topic = TOPIC
         self.coordinator = Coordinator()
         self.other = OtherBroker()
+        self.third: OtherBroker | None = None
         self.home: Coordinator | OtherBroker = self.coordinator
         self.settings = SimpleNamespace(transaction_check_interval_ms=60_000)
         self.homeless = False  # a service partition has no owner now
@@ -156,21 +165,22 @@ class Broker:
 
     async def service_topic(self, *, create: bool) -> Topic:
         assert not create
-        return Topic(name=STATE_TOPIC, id=TOPIC.id, created_ms=0, partitions=equal_slots(2))
+        return Topic(name=STATE_TOPIC, id=TOPIC.id, created_ms=0, partitions=equal_slots(3 if self.third else 2))
 
     async def service_in(self, kind: object, topic: Topic, partition: int) -> Coordinator | str:
         assert (kind, topic.name) == (self.transactions, STATE_TOPIC)
         if self.homeless and not partition:
             raise NotReadyError("no owner")
-        return self.coordinator if partition else "b:1"
+        return ("b:1", self.coordinator, "c:1")[partition]
 
     def open_here(self, kind: object) -> list[Coordinator]:
         assert kind == self.transactions
         return [self.coordinator]
 
     async def link(self, address: str) -> OtherBroker:
-        assert address == "b:1"
-        return self.other
+        found = {"b:1": self.other, "c:1": self.third}[address]
+        assert found is not None
+        return found
 
     async def ask(self, ask: Any) -> AdminAnswer:
         call = Call(cast(Any, SimpleNamespace(program=self.program)), ANONYMOUS, 0, ask)
@@ -500,6 +510,37 @@ def test_a_member_of_a_producer_group_gets_the_questions_of_all_brokers() -> Non
         assert len(broker.other.asked) == 2, "a broker asks no third one"
         with pytest.raises(InvalidNameError):
             await broker.ask(AskUndecided(producer_group=""))
+
+    on_broker(work)
+
+
+def test_a_member_gets_the_questions_of_the_others_although_a_broker_hangs() -> None:
+    """Each broker gives its question once. So the member must get the answer before it gives up."""
+
+    async def work(broker: Broker) -> None:
+        there = WireQuestion(transaction=prepare().transaction, topics=[], note=b"", began_ms=900, tries=1)
+        broker.other.answer = AdminAnswer(questions=[there])
+        broker.third = OtherBroker()
+        broker.third.silent = True
+        began_s = now_s()
+        assert (await broker.ask(AskUndecided(producer_group="shop"))).questions == [there]
+        assert now_s() - began_s < MEMBER_S
+        broker.other.silent = True
+        began_s = now_s()
+        assert (await broker.ask(AskUndecided(producer_group="shop"))).questions == []
+        assert now_s() - began_s < MEMBER_S, "both are waited for at once"
+
+    on_broker(work)
+
+
+def test_a_member_gets_the_questions_of_the_others_although_a_broker_is_of_an_earlier_release() -> None:
+    async def work(broker: Broker) -> None:
+        broker.coordinator.asked = [
+            Question(PreparedTransaction(ALONE, 77, 3, 2, 7_000, "shop", b"", 900, tries=1), ())
+        ]
+        broker.other.away, broker.other.error = True, ProtocolError("unknown request")
+        (found,) = (await broker.ask(AskUndecided(producer_group="shop"))).questions
+        assert found.transaction.number == 3
 
     on_broker(work)
 

@@ -97,6 +97,23 @@ def test_a_producer_group_is_asked_after_the_time_out_and_decides() -> None:
     coordinated(work)
 
 
+def test_a_group_is_asked_after_the_whole_time_out_about_what_was_open_for_long_before() -> None:
+    """The time-out says how long the commit of a database may take, and that begins after the prepare."""
+
+    async def work(made: Coordinated) -> None:
+        run(made)
+        instance = await made.begin(ID)
+        await made.hold(instance, 1, A, id_=ID)
+        await skip(TIMEOUT_S * 0.9)
+        await made.coordinator.prepare(ID, instance, 1, 1, producer_group="shop", note=b"", began_ms=900)
+        await skip(TIMEOUT_S)
+        assert asked(made) == []
+        await skip(ONE_CHECK_S)
+        assert asked(made) == [(lane_of(instance, 1), 1)]
+
+    coordinated(work)
+
+
 def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
     async def work(made: Coordinated) -> None:
         run(made)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
 from memq.broker.api import Answer, Call
-from memq.broker.api.service_lookup import ask_all_services, find_service, forward
+from memq.broker.api.service_lookup import HOME_S, ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
-from memq.errors import InvalidRequestError, NotFoundError, RetryableError, TooLargeError, TopicSealedError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.groups.remote import committed_of
@@ -128,11 +129,10 @@ class TransactionRequests:
     async def ask(self, call: Call[AskUndecided]) -> Answer:
         """Return what a producer group is to decide; for another broker, from the coordinators here."""
         group = check_name(call.ask.producer_group, "producer group")
-        kind, found = self._hosts.transactions, list[WireQuestion]()
-        for address in await self._others() if call.connection.program != BROKER_PROGRAM else ():
-            with suppress(RetryableError):
-                found += (await forward(await self._hosts.link(address), call.ask)).questions
-        for coordinator in self._hosts.open_here(kind):  # last: a question is given once
+        others = await self._others() if call.connection.program != BROKER_PROGRAM else []
+        answers = await asyncio.gather(*(self._questions_at(address, call.ask) for address in others))
+        found = [question for answer in answers for question in answer]
+        for coordinator in self._hosts.open_here(self._hosts.transactions):  # last: a question is given once
             found += [_question(each) for each in coordinator.questions(group)]
         again_ms = min(self._services.settings.transaction_check_interval_ms // 4, ASK_AGAIN_MS_MAX)
         return AdminAnswer(questions=found, ask_again_ms=again_ms)
@@ -178,6 +178,16 @@ class TransactionRequests:
         return AdminAnswer()
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _questions_at(self, address: str, ask: AskUndecided) -> list[WireQuestion]:
+        """Return the questions of another broker; none if it does not answer soon, or does not know them.
+
+        The others have given theirs by then, and no other member gets those: so no broker is waited for long.
+        """
+        try:
+            return (await forward(await self._hosts.link(address), ask, timeout_s=HOME_S)).questions
+        except MemqError:
+            return []
 
     async def _others(self) -> list[str]:
         """Return the addresses of the other brokers with coordinators.
