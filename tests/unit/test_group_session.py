@@ -30,6 +30,7 @@ class Group:
         self.clock = clock
         self.latency_ms = 0
         self.error: MemqError | None = None
+        self.answers: list[MemqError | None] = []  # in place of `error`, for the next requests
         self.asked: list[str] = []
         self.revoking: tuple[ReadPartition, ...] = ()
         self.released: list[ReadPartition] = []
@@ -38,8 +39,9 @@ class Group:
     def _answer(self, what: str) -> Membership:
         self.asked.append(what)
         self.clock.advance(self.latency_ms)
-        if self.error is not None:
-            raise self.error
+        error = self.answers.pop(0) if self.answers else self.error
+        if error is not None:
+            raise error
         kept = [partition for partition in self.revoking if partition not in self.released]
         return Membership(1, () if PARTITION in kept else (PARTITION,), tuple(kept))
 
@@ -280,10 +282,58 @@ def test_a_member_gives_its_partitions_up_at_the_end_of_its_session_while_a_requ
         task.cancel()
         if asks == "join":
             assert changes == [(0, True), (10, False), (26, True), (29, True)]
-            assert group.asked == ["join", "join", "heartbeat"]
+            assert group.asked == ["join", "join", "heartbeat", "heartbeat"], "the first one proves that it is a member"
         else:
             assert changes == [(0, True), (10, False), (28, False), (28, True)], "it joins again at once"
             assert group.asked == ["join", "heartbeat", "join"]
+
+    run_skipping(work())
+
+
+def test_a_member_does_not_believe_a_join_that_was_answered_after_its_session() -> None:
+    """The group may have taken it in, heard nothing for a session, and dropped it (G4)."""
+
+    async def work() -> None:
+        runtime, changes = skipping_runtime(), list[tuple[float, bool]]()
+        group = Group(ManualClock())
+        session = GroupSession(
+            runtime, group, "readers", SESSION_MS, lambda: changes.append((now_s(), session.state.inside))
+        )
+        session.share([PARTITION])
+        group.delays_s = [SESSION_MS / 1_000, 0, SESSION_MS / 1_000 - 0.1, 0]
+        group.answers = [None, GenerationFencedError("it was silent for too long")]
+        task = asyncio.create_task(session.run())
+        await skip(SESSION_MS / 1_000 + 0.01)
+        assert (changes, group.asked) == ([(10, False), (10, False)], ["join", "heartbeat"])
+        await skip(SESSION_MS / 1_000)
+        task.cancel()
+        assert group.asked == ["join", "heartbeat", "join"]
+        (at_s, inside) = changes[-1]
+        assert inside
+        assert at_s == pytest.approx(19.95, abs=0.05)
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("session_ms", [200, 2_000, SESSION_MS])
+def test_a_member_gives_its_partitions_up_at_the_end_of_its_session_between_two_tries(session_ms: int) -> None:
+    """It pauses up to a second after a request that failed, and another member may have the partitions by then (G4)."""
+
+    async def work() -> None:
+        runtime, changes = skipping_runtime(), list[tuple[float, bool]]()
+        group = Group(ManualClock())
+        session = GroupSession(
+            runtime, group, "readers", session_ms, lambda: changes.append((now_s(), session.state.inside))
+        )
+        session.share([PARTITION])
+        task = asyncio.create_task(session.run())
+        await skip(0)
+        group.error = QueueError("no broker has it")
+        await skip(30)
+        task.cancel()
+        lost_s = min(at_s for at_s, inside in changes if not inside)
+        assert lost_s <= session_ms / 1_000
+        assert lost_s >= session_ms / 1_000 - 0.01, "no earlier: a request may still be answered"
 
     run_skipping(work())
 

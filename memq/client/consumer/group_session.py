@@ -195,6 +195,7 @@ class GroupSession:
         self._rejoin = True
         self._kicked = asyncio.Event()
         self._heard_s = 0.0
+        self._over: asyncio.TimerHandle | None = None  # the end of the session
         self._commits = 0
 
     def share(self, partitions: Sequence[ReadPartition]) -> None:
@@ -210,11 +211,15 @@ class GroupSession:
 
     async def run(self) -> None:
         """Stay in the group until cancelled."""
+        try:
+            await self._stay()
+        finally:
+            self._expect_over(None)
+
+    async def _stay(self) -> None:
         failures = 0
         while True:
             self._kicked.clear()
-            left_s = (self._session_timeout_ms - self._silent_ms()) / 1000
-            over = asyncio.get_running_loop().call_later(max(0.0, left_s), self._session_over)
             try:
                 await self._exchange()
                 failures = 0
@@ -223,8 +228,6 @@ class GroupSession:
                 failures += 1
                 self._judge(error)
                 delay = backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
-            finally:
-                over.cancel()
             self._changed()
             if self.state.inside and self.state.released and not failures:
                 continue  # partitions that the member never read are given back at once
@@ -269,6 +272,9 @@ class GroupSession:
             except BaseException:
                 self._rejoin = True
                 raise
+            if self._runtime.clock.monotonic() - asked_s >= self._session_timeout_ms / 1_000:
+                asked_s = self._runtime.clock.monotonic()  # the group may have dropped this member since it joined (G4)
+                membership = await self._groups.heartbeat(self.group, self.member, membership.generation)
             if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
                 self._leave_all()  # the group may have dropped this member before it took it in again
             self.state.answered(membership)
@@ -280,9 +286,16 @@ class GroupSession:
                 return
             self.state.answered(membership, released)
         self._heard_s = asked_s
+        self._expect_over((self._session_timeout_ms - self._silent_ms()) / 1_000)
+
+    def _expect_over(self, left_s: float | None) -> None:
+        """Call `_session_over` in `left_s` seconds, and not before; None: never."""
+        if self._over is not None:
+            self._over.cancel()
+        self._over = None if left_s is None else asyncio.get_running_loop().call_later(left_s, self._session_over)
 
     def _session_over(self) -> None:
-        """Give up the partitions if the session ends while a request waits (G4).
+        """Give up the partitions if the session ends while a request waits, or between two tries (G4).
 
         Another member may have them from now on.
         """
