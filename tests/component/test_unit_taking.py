@@ -55,6 +55,13 @@ class Target:
         self.store.objects[key], self.store.modified_ms[key] = data, 0
         return blocks
 
+    def put_one_of(self, producer: int, first: int) -> list[UnitBlock]:
+        """Store an object with one block of a producer, with this first sequence."""
+        self.held += 1
+        key, block = f"held/{self.held}", block_of(self.topic, first, [b"value"], producer=producer)
+        self.store.objects[key], self.store.modified_ms[key] = block, 0
+        return [UnitBlock(key, 0, len(block), HoldId(producer, first))]
+
     def unit(self, number: int, blocks: list[UnitBlock], *, behind: int = 0, shard: int = SHARD) -> IncomingUnit:
         return IncomingUnit(shard, number, behind, blocks)
 
@@ -385,9 +392,13 @@ def test_a_store_that_fails_loses_no_block(monkeypatch: pytest.MonkeyPatch) -> N
     on_target(work, monkeypatch)
 
 
-def test_a_store_that_answers_with_another_held_block_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("same_producer", [False, True], ids=["of another producer", "of the same transaction"])
+def test_a_store_that_answers_with_another_held_block_is_asked_again(
+    same_producer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(target: Target) -> None:
-        wanted, other = target.put(2), target.put(2)
+        wanted = target.put_one_of(100, 0)
+        other = target.put_one_of(100 if same_producer else 101, 1)
         get_range = target.store.get_range
         wrong = [other[0].key]
 
@@ -398,7 +409,8 @@ def test_a_store_that_answers_with_another_held_block_is_asked_again(monkeypatch
         await target.take(1, wanted)
         assert not wrong
         (pointer,) = await target.batches()
-        assert ([each.producer for each in pointer.producers], target.lost()) == ([100], 0)
+        assert [(each.producer, list(each.ranges)) for each in pointer.producers] == [(100, [(0, 1)])]
+        assert target.lost() == 0
 
     on_target(work, monkeypatch)
 

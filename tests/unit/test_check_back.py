@@ -150,6 +150,31 @@ def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
     coordinated(work)
 
 
+def test_a_parked_transaction_is_no_question_although_no_member_was_there_to_get_one() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        await prepare(made)
+        await skip(TIMEOUT_S + TRIES * (INTERVAL_S + ONE_CHECK_S) + ONE_CHECK_S)
+        assert [event for event, _ in made.shard.events] == ["transaction-parked"]
+        assert asked(made) == []
+
+    coordinated(work)
+
+
+def test_a_transaction_that_ends_when_it_would_be_parked_raises_no_alarm() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        lane = lane_of(await prepare(made), 1)
+        for tries in range(1, TRIES + 1):
+            assert await next_question(made) == [(lane, tries)]
+        made.log.before = lambda: made.machines.transactions.prepared.pop(lane, None)
+        await skip(INTERVAL_S + ONE_CHECK_S)
+        assert made.decisions(CheckDecision)[-1].parked
+        assert made.shard.events == []
+
+    coordinated(work)
+
+
 def test_a_time_out_that_meets_a_prepared_transaction_lets_the_owner_work_on() -> None:
     async def work(made: Coordinated) -> None:
         run(made)

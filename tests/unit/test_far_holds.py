@@ -20,6 +20,7 @@ from memq.holds.far import (
     RunDecision,
 )
 from memq.holds.machine import (
+    DoneDecision,
     DropDecision,
     HoldDecision,
     HoldMachine,
@@ -201,6 +202,26 @@ def test_a_block_that_comes_again_under_another_object_leaves_its_run() -> None:
     assert (machine.objects, machine.waiting) == ({"again": 1}, {A: 2})
     assert bring(machine, "run", ONE, TWO)
     assert (machine.open[ONE].key, machine.waiting) == ("again", {A: 2})
+
+
+def test_a_block_that_came_again_and_was_released_is_not_brought_from_its_run() -> None:
+    machine = HoldMachine()
+    moved(machine, "run", ONE, TWO)
+    hold(machine, ONE, key="again")
+    assert decide(machine, ReleaseDecision((Unit(A, 1, (ONE,)),))) == (True,)
+    assert bring(machine, "run", ONE, TWO)
+    assert (list(machine.open), machine.waiting) == ([TWO], {A: 1})
+
+
+def test_a_cancel_with_an_old_place_of_a_hold_that_was_brought_and_forgotten_changes_nothing() -> None:
+    machine = HoldMachine()
+    moved(machine, "run", ONE, TWO)
+    assert bring(machine, "run", ONE)
+    assert decide(machine, ReleaseDecision((Unit(A, 1, (ONE,)),))) == (True,)
+    decide(machine, DoneDecision(5, ((A, 1),)))
+    hold(machine, THREE, before_ms=60)
+    assert drop(machine, ONE, "run") is None
+    assert (machine.waiting, machine.far.runs["run"].dropped, machine.dropped) == ({A: 2}, {}, {})
 
 
 def test_the_ids_of_moved_holds_are_known_for_a_time() -> None:

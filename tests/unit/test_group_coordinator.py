@@ -225,6 +225,27 @@ def test_a_new_owner_gives_a_member_that_joins_again_its_time_from_the_opening()
     hosted(work)
 
 
+def test_a_heartbeat_to_a_new_owner_makes_no_expiry_earlier() -> None:
+    """The former owner may have answered a later one, with a proof that is younger than F (G4)."""
+
+    async def work(made: Hosted) -> None:
+        joined = await made.join("a")
+        made.log.delay_s = 0.0
+        parts = cast(StateLog, made.log), made.machine, LoopClock(), made.tasks
+        coordinator = GroupCoordinator(*parts, now_s())
+        await skip(F_S / 2)
+        await coordinator.heartbeat("g", "a", joined.generation)
+        await coordinator.join("g", "b", LOGS, SESSION_MS)  # a decision searches for silent members again
+        await skip(SESSION_S + F_S / 2 - 0.01)
+        await coordinator.expire()
+        assert made.members() == ["a", "b"]
+        await skip(0.02)
+        await coordinator.expire()
+        assert made.members() == []
+
+    hosted(work)
+
+
 def test_a_caller_that_gives_up_changes_nothing_for_the_others() -> None:
     async def work(made: Hosted) -> None:
         made.log.delay_s = 1

@@ -53,6 +53,17 @@ def test_a_reader_finds_the_blocks_of_a_run_by_its_index() -> None:
     assert open_run(DATA) == [each for holds in BLOCKS for each in holds]
 
 
+def test_a_reader_refuses_a_sound_block_of_another_run_with_the_same_length() -> None:
+    run, data = written([hold(5, 100)])
+    other, lies = written([hold(6, 100)])
+    assert (other.size, other.index_bytes) == (run.size, run.index_bytes)
+    begin = run.size - 8 - run.index_bytes
+    index = decode_run_index(run, data[begin : begin + run.index_bytes])
+    (entry,) = index.blocks
+    with pytest.raises(CorruptDataError, match="not the bytes that the index names"):
+        decode_run_block(index, entry, lies[: entry.length])
+
+
 def test_a_reader_refuses_the_index_of_another_run() -> None:
     other, data = written([hold(5, 100)])
     begin = other.size - 8 - other.index_bytes

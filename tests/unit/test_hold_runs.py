@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from memq.errors import NotFoundError, NotReadyError, StoreError, ThrottledError
+from memq.errors import CorruptDataError, NotFoundError, NotReadyError, StoreError, ThrottledError
 from memq.format.blocks.header import Buffer
 from memq.format.held_object import HoldId, Target
 from memq.format.held_sequences import delayed_sequence
@@ -332,6 +333,35 @@ def test_no_more_holds_are_brought_than_are_released_next(monkeypatch: pytest.Mo
     on_shard(work)
 
 
+def test_blocks_of_transactions_do_not_keep_holds_in_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no due time, and may stay in memory for long."""
+    monkeypatch.setattr(runs, "AHEAD_HOLDS", 4)
+
+    async def work(shard: Shard) -> None:
+        shard.run()
+        await hold(shard, 300, 301, 302)
+        await skip(1)
+        await shard.keeper.hold([shard.new(number, lane="1.1") for number in range(11, 16)])
+        await skip(310)
+        assert [at_s for at_s, *_ in shard.appended] == [300, 301, 302]
+
+    on_shard(work)
+
+
+def test_a_run_with_fewer_holds_than_its_state_names_is_damaged() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        await hold(shard, 300, 400, 500)
+        await skip(1)
+        ((_, state),) = shard.machine.far.runs.items()
+        await run_store.check_run(run_store.RunReader(shard.store), state.run)
+        more = msgspec.structs.replace(state.run, count=4)
+        with pytest.raises(CorruptDataError, match="has 3 holds, and its state names 4"):
+            await run_store.check_run(run_store.RunReader(shard.store), more)
+
+    on_shard(work)
+
+
 def test_the_next_due_time_counts_holds_in_runs() -> None:
     async def work(shard: Shard) -> None:
         shard.run()
@@ -372,13 +402,17 @@ def test_holds_stay_in_memory_while_the_store_takes_no_run(monkeypatch: pytest.M
     on_shard(work)
 
 
-def test_a_run_that_is_stored_with_other_bytes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [lambda data: b"other", lambda data: bytes([data[0] ^ 1]) + data[1:]])
+def test_a_run_that_is_stored_with_other_bytes_is_not_named(
+    wrong: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(shard: Shard) -> None:
         shard.run()
-        usual, wrong = shard.store.get, [b"other"]
+        usual, lies = shard.store.get, [wrong]
 
         async def get(key: str, **more: bool) -> bytes:
-            return wrong.pop() if wrong else await usual(key, **more)
+            data = await usual(key, **more)
+            return lies.pop()(data) if lies else data
 
         monkeypatch.setattr(shard.store, "get", get)
         await hold(shard, 300, 400, 500)

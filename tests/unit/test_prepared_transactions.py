@@ -104,6 +104,18 @@ def test_a_new_instance_leaves_a_prepared_transaction_undecided() -> None:
     assert log.units() == {ORDERS: [1], CLICKS: [1]}
 
 
+def test_the_end_of_a_former_instances_transaction_is_not_that_of_the_present_one() -> None:
+    """Both have a transaction of the same number."""
+    log, first = prepared()
+    second = log.begin(token=2)
+    assert isinstance(second, int)
+    log.hold(second, 1, ORDERS)
+    assert answer(log, first, 1, commit=True) == SettledTransaction(1, True)
+    assert log.units() == {CLICKS: [1]}
+    assert log.commit(second, 1, 1) == SettledTransaction(1, True)
+    assert log.units() == {CLICKS: [1], ORDERS: [1]}
+
+
 def test_a_former_instance_may_decide_about_what_it_has_prepared() -> None:
     for commit in (True, False):
         log, first = prepared()

@@ -17,7 +17,7 @@ from memq.audit.finding import Kind, Outcome
 from memq.audit.held import Sought
 from memq.audit.holders import Holders
 from memq.audit.minutes import Minutes
-from memq.audit.released import ReleaseAnswer, ReleasedBlocks, ShardCounts
+from memq.audit.released import UNKNOWN, ReleaseAnswer, ReleasedBlocks, ReleaseFacts, ShardCounts, UnitState
 from memq.audit.verdict import Verdict
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.held_sequences import (
@@ -320,6 +320,20 @@ class Brokers:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+
+def test_an_owner_that_states_no_counts_for_a_known_unit_changes_nothing() -> None:
+    """Its `opened` is of an earlier release. The next unit is counted from the last statement."""
+    facts = ReleaseFacts(begun=True)
+    assert facts.meet(pointer(kind="opened", named=(unit(3, 5),)), whole=True) == 5
+    assert facts.meet(pointer(kind="opened", named=(unit(3, 0),)), whole=True) == 0
+    assert facts.meet(pointer(kind="opened", named=(unit(4, 7),)), whole=True) == 2
+
+
+def test_units_that_pointers_name_are_not_on_their_way_also_without_counts() -> None:
+    facts = ReleaseFacts({SHARD: UnitState(3, UNKNOWN)})
+    assert facts.pending(ShardCounts(0, SHARD, released=3, released_records=9, done=1, done_records=4)) == 0
+    assert facts.pending(ShardCounts(0, SHARD, released=4, released_records=9, done=1, done_records=4)) == 5
 
 
 def test_shards_are_asked_for_their_units() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from awscrt.checksums import crc32c
@@ -33,7 +33,7 @@ from memq.holds.machine import (
 from memq.notification import Publication, Span
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
-from memq.storage_handlers import confirmed_reads
+from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, ReadPartition, Topic, read_partitions
 from memq.transactions.machine import ServiceMachines
 from tests.unit.bare_cluster import CLUSTER, Cluster, topic_of
@@ -261,6 +261,58 @@ def test_a_restore_ends_holds_in_runs_that_targets_have() -> None:
         first, _, report = await bucket.restore()
         assert (first.open, first.waiting, report.findings) == ({}, {TARGET: 1}, [])
         assert sorted(hold.producer for hold in first.far.runs[run.key].dropped) == [1, 3]
+
+    in_bucket(work)
+
+
+def test_a_restore_counts_a_hold_once_that_left_its_run_and_was_released() -> None:
+    """The hold came again under another object, so its copy in the run is dead."""
+
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, due_s=25), MarkDecision(0))
+        run = await bucket.run(1, 2, due_s=25)
+        bucket.decide(RunDecision(1, (run,), bucket.clock.wall_ms()), await bucket.held(1, due_s=25))
+        await bucket.save()
+        bucket.clock.advance(25_000)
+        await bucket.landed(1)
+        first, _, _ = await bucket.restore()
+        assert (first.open, first.waiting, first.waiting_count) == ({}, {TARGET: 1}, 1)
+
+    in_bucket(work)
+
+
+def test_a_restore_takes_no_index_of_another_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(bucket: Bucket) -> None:
+        await bucket.save()
+        one, other = await bucket.held(1), await bucket.held(2)
+        usual, lies = bucket.store.get, [other.key]
+
+        async def get(key: str) -> bytes:
+            return await usual(lies.pop() if lies and key == one.key else key)
+
+        monkeypatch.setattr(bucket.store, "get", get)
+        first, _, report = await bucket.restore()
+        assert {hold.producer: each.key for hold, each in first.open.items()} == {1: one.key, 2: other.key}
+        assert (lies, report.findings) == ([], [])
+
+    in_bucket(work)
+
+
+def test_a_restore_finds_objects_that_one_listing_omits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(bucket: Bucket) -> None:
+        await bucket.save()
+        young = await bucket.held(1)
+        usual, lies = bucket.store.list, [young.key]
+
+        async def listed(prefix: str) -> AsyncIterator[ObjectEntry]:
+            omitted = lies.pop() if lies and young.key.startswith(prefix) else ""
+            async for entry in usual(prefix):
+                if entry.key != omitted:
+                    yield entry
+
+        monkeypatch.setattr(bucket.store, "list", listed)
+        first, _, _ = await bucket.restore()
+        assert (producers(first), lies) == ([1], [])
 
     in_bucket(work)
 

@@ -182,6 +182,24 @@ def test_a_producer_begins_although_an_earlier_commit_still_has_no_answer() -> N
     on_cluster(work, **CHECKED)
 
 
+def test_a_producer_asks_once_more_about_an_earlier_commit_and_not_at_each_begin() -> None:
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin()
+        await cluster.core.prepare(transaction)
+        cluster.errors[EndTransaction] = [asyncio.CancelledError()]
+        with pytest.raises(asyncio.CancelledError):
+            await cluster.core.commit(transaction)
+        cluster.errors[EndTransaction] = [UnreachableError("away")] * 100
+        second = await cluster.core.begin()
+        await cluster.core.prepare(second)
+        await cluster.core.leave(second)
+        cluster.asked.clear()
+        await cluster.core.begin()
+        assert cluster.ends() == []
+
+    on_cluster(work, **CHECKED)
+
+
 def test_a_prepared_transaction_that_others_rolled_back_says_so() -> None:
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()

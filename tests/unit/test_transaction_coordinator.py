@@ -211,6 +211,19 @@ def test_a_commit_that_no_entry_takes_rolls_back() -> None:
     coordinated(work)
 
 
+def test_a_repeated_commit_that_is_too_large_now_gets_the_answer_of_the_first_one() -> None:
+    async def work(made: Coordinated) -> None:
+        instance = await made.begin()
+        await made.hold(instance, 1)
+        await made.coordinator.commit(ID, instance, 1, 1, None)
+        made.log.errors = [TooLargeError("decision of machine 'transactions' has 112860 bytes")]
+        await made.coordinator.commit(ID, instance, 1, 1, None)
+        counters = made.shard.counters
+        assert (made.log.errors, counters.committed_transactions, counters.aborted_transactions) == ([], 1, 0)
+
+    coordinated(work)
+
+
 def test_a_commit_that_is_repeated_meanwhile_or_after_a_refusal_counts_once() -> None:
     async def work(made: Coordinated) -> None:
         instance = await made.begin()
