@@ -209,36 +209,20 @@ def test_a_deletion_that_is_refused_forgets_no_times() -> None:
     hosted(work)
 
 
-def test_a_new_owner_gives_a_member_that_joins_again_its_time_from_the_opening() -> None:
-    async def work(made: Hosted) -> None:
-        made.log.delay_s = 0.0
-        clock = LoopClock()
-        coordinator = GroupCoordinator(cast(StateLog, made.log), made.machine, clock, made.tasks, now_s())
-        await coordinator.join("g", "a", LOGS, SESSION_MS)
-        await skip(SESSION_S + F_S - 0.01)
-        await coordinator.expire()
-        assert made.members() == ["a"]
-        await skip(0.02)
-        await coordinator.expire()
-        assert made.members() == []
-
-    hosted(work)
-
-
-def test_a_heartbeat_to_a_new_owner_makes_no_expiry_earlier() -> None:
-    """The former owner may have answered a later one, with a proof that is younger than F (G4)."""
-
+@pytest.mark.parametrize("beats", [False, True])
+def test_a_new_owner_gives_a_member_that_it_hears_early_its_time_from_the_opening(beats: bool) -> None:
     async def work(made: Hosted) -> None:
         joined = await made.join("a")
         made.log.delay_s = 0.0
-        parts = cast(StateLog, made.log), made.machine, LoopClock(), made.tasks
-        coordinator = GroupCoordinator(*parts, now_s())
-        await skip(F_S / 2)
-        await coordinator.heartbeat("g", "a", joined.generation)
-        await coordinator.join("g", "b", LOGS, SESSION_MS)  # a decision searches for silent members again
-        await skip(SESSION_S + F_S / 2 - 0.01)
+        coordinator = GroupCoordinator(cast(StateLog, made.log), made.machine, LoopClock(), made.tasks, now_s())
+        if beats:
+            await coordinator.heartbeat("g", "a", joined.generation)
+            await coordinator.join("g", "b", LOGS, SESSION_MS)  # a decision searches for silent members again
+        else:
+            await coordinator.join("g", "a", LOGS, SESSION_MS)
+        await skip(SESSION_S + F_S - 0.01)
         await coordinator.expire()
-        assert made.members() == ["a", "b"]
+        assert "a" in made.members()
         await skip(0.02)
         await coordinator.expire()
         assert made.members() == []
