@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from memq.errors import InvalidRequestError, InvalidSettingError, UnreachableError
+from memq.limits import DELAY_MS_MAX
 from memq.runtime.network import Address, parse_address
 from memq.settings import DEFAULTS, RULES, Settings, Value, environment_settings, parse_time_ms, parse_unix_ms
 from memq.topic import Position
@@ -206,22 +207,37 @@ def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:
     raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint)
 
 
-def delay_of(deliver_at: str | None, deliver_after: str | None) -> dict[str, Any]:
+def delay_of(deliver_at: str | None, deliver_after: str | None, now_ms: int) -> dict[str, Any]:
     """Return the arguments of `Producer.send` for the options of a delay.
 
-    Raises: InvalidSettingError for a time that can't be read.
+    Raises: InvalidSettingError for a time that can't be read, or is not allowed.
     """
     if deliver_at is not None and deliver_after is not None:
         raise click.UsageError("--deliver-at and --deliver-after exclude each other")
     if deliver_at is not None:
-        return {"deliver_at": _parse_time(deliver_at.removeprefix("@"), 0, "write YYYY-MM-DDTHH:MM:SSZ, or Unix ms")}
+        at = _parse_time(deliver_at.removeprefix("@"), 0, "write --deliver-at YYYY-MM-DDTHH:MM:SSZ, or Unix ms")
+        _check_delay("--deliver-at", deliver_at, (at - _moment(now_ms)) // datetime.timedelta(milliseconds=1))
+        return {"deliver_at": at}
     if deliver_after is None:
         return {}
-    after_ms = parse_time_ms(deliver_after.removeprefix("-"))
-    if after_ms is None:
-        raise InvalidSettingError(f"bad delay '{deliver_after[:60]}'", hint="write 250ms, 30s, 5m, 2h or 7d")
-    sign = -1 if deliver_after.startswith("-") else 1
-    return {"deliver_after": datetime.timedelta(milliseconds=sign * after_ms)}
+    after_ms = milliseconds_of("--deliver-after", deliver_after)
+    _check_delay("--deliver-after", deliver_after, after_ms)
+    return {"deliver_after": datetime.timedelta(milliseconds=after_ms)}
+
+
+def milliseconds_of(option: str, text: str) -> int:
+    """Return the value of an option that is a length of time. Raises: InvalidSettingError."""
+    found = parse_time_ms(text.strip())
+    if found is None:
+        what = "is negative" if parse_time_ms(text.strip().removeprefix("-")) is not None else "is not a time"
+        raise InvalidSettingError(f"{option} {text[:60]!a} {what}", hint="write it with a unit: 250ms, 30s, 5m, 2h")
+    return found
+
+
+def _check_delay(option: str, text: str, delay_ms: int) -> None:
+    if delay_ms > DELAY_MS_MAX:
+        days = DELAY_MS_MAX // 86_400_000
+        raise InvalidSettingError(f"{option} {text[:60]!a} is over the limit of {days} days", hint="write less")
 
 
 def _moment(time_ms: int) -> datetime.datetime:

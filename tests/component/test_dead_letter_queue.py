@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 import memq
+from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.listener.dead_letter_queue import waiting_letters
-from memq.client.listener.side_records import LetterNote, OriginalRecord, RetryNote, letter_headers, read_retry
+from memq.client.listener.side_records import (
+    LetterNote,
+    OriginalRecord,
+    RetryNote,
+    letter_headers,
+    read_retry,
+    side_settings,
+)
 from memq.client.listener.side_topics import SideTopics
 from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, NotFoundError, StoreError
@@ -24,8 +32,8 @@ from tests.component.live_reports import ReceivedReports
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
-        cluster.create_topic("billing.dead-letters")
-        cluster.create_topic("billing.retry", partitions=8)
+        for name, partitions in (("billing.dead-letters", 1), ("billing.retry", 8)):
+            cluster.create_topic(name, partitions=partitions, settings=side_settings(name))
         yield cluster
 
 
@@ -66,6 +74,24 @@ def test_letters_go_back_into_a_retry_topic_with_its_settings(cluster: Cluster) 
             assert queue.redrive() == 1
         made = admin.topic("billing.retry").topic
     assert (len(made.partitions), made.settings.retention_groups) == (8, "billing.retry")
+
+
+def test_a_record_that_is_no_letter_hides_no_letters(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    letter(cluster, "0")
+    with memq.Producer(cluster.address, audit=False) as producer:
+        producer.send("billing.dead-letters", "of a user").result(10)
+    letter(cluster, "1")
+    stranger = cluster.records("billing.dead-letters")[1].position
+    with memq.DeadLetterQueue(cluster.address, "billing") as queue:
+        assert (waiting(queue), queue.strangers) == (["0", "1"], [stranger])
+        assert [each.value for each in queue.letters(1)] == [b"0"]
+        assert main(["dlq", "list", "billing", "-b", cluster.address]) == 0
+        said = capsys.readouterr()
+        assert said.out.count("no 0") == said.out.count("no 1") == 1
+        assert said.err == f"memq: 1 record passed over, since not a dead letter: {stranger}\n"
+        assert (queue.redrive(), queue.strangers) == (2, [stranger])
+        assert (waiting(queue), queue.strangers) == ([], [])
+    assert [record.value for record in cluster.records("billing.retry")] == [b"0", b"1"]
 
 
 def test_letters_are_sent_back_oldest_first_each_once(cluster: Cluster) -> None:
@@ -207,5 +233,6 @@ def test_mistakes_are_named(cluster: Cluster) -> None:
         memq.DeadLetterQueue(cluster.address, "_memq")
     with memq.Producer(cluster.address, audit=False) as producer:
         producer.send("billing.dead-letters", "not of memq")
+    stranger = cluster.records("billing.dead-letters")[-1].position
     with memq.DeadLetterQueue(cluster.address, "billing") as queue, pytest.raises(InvalidRequestError, match="no dead"):
-        queue.letters()
+        queue.letter(stranger)

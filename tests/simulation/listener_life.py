@@ -79,6 +79,7 @@ class ListenerLife(TopicChurn):
     async def _make_side(self, admin: AsyncAdmin, name: str, partitions: int) -> None:
         """Make a topic as listeners do, with the times of this run."""
         settings = msgspec.structs.asdict(self._cluster.shape.settings) | {"retention_ms": 0, "retention_bytes": 0}
+        settings |= {"retention_groups": name, "retention_groups_ms_max": WAITS_MS}
         while True:
             try:
                 made = await admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=True)

@@ -14,6 +14,7 @@ from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import DELAY_MS_MAX
 
 NOW_MS = 1_700_000_000_000
+YEAR_2029_MS = 1_870_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -67,14 +68,17 @@ def test_a_delay_of_another_type_is_refused(value: Any) -> None:
 
 
 def test_options_of_a_delay_become_arguments_of_send() -> None:
-    assert delay_of(None, None) == {}
-    assert delay_of(None, "5m") == {"deliver_after": timedelta(minutes=5)}
-    assert delay_of(None, "-250ms") == {"deliver_after": timedelta(milliseconds=-250)}
+    assert delay_of(None, None, NOW_MS) == {}
+    assert delay_of(None, "5m", NOW_MS) == {"deliver_after": timedelta(minutes=5)}
     at = {"deliver_at": datetime(2030, 1, 31, 8, tzinfo=UTC)}
-    assert delay_of("2030-01-31T08:00:00Z", None) == delay_of("@1896076800000", None) == at
-    with pytest.raises(InvalidSettingError, match="bad delay '5'"):
-        delay_of(None, "5")
-    with pytest.raises(InvalidSettingError, match="bad time '@tomorrow'"):
-        delay_of("tomorrow", None)
+    assert delay_of("2030-01-31T08:00:00Z", None, YEAR_2029_MS) == delay_of("@1896076800000", None, YEAR_2029_MS) == at
+    for delay, text in (("5", "is not a time"), ("-250ms", "is negative"), ("367d", "is over the limit of 366 days")):
+        with pytest.raises(InvalidSettingError, match=f"--deliver-after '{delay}' {text}"):
+            delay_of(None, delay, NOW_MS)
+    with pytest.raises(InvalidSettingError, match="--deliver-at '2030-01-31T08:00:00Z' is over the limit"):
+        delay_of("2030-01-31T08:00:00Z", None, YEAR_2029_MS - 86_400_000 * 366)
+    with pytest.raises(InvalidSettingError, match="bad time '@tomorrow'") as caught:
+        delay_of("tomorrow", None, NOW_MS)
+    assert "--deliver-at" in caught.value.hint
     with pytest.raises(click.UsageError):
-        delay_of("2030-01-31", "5m")
+        delay_of("2030-01-31", "5m", NOW_MS)

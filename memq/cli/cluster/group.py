@@ -18,10 +18,11 @@ from memq.cli.output import (
     print_ready,
     print_table,
 )
-from memq.client.admin import Admin
+from memq.client.admin import Admin, AsyncAdmin
 from memq.client.group_admin import GroupDescription
 from memq.client.group_migration import GroupMigration, migrate_groups
-from memq.errors import NotFoundError
+from memq.client.listener.side_topics import delete_side_topics
+from memq.errors import AlreadyExistsError, InvalidNameError, NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
 
@@ -100,15 +101,48 @@ def reset(
 
 @group.command()
 @click.argument("name")
+@click.option("--with-topics", is_flag=True, help="Also its retry topic and its dead-letter topic, with all records.")
 @yes_option
 @broker_options
-def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Delete a group without members, with its positions. On a terminal it asks first."""
+def delete(
+    name: str, with_topics: bool, yes: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Delete a group without members, with its positions. On a terminal it asks first.
+
+    The topics that listeners have made for it, NAME.retry and NAME.dead-letters, stay without --with-topics.
+    """
     if not yes:
-        confirm(f"delete group {name} with its positions?")
-    with Admin(brokers_of(config, profile, flags)) as admin:
-        admin.delete_group(name)
-    print_message(f"group {name} is deleted")
+        more = ", its retries and its dead letters" if with_topics else ""
+        confirm(f"delete group {name} with its positions{more}?")
+    asyncio.run(_delete(brokers_of(config, profile, flags), name, with_topics=with_topics))
+
+
+async def _delete(brokers: str, name: str, *, with_topics: bool) -> None:
+    async with AsyncAdmin(brokers) as admin:
+        own = await _own_topics(admin, name, refuse=with_topics)
+        try:
+            await admin.delete_group(name)
+            print_message(f"group {name} is deleted")
+        except NotFoundError:
+            if not (with_topics and own):  # a call that was interrupted has deleted the group
+                raise
+        if with_topics:
+            for topic in await delete_side_topics(admin, name):
+                print_message(f"topic {topic} is deleted")
+        elif own:
+            print_message(f"topics of the group stay: {', '.join(own)} (memq group delete {name} --with-topics)")
+
+
+async def _own_topics(admin: AsyncAdmin, name: str, *, refuse: bool) -> list[str]:
+    """Return the topics that listeners have made for a group. Raises: AlreadyExistsError with `refuse`."""
+    try:
+        return await delete_side_topics(admin, name, dry_run=True)
+    except InvalidNameError:  # too long for such topics, or a group of memq's own
+        return []
+    except AlreadyExistsError:
+        if refuse:
+            raise
+        return []
 
 
 @group.command(short_help="Move groups of an earlier release from the queue to state logs.")

@@ -17,6 +17,7 @@ from memq.settings import Value
 
 HEADS = ("position", "topic", "origin", "state", "attempts", "at", "key", "cause")
 CAUSE_CHARS = 80  # in a table
+STRANGERS_SHOWN = 5
 
 
 @click.group()
@@ -43,11 +44,20 @@ def list_letters(
         return
     with DeadLetterQueue(brokers, group) as queue:
         letters = queue.letters(count)
+        _tell_strangers(queue)
     if as_json:
         for letter in letters:
             click.echo(_json_line(letter))
         return
     print_table(HEADS, [_row(letter) for letter in letters])
+
+
+def _tell_strangers(queue: DeadLetterQueue) -> None:
+    """Say where records lie that are no letters. Only memq is to write to the topic."""
+    if found := queue.strangers:
+        more = ", …" if len(found) > STRANGERS_SHOWN else ""
+        places = ", ".join(map(str, found[:STRANGERS_SHOWN]))
+        print_message(f"memq: {count_text(len(found), 'record')} passed over, since not a dead letter: {places}{more}")
 
 
 async def _waiting(brokers: str) -> dict[str, int]:
@@ -145,6 +155,7 @@ def redrive(group: str, count: int | None, config: str | None, profile: str | No
     """
     with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
         sent = queue.redrive(count)
+        _tell_strangers(queue)
     print_message(f"{count_text(sent, 'letter')} sent back")
 
 

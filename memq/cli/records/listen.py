@@ -14,20 +14,21 @@ from contextlib import suppress
 import click
 
 from memq.cli.commands import INTERRUPTED
-from memq.cli.options import s3_values, setting_options, settings_of
+from memq.cli.options import milliseconds_of, s3_values, setting_options, settings_of
 from memq.cli.output import print_message
-from memq.client.listener.answers import DeadLetter, Message, Park, Retry
+from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, Message, Park, Retry
 from memq.client.listener.core import ListenerStats
 from memq.client.listener.listener import AsyncListener
-from memq.client.listener.settings import CONCURRENCY_MAX, RETRY_DELAYS_S, WhenFailing
-from memq.errors import InvalidRequestError
-from memq.settings import Value, parse_time_ms
+from memq.client.listener.settings import CONCURRENCY_MAX, DELAYS_MAX, RETRY_DELAYS_S, WhenFailing
+from memq.errors import InvalidSettingError
+from memq.settings import Value
 
 DEAD, TEMPORARY, PARKED = 65, 75, 79  # exit codes of a program; the first two are those of sysexits.h
 VARIABLE_BYTES_MAX = 64 << 10  # of a variable of the environment; Linux allows 128 KiB
 TAIL_BYTES = 4_096  # of stderr, in which the last line is searched
 STDERR_S = 1.0  # a process that the program left behind may hold its stderr open
 CHUNK_BYTES = 64 << 10
+DAY_S = 86_400
 
 
 @click.command()
@@ -83,11 +84,15 @@ def listen(
     the answer. 0: done; 75: retry; 65: dead letter; 79: park; any other code, or a signal: failed, so it is retried.
     The last line of its stderr is the reason. Ctrl-C lets running programs finish.
     """
+    if when_failing != "dead-letter" and not ordered:
+        raise click.UsageError(f"--when-failing {when_failing} needs --ordered")
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"no program '{command[0]}' in PATH")
     found = settings_of(config, profile, **flags)
     settings = found.client()
     limit_s = None if timeout is None else _seconds("--timeout", timeout)
+    if limit_s == 0:
+        raise InvalidSettingError(f"--timeout {timeout!a} leaves a program no time", hint="write more, as 30s")
     programs = Programs(command, group, limit_s)
     listener = AsyncListener(
         settings.brokers,
@@ -240,17 +245,20 @@ def _fits(value: str | bytes) -> bool:
 
 
 def _delays(text: str) -> list[float]:
-    return [_seconds("--delays", part) for part in text.split(",") if part.strip()]
+    """Return the delays of `--delays`. Raises: InvalidSettingError."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if len(parts) > DELAYS_MAX:
+        raise InvalidSettingError(f"--delays has {len(parts)} times, {DELAYS_MAX} are allowed", hint="write fewer")
+    return [_seconds("--delays", part, AFTER_S_MAX) for part in parts]
 
 
-def _seconds(option: str, text: str) -> float:
-    """Return a time with its unit in seconds. Raises: InvalidRequestError."""
-    found = parse_time_ms(text.strip())
-    if found is None:
-        raise InvalidRequestError(
-            f"{option} = {text[:60]!a} is not a time", hint="write it with a unit: 500ms, 30s, 2h"
-        )
-    return found / 1000
+def _seconds(option: str, text: str, most_s: float = DAY_S) -> float:
+    """Return a time with its unit in seconds. Raises: InvalidSettingError."""
+    found = milliseconds_of(option, text) / 1000
+    if found > most_s:
+        what = f"{option} {text.strip()[:60]!a} is over the limit of {most_s / DAY_S:g} days"
+        raise InvalidSettingError(what, hint="write less")
+    return found
 
 
 def _summary(stats: ListenerStats) -> str:

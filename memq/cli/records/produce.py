@@ -75,9 +75,9 @@ def produce(
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     given = (_encode(key) or None) if null else _encode(key)
-    delay = delay_of(deliver_at, deliver_after)
-    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null, delay)
     clock = SystemClock()
+    delay = delay_of(deliver_at, deliver_after, clock.wall_ms())
+    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null, delay)
     started = clock.monotonic()
     counts = SentCount()
     with ExitStack() as stack:

@@ -137,12 +137,16 @@ class ListenerCore:
                 await self._begin()
 
     async def _begin(self) -> None:
-        """Start the consumers, then all else. After an error, the next call continues."""
-        await self._side.make()
+        """Start the consumers, then all else. After an error, the next call continues.
+
+        The first consumer finds out whether the topics exist: without them, the group gets no topics of its own.
+        """
         if not self._sources:
             self._open_sources()
-        for source in self._sources:
-            await source.consumer.start()
+        reads, retries = self._sources
+        await reads.consumer.start()
+        await self._side.make()
+        await retries.consumer.start()
         self._started = True
         for source in self._sources:
             self._tasks.start(self._read(source), "listener reads")

@@ -64,7 +64,10 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
-    """The dead letters of one group, on the caller's event loop. Errors as of `memq.DeadLetterQueue`."""
+    """The dead letters of one group, on the caller's event loop. Errors as of `memq.DeadLetterQueue`.
+
+    `strangers`: where the last call of `letters` or `redrive` passed over records that are no letters.
+    """
 
     @public_name("DeadLetterQueue")
     def __init__(
@@ -76,6 +79,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         runtime: Runtime | None = None,
     ) -> None:
         self.group = group
+        self.strangers: list[Position] = []
         self._topic = letters_topic(group)
         self._runtime = runtime_of(runtime)
         addresses = bootstrap_addresses(brokers)
@@ -92,9 +96,10 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         """Return the waiting letters, oldest first, at most `limit`."""
         check_number("limit", limit, 1, 1 << 40, int)
         found: list[Letter] = []
+        self.strangers = []
         async for batch in self._waiting():
             for record in batch:
-                found.append(letter_of(record))
+                found += self._letters_in(record)
                 if len(found) == limit:
                     return found
         return found
@@ -129,9 +134,11 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         the retry topic, so other groups see nothing. If the call is killed or raises, call it again: letters that it
         has sent and not committed are sent twice.
 
-        Letters whose value is left out can't be sent: they move to the end of the waiting ones.
+        Letters whose value is left out can't be sent: they move to the end of the waiting ones. Records that are no
+        letters are passed over, and wait no more.
         """
         await self._check()
+        self.strangers = []
         await self._side.make()  # the retry topic may have been deleted: one that a send makes lacks its settings
         return await self._handle(count, self._send_back)
 
@@ -207,10 +214,17 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
                 await consumer.commit(batch)
         return handled
 
+    def _letters_in(self, record: Record) -> list[Letter]:
+        """Return a record as a letter; nothing for one that is none, so that it does not hide the others."""
+        try:
+            return [letter_of(record)]
+        except InvalidRequestError:
+            self.strangers.append(record.position)
+            return []
+
     async def _send_back(self, batch: Batch) -> int:
         sent = []
-        for record in batch:
-            letter = letter_of(record)
+        for letter in (letter for record in batch for letter in self._letters_in(record)):
             origin = OriginalRecord(letter.topic, letter.origin, letter.timestamp_ms)
             if letter.cut:
                 note = LetterNote(origin, letter.state, letter.attempts, letter.dead_ms, letter.cause, cut=True)
@@ -242,6 +256,11 @@ class DeadLetterQueue(KafkaHints, BlockingClient):
         self._core = AsyncDeadLetterQueue(brokers, group, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
         self._background = Background("dead letter queue", self._core)
         self._closed = False
+
+    @property
+    def strangers(self) -> list[Position]:
+        """Where the last call of `letters` or `redrive` passed over records that are no letters."""
+        return self._core.strangers
 
     def letters(self, limit: int = LETTERS_MAX) -> list[Letter]:
         """Return the waiting letters, oldest first, at most `limit`."""

@@ -21,7 +21,14 @@ from memq.client.listener.side_records import (
 )
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import MemqError, OutcomeUnknownError, RetryableError, TooLargeError
+from memq.errors import (
+    AlreadyExistsError,
+    MemqError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+    TooLargeError,
+)
 from memq.format.blocks.columns import RecordHeaders
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -32,6 +39,39 @@ from memq.topic import Position, Topic
 _RETRY_S_BASE = 0.1
 _RETRY_S_MAX = 5.0
 _CLOSE_S = 5.0
+
+
+def check_side_topic(topic: Topic) -> None:
+    """Raises: AlreadyExistsError when a topic is not its group's, but that of a user with the same name.
+
+    Listeners make their topics with a setting that names the reader group. No other topic has a use for it.
+    """
+    if topic.name not in topic.settings.waits_for:
+        raise AlreadyExistsError(
+            f"topic '{topic.name}' exists, and no listener has made it",
+            hint="choose another group, whose topics are not there; if the topic is the group's, "
+            f"memq topic alter {topic.name} --set retention_groups={topic.name} --set retention_groups_ms_max=366d",
+        )
+
+
+async def delete_side_topics(admin: AsyncAdmin, group: str, *, dry_run: bool = False) -> list[str]:
+    """Delete the two topics of a group, with their reader groups, and return their names.
+
+    Raises: AlreadyExistsError, before anything is deleted, for a topic that is not the group's; InvalidRequestError for
+    reader groups with members; as `AsyncAdmin.delete_topic`.
+    """
+    found = list[str]()
+    for name in (retry_topic(group), letters_topic(group)):
+        with suppress(NotFoundError):
+            check_side_topic((await admin.topic(name)).topic)
+            found.append(name)
+    if not dry_run:
+        for name in found:
+            with suppress(NotFoundError):
+                await admin.delete_group(name)
+            with suppress(NotFoundError):
+                await admin.delete_topic(name)
+    return found
 
 
 class SideTopics:
@@ -59,13 +99,19 @@ class SideTopics:
         self._producer: AsyncProducer | None = None
 
     async def make(self) -> None:
-        """Create the topics if they do not exist. Raises: as `AsyncAdmin.create_topic`."""
+        """Create the topics if they do not exist.
+
+        Raises: AlreadyExistsError for a topic of such a name that is not the group's; as `AsyncAdmin.create_topic`.
+        """
         made = await self._make(self.retry, LANES)
         self._lanes = len(made.taking)
         await self._make(self.letters, 1)
 
     async def _make(self, name: str, partitions: int) -> Topic:
-        return await self._admin.create_topic(name, partitions=partitions, settings=side_settings(name), exist_ok=True)
+        settings = side_settings(name)
+        topic = await self._admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=True)
+        check_side_topic(topic)
+        return topic
 
     async def send_retry(
         self, note: RetryNote, value: bytes | None, key: bytes | None, headers: RecordHeaders, tag: str | None
