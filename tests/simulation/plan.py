@@ -63,6 +63,7 @@ ASPECTS = (
     "waiting",  # retention waits for groups
     "retry",  # listeners, whose handlers fail
     "transaction",
+    "idle",  # topics that expire
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -550,11 +551,12 @@ def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
     return replace(plan, faults=faults, producers=(*plan.producers, kind), constants={**plan.constants, **small})
 
 
-def _with_listeners(plan: Plan, _level: str, _draw: random.Random) -> Plan:
-    """Add a process that runs listeners on a topic; not where logs are cut, which takes their retries."""
+def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:
+    """Add a process with topics of its own; not where logs are cut, which takes retries, and records of idle topics."""
     if plan.faults.chaos.log_cut_every_s:
         return plan
-    return replace(plan, producers=(*plan.producers, "listen"))
+    often = {"memq.broker.upkeep.idle_topics:ROUND_S": 1.0}
+    return replace(plan, producers=(*plan.producers, kind), constants={**plan.constants, **often})
 
 
 _CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
@@ -589,5 +591,6 @@ _CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "transaction": partial(_with_held, kind="transaction"),
     "broadcast": _with_broadcast,
     "waiting": _with_waiting_retention,
-    "retry": _with_listeners,
+    "retry": partial(_with_topics, kind="listen"),
+    "idle": partial(_with_topics, kind="idle"),
 }

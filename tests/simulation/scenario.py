@@ -38,6 +38,7 @@ from tests.simulation.delay_rules import DelayRules
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
+from tests.simulation.idle_life import IDLE, IdleLife
 from tests.simulation.listener_life import LISTENED, MEMBERS, ListenerLife
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
@@ -76,7 +77,12 @@ FORGET_S = 120.0  # for a round that begins again whenever a log is opened
 COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 POLL_S = 0.02  # interval between checks whether the run has ended
-CHURNED = 4  # topics that one life of a process makes and deletes
+LIVES: dict[str, tuple[type[TopicChurn], int]] = {  # processes with topics of their own, and how many of one life
+    "churn": (TopicChurn, 4),
+    "seal": (SealedLife, SEALED),
+    "listen": (ListenerLife, LISTENED),
+    "idle": (IdleLife, IDLE),
+}
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
 
@@ -412,13 +418,10 @@ class Scenario:
             "named": self._named_main,
             "staged": self._staged_main,
             "direct": self._direct_main,
-            "churn": self._churn_main,
             "operator": self._operator_main,
-            "seal": self._seal_main,
             "delay": self._delay_main,
             "transaction": self._transaction_main,
-            "listen": self._listen_main,
-        }.get(kind, self._product_main)
+        }.get(kind, partial(self._topics_main, kind=kind) if kind in LIVES else self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
@@ -484,16 +487,9 @@ class Scenario:
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
-    async def _churn_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        await TopicChurn(node, runtime, self.cluster, self._lives[node.name]).run(CHURNED)
-        self.done[node.name] = True
-
-    async def _seal_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        await SealedLife(node, runtime, self.cluster, self._lives[node.name]).run(SEALED)
-        self.done[node.name] = True
-
-    async def _listen_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-        await ListenerLife(node, runtime, self.cluster, self._lives[node.name]).run(LISTENED)
+    async def _topics_main(self, node: SimNode, runtime: Runtime, _doors: Doors, kind: str) -> None:
+        life, topics = LIVES[kind]
+        await life(node, runtime, self.cluster, self._lives[node.name]).run(topics)
         self.done[node.name] = True
 
     async def _operator_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:

@@ -52,6 +52,14 @@ TOPIC_BUGS = (
         aspects=("seal",),
     ),
     Planted(
+        "an idle topic is deleted though it had records since the last check",
+        "memq.broker.upkeep.idle_topics",
+        "IdleTopics._judge",
+        swap("mark == IN_USE or mark != topic.idle_mark", "mark == IN_USE or not topic.idle_mark"),
+        level="calm",
+        aspects=("idle",),
+    ),
+    Planted(
         "retention does not wait for a group",
         "memq.broker.upkeep.retention",
         "expired",

@@ -25,7 +25,7 @@ from memq.format.pointer import Pointer, read_pointer
 from memq.groups import GroupState
 from memq.topic import AUDIT_GROUP, ReadPartition, Topic, is_internal, read_partitions
 
-ROUND_S = 30.0
+ROUND_S = 30.0  # at most; retention that runs more often checks idle topics as often
 LOOK_BACK = 64  # entries at the end of a log, with the last totals of its write partitions
 READ_BYTES = 1 << 20
 NOTES_PER_TIME = 4  # marks of an active topic that are stored in the time of its setting
@@ -42,7 +42,7 @@ class IdleTopics:
     async def run(self, governs: Callable[[], bool]) -> None:
         """Check all topics again and again, until cancelled."""
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(min(ROUND_S, self._services.settings.retention_interval_ms / 1000))
             if governs():
                 await self.check(self._services.deletion_clock.wall_ms())
 
