@@ -168,6 +168,31 @@ def test_a_restore_finds_the_holds_that_are_younger_than_the_snapshot() -> None:
     in_bucket(work)
 
 
+def test_a_restore_finds_the_holds_of_a_state_log_without_a_snapshot() -> None:
+    async def work(bucket: Bucket) -> None:
+        await bucket.held(1, 2)
+        await bucket.held(3)
+        await bucket.landed(2)
+        restorer = StateLogRestorer(CLUSTER, bucket.store, bucket.queue, bucket.clock)
+        report = await restorer.restore(bucket.state, {}, {}, (CLICKS,))
+        assert (report.restored, report.intact, report.findings) == (1, 0, []), "the other log has no holds"
+        first, other = read_partitions(bucket.state)
+        machines, reading = ServiceMachines(), await read_state_log(bucket.queue, first)
+        assert reading.scan.snapshot is not None
+        reading.scan.fold(machines.by_name, await SnapshotStore(bucket.store).get(reading.scan.snapshot))
+        assert producers(machines.holds) == [1, 3]
+        assert machines.holds.state_of(bucket.ids[2]) is HoldState.RELEASED
+        assert (await read_state_log(bucket.queue, other)).empty
+
+        damaged = held_object_key(CLUSTER, 77, bucket.clock.wall_ms())
+        await bucket.put_bytes(damaged, b"damaged")
+        again = await restorer.restore(bucket.state, {}, {}, (CLICKS,))
+        assert (again.restored, again.intact) == (0, 1)
+        assert [name for name, _ in again.findings] == [f"object '{damaged}'"]
+
+    in_bucket(work)
+
+
 def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
     async def work(bucket: Bucket) -> None:
         await bucket.held(1)  # cancelled long ago: the snapshot has forgotten it

@@ -59,8 +59,7 @@ class RestoredHolds:
         for key, lanes in (await self._objects(since_ms, findings)).items():
             young = tuple(
                 HeldLane(lane.target, "", blocks)
-                for lane in lanes
-                if not lane.lane and lane.target.topic_id in self._topics and self._is_in(log, lane.target, states)
+                for lane in self._lanes_of(log, states, lanes)
                 if (blocks := tuple(block for block in lane.blocks if holds.state_of(block.id) is None))
             )
             if young:
@@ -68,6 +67,21 @@ class RestoredHolds:
         late = await self._due_in_runs(holds, findings)
         holds.end_released(await self._in_logs(_wanted(holds, late)), late, self._now_ms)
         return findings
+
+    async def any_of(self, log: ReadPartition, states: Topic, findings: Findings) -> bool:
+        """Whether some object has delayed records of a state log; new findings are objects that can't be read."""
+        unread: Findings = []
+        found = any(self._lanes_of(log, states, lanes) for lanes in (await self._objects(0, unread)).values())
+        findings += [each for each in unread if each not in findings]
+        return found
+
+    def _lanes_of(self, log: ReadPartition, states: Topic, lanes: Iterable[HeldLane]) -> list[HeldLane]:
+        """Return the lanes with delayed records of a state log, for topics that exist."""
+        return [
+            lane
+            for lane in lanes
+            if not lane.lane and lane.target.topic_id in self._topics and self._is_in(log, lane.target, states)
+        ]
 
     def _is_in(self, log: ReadPartition, target: Target, states: Topic) -> bool:
         """Whether a state log has the holds of a target."""

@@ -40,6 +40,7 @@ from memq.topic import Committed, Position, ReadPartition, Topic, read_partition
 from memq.transactions.machine import ServiceMachines
 
 OWNER = "memq restore"
+EMPTY = SavedState(0, 0, 0, {})
 GENERATION_GAP = 1_000_000  # more generations than a group makes between two snapshots
 Moved = dict[str, dict[ReadPartition, Committed]]  # new positions by group
 
@@ -115,10 +116,11 @@ class StateLogRestorer:
             return
         found = await self._snapshots.last(state_prefix(self._cluster, log.topic, log.topic_id, log.partition))
         result.findings += found.faults
-        if found.saved is None:
+        if found.saved is None and (found.faults or not await self._held.any_of(log, topic, result.findings)):
             return  # its first owner makes the log
+        saved = found.saved or EMPTY  # a log younger than its first snapshot: the objects say what was held
         machine = GroupMachine()
-        machine.restore(found.saved.machines.get(GROUPS_MACHINE, GroupMachine().snapshot()))
+        machine.restore(saved.machines.get(GROUPS_MACHINE, GroupMachine().snapshot()))
         groups = await self._moved(machine)
         packed = {name: pack_positions(positions) for name, positions in groups.items()}
         machine.apply(encode_decision(RestoredDecision(packed, GENERATION_GAP, all=True)))
@@ -135,10 +137,10 @@ class StateLogRestorer:
         span = await valid_span(self._queue, log)
         above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
         holds = HoldMachine()
-        holds.restore(found.saved.machines.get(HOLDS_MACHINE, holds.snapshot()))
+        holds.restore(saved.machines.get(HOLDS_MACHINE, holds.snapshot()))
         result.findings += await self._held.complete(holds, log, topic, found.stored_ms)
         holds.renew(above)  # targets know numbers that were given after the snapshot
-        states = {**found.saved.machines, GROUPS_MACHINE: machine.snapshot(), HOLDS_MACHINE: holds.snapshot()}
+        states = {**saved.machines, GROUPS_MACHINE: machine.snapshot(), HOLDS_MACHINE: holds.snapshot()}
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
