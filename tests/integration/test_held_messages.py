@@ -9,13 +9,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import boto3
 from confluent_kafka.admin import AdminClient
 
 import memq
 from memq.broker.service_hosts import STATE_PARTITIONS
 from memq.runtime.clock import SystemClock
 from memq.topic import STATE_TOPIC
+from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server, Server
 from tests.component.order_program import MOMENTS
 from tests.integration.test_topic_history import owner_of, values, wait_until
@@ -104,6 +107,7 @@ def test_brokers_bring_what_they_held_over_kills_and_a_lost_kafka(
             broker.start()
         wait_until(lambda: {*soon.numbers} <= delivered(brokers, far, late, soon), "records that are due")
         assert waiting(brokers) >= COUNT
+        assert any("/runs/" in key for key in keys(reads_s3, tmp_path.name)), "delayed records are in runs"
 
         for broker in brokers:
             broker.kill()
@@ -120,6 +124,14 @@ def test_brokers_bring_what_they_held_over_kills_and_a_lost_kafka(
         assert delivered(brokers, far, late, soon) == {*late.numbers, *soon.numbers}
         assert waiting(brokers) == COUNT - 1
         assert sorted(values_of_orders(brokers)) == ["2.0", "2.1", "2.2"]
+
+
+def keys(s3: S3Server, folder: str) -> list[str]:
+    """Return the keys of a cluster's state logs in the store."""
+    client = boto3.client("s3", endpoint_url=s3.endpoint, region_name=s3.region)
+    listed: list[Any] = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{folder}/memq/state/").get("Contents", [])
+    client.close()
+    return [str(entry["Key"]) for entry in listed]
 
 
 def waiting(brokers: list[BrokerProcess]) -> int:

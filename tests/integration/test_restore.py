@@ -6,15 +6,27 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import memq
+from memq.format.state_log.entry import StateDecisions, StateSnapshot, decode_state_entry
+from memq.notification import Entry
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
+from memq.topic import STATE_TOPIC
 from tests.servers import DevServer
 
 TOPIC = "clicks"
 VALUES = [f"value {number}".encode() for number in range(3_000)]
+_QUICK = """
+import sys
+from memq.state_log import state_log
+state_log.SNAPSHOT_S = 1.0
+from memq.cli import main
+sys.exit(main())
+"""
 
 
 def restore(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -91,10 +103,65 @@ def test_one_lost_log_is_restored_into_the_queue_that_is_there(tmp_path: Path) -
     assert "move it away first" in restore(server.data).stderr
 
 
+class QuickServer(DevServer):
+    """A server with a snapshot of each state log soon after its first decision."""
+
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+        return ["-c", _QUICK, *super().command()[2:]]
+
+    def wait_for_snapshots(self) -> None:
+        """Wait until snapshots have all decisions of all state logs."""
+        pause = threading.Event()
+        while not asyncio.run(self._is_saved()):
+            pause.wait(0.2)
+
+    async def _is_saved(self) -> bool:
+        queue = SqliteQueue(self.data / "queue.sqlite", SystemClock())
+        try:
+            logs = await queue.partitions(STATE_TOPIC)
+            return all([is_saved(await queue.read(log, (await queue.span(log)).begin, 1 << 30)) for log in logs])
+        finally:
+            await queue.close()
+
+
+def is_saved(entries: Sequence[Entry]) -> bool:
+    """Whether the last snapshot that a state log names has all of its decisions."""
+    contents = [(entry.offset, decode_state_entry(entry.body).content) for entry in entries]
+    decided = max((at for at, each in contents if isinstance(each, StateDecisions) and each.decisions), default=-1)
+    return decided < max((each.offset for _, each in contents if isinstance(each, StateSnapshot)), default=0)
+
+
+def hold_and_commit(address: str) -> None:
+    """Let a group read a half, and delay a record for each partition."""
+    with memq.Consumer(address, [TOPIC], group="g", auto_commit=False) as consumer:
+        found = 0
+        while found < len(VALUES) // 2:
+            batch = consumer.poll(30)
+            assert batch is not None
+            consumer.commit(batch)
+            found += len(batch)
+    with memq.Producer(address) as producer:
+        for partition in (0, 1):
+            producer.send(TOPIC, b"later", partition=partition, deliver_after=3_600).result(30)
+
+
+def check_held_and_committed(address: str) -> None:
+    """The group goes on where it was, and the records are held."""
+    with memq.Admin(address) as admin:
+        assert sum(each.records for each in admin.delayed(TOPIC).values()) == 2
+        lags = [part.lag.records for part in admin.group("g").partitions]
+    assert 0 < sum(lags) <= len(VALUES) // 2
+    with memq.Consumer(address, [TOPIC], group="g", end="end") as consumer:
+        assert sum(len(batch) for batch in consumer) == sum(lags)
+
+
 def test_a_lost_queue_is_restored_and_continues(tmp_path: Path) -> None:
-    server = DevServer(tmp_path / "data")
+    server = QuickServer(tmp_path / "data")
     server.start()
     fill(server.address)
+    hold_and_commit(server.address)
+    server.wait_for_snapshots()
     assert server.stop() == 0
     whole = restore(server.data, "--json")
     assert whole.returncode == 0, whole.stderr
@@ -113,6 +180,7 @@ def test_a_lost_queue_is_restored_and_continues(tmp_path: Path) -> None:
     server.start()
     try:
         assert by_partition(read(server.address)) == expected()
+        check_held_and_committed(server.address)
         with memq.Producer(server.address) as producer:
             producer.send(TOPIC, b"after", partition=0).result(timeout=30)
         assert (0, b"after") in read(server.address)
