@@ -71,15 +71,23 @@ def check_connect_timeout(value: object) -> int:
 def check_number(name: str, value: object, low: float, high: float, kinds: type | UnionType = int | float) -> None:
     """Refuse what is no number, or out of bounds. Raises: InvalidSettingError."""
     if isinstance(value, bool) or not isinstance(value, kinds):
-        hint = "write a number, without a unit"
-        if isinstance(value, str):
-            from memq.settings import parse_size, parse_time_ms  # only a mistake needs it
-
-            meant = parse_size(value) if "bytes" in name else parse_time_ms(value)
-            hint = hint if meant is None else f"write {name}={meant}"
+        meant = _number_of(name, value) if isinstance(value, str) else ""
+        hint = f"write {meant} in place of {value!r}" if meant else "write a number, without a unit"
         raise InvalidSettingError(f"{name} = {value!r} is no number", hint=hint)
     if not low <= value <= high:  # type: ignore[operator]  # `kinds` has numbers only
         raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
+
+
+def _number_of(name: str, text: str) -> str:
+    """Return the number that a text with a unit means, in the unit of the argument; "" for another text."""
+    from memq.settings import parse_size, parse_time_ms  # only a mistake needs it
+
+    if "bytes" in name:
+        return str(parse_size(text) or "")
+    time_ms = parse_time_ms(text)
+    if time_ms is None or "_ms" in name:
+        return str(time_ms or "")
+    return f"{time_ms / 1_000:g}" if name.endswith("_s") or name == "after" else ""
 
 
 def check_client_id(value: str) -> str:

@@ -125,6 +125,17 @@ ANY: Any = memq  # without the types that would say the same
             InvalidRequestError,
             "end has no position of a, b, only of A",
         ),
+        (lambda: ANY.Consumer(HERE, "c", tags=["a", 1]), TypeError, "or a list of texts, not ['a', 1]"),
+        (
+            lambda: ANY.Producer(HERE, transactional_id="pay", name="n"),
+            InvalidSettingError,
+            "transactional_id = 'pay' together with name = 'n'",
+        ),
+        (
+            lambda: ANY.Producer(HERE, transactional_id="pay", acks=1),
+            InvalidSettingError,
+            "transactional_id = 'pay' together with acks = 1",
+        ),
         (lambda: Cluster(memory_bytes_max=1), InvalidSettingError, "memory_bytes_max = '1' from Cluster() is not with"),
         (lambda: Cluster(port="x"), InvalidSettingError, "port = 'x' from Cluster() can't be read"),
         (lambda: Cluster(prot=1), UnknownSettingError, "a broker has no setting 'prot'"),
@@ -143,8 +154,9 @@ def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Excep
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [
-        ({"linger_ms": "5ms"}, "write linger_ms=5"),
-        ({"pending_bytes_max": "64MiB"}, "write pending_bytes_max=67108864"),
+        ({"linger_ms": "5ms"}, "write 5 in place of '5ms'"),
+        ({"pending_bytes_max": "64MiB"}, "write 67108864 in place of '64MiB'"),
+        ({"pending_bytes_max": "5s"}, "write a number, without a unit"),
         ({"linger_ms": "soon"}, "write a number, without a unit"),
         ({"block_bytes": None}, "write a number, without a unit"),
     ],
@@ -153,6 +165,15 @@ def test_a_setting_with_a_unit_gets_the_number_that_is_meant(setting: dict[str, 
     with pytest.raises(InvalidSettingError) as refused:
         memq.Producer(HERE, **setting)
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ANY.Retry(after="5m"), lambda: ANY.Listener(HERE, "c", "g", print, retry_delays_s=["5m"])]
+)
+def test_a_delay_with_a_unit_gets_the_seconds_that_are_meant(make: Callable[[], Any]) -> None:
+    with pytest.raises(InvalidSettingError) as refused:
+        make()
+    assert refused.value.hint == "write 300 in place of '5m'"
 
 
 @pytest.mark.parametrize("face", [ANY, ANY.aio], ids=["memq", "memq.aio"])

@@ -118,7 +118,7 @@ def test_a_topic_has_owners_settings_and_columns_of_time(pages: Served) -> None:
         ("/api/search?topic=clicks&first_ms=-1", 400, "first_ms = '-1' is no number"),
         ("/api/search?topic=clicks&first_ms=9999999999999999", 400, "first_ms = 9999999999999999 is no time"),
         ("/api/search", 400, "name"),
-        ("/api/search?topic=clicks&tags=A%20|", 400, "tags has a single '|' at character 1"),
+        ("/api/search?topic=clicks&tags=A%20|", 400, "tags has a single '|' at character 3"),
         ("/api/search?topic=clicks&where=n%20>", 400, "where can't be read at its end"),
         ("/api/tail?topic=missing", 404, "does not exist"),
         ("/api/object?key=memq/none", 404, "no store of the cluster holds the object"),
@@ -296,7 +296,7 @@ def test_a_tail_with_a_malformed_filter_names_the_mistake(pages: Served) -> None
     with lines(pages.url, "/api/tail?topic=clicks&tags=A%20|") as stream:
         text = "\n".join(stream)
     assert "event: failed" in text
-    assert "tags has a single '|' at character 1" in text
+    assert "tags has a single '|' at character 3" in text
 
 
 def test_there_is_a_bound_on_streams(pages: Served) -> None:

@@ -113,6 +113,8 @@ def test_a_cancelled_record_never_comes_and_the_answer_is_exact() -> None:
             plain = await (await producer.send("clicks", b"plain"))
             with pytest.raises(InvalidRequestError, match="was not delayed"):
                 await producer.cancel(plain)
+            with pytest.raises(TypeError, match="delivery must be an AsyncDelivery or an Ack, not NoneType"):
+                await producer.cancel(None)  # type: ignore[arg-type]
             assert sorted(await stored(brokers), key=str) == [b"kept", b"plain"]
             async with AsyncAdmin(brokers[1].address) as admin:
                 assert await admin.delayed("clicks") == {}

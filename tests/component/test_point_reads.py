@@ -82,6 +82,7 @@ def test_a_record_that_retention_took_or_that_a_cut_lost_is_no_other_record() ->
                 await read(first)
             with pytest.raises(PositionExpiredError):
                 await admin.count("clicks", first, last)
+            assert await asyncio.to_thread(main, ["get", "clicks", str(first), "-b", broker.address]) == 3
             assert (await read(last)).value == b"2"
 
     run(work())

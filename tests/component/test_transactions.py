@@ -337,8 +337,10 @@ def test_a_wrong_use_of_transactions_is_a_typed_error() -> None:
                 await too_large(producer.transaction())
             consumer = AsyncConsumer(brokers[0].address, ["out"], group="g")
             async with consumer, producer.transaction() as transaction:
-                with pytest.raises(InvalidRequestError, match="can't move in a transaction"):
+                with pytest.raises(InvalidRequestError, match="the producer has no transaction_group"):
                     await transaction.commit_positions(consumer)
+                with pytest.raises(TypeError, match="consumer must be a memq"):
+                    await transaction.commit_positions(None)  # type: ignore[arg-type]
             assert await stored(brokers, "out", "other") == ["x"]
             async with AsyncProducer(brokers[0].address) as plain:
                 with pytest.raises(InvalidRequestError, match="has no transactions"):

@@ -124,6 +124,8 @@ def test_a_header_that_is_no_plain_decimal_number_is_unknown_next_to_one(text: s
         ("a = b = c", "at character 7, '= c'"),
         ("ä = 1", "at character 1, 'ä = 1'"),
         ("a; b", "at character 2, '; b'"),
+        ("a = 1;", "at character 6, ';'; expected is AND, OR, the end"),
+        ("(a = 1;", "at character 7, ';'; expected is ')', AND, OR:"),
     ],
 )
 def test_a_malformed_condition_is_refused_with_the_place_of_the_mistake(text: str, place: str) -> None:

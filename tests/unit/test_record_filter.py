@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 
@@ -353,9 +354,9 @@ def test_no_option_is_no_filter(tags: str | None, where: str | None) -> None:
         ("", "lacks a tag at character 1"),
         ("A ||", "lacks a tag at character 5"),
         ("A || || B", "lacks a tag at character 5"),
-        ("A | B", "has a single '|' at character 1"),
-        ("A || B | C", "has a single '|' at character 5"),
-        ("A || *", "has '\\*' with other tags, at character 5"),
+        ("A | B", "has a single '|' at character 3"),
+        ("A || B | C", "has a single '|' at character 8"),
+        ("A || *", "has '*' with other tags, at character 5"),
         ([], "is empty"),
         (["A", ""], "an empty tag"),
         ("A || \ud800", "not valid Unicode"),
@@ -365,7 +366,7 @@ def test_no_option_is_no_filter(tags: str | None, where: str | None) -> None:
     ],
 )
 def test_malformed_tags_are_refused(tags: str | list[str], text: str) -> None:
-    with pytest.raises(InvalidFilterError, match=text):
+    with pytest.raises(InvalidFilterError, match=re.escape(text)):
         filter_of(tags, None)
 
 

@@ -134,6 +134,8 @@ def count(
     Both are of one partition, written as `memq consume --json` prints them (0:17:3). Copies are counted, too.
     """
     positions = [parse_position(text) for text in (first, last)]
+    if positions[0].read_partition != positions[1].read_partition or positions[0].offset > positions[1].offset:
+        raise click.UsageError(f"{first} and {last} are not two positions of one partition, the lower one first")
     with Admin(brokers_of(config, profile, flags)) as admin:
         records = admin.count(name, *positions)
     if as_json:
@@ -181,7 +183,9 @@ def truncate(
     else:
         print_table(heads, rows)
         print_message(
-            "nothing was changed (--dry-run)" if dry_run else f"topic {name}: the next runs of retention do it"
+            "nothing was changed (--dry-run)"
+            if dry_run
+            else f"topic {name}: the next runs of retention remove these records"
         )
 
 

@@ -9,6 +9,7 @@ import click
 from memq.cli.options import json_option, parse_position, s3_values, setting_options, settings_of
 from memq.cli.records.consume import line_of_record
 from memq.client.consumer.consumer import read_record
+from memq.errors import NotFoundError, PositionExpiredError
 from memq.settings import Value
 
 
@@ -30,13 +31,16 @@ def get(
     """Print the record of TOPIC at POSITION, as an ack or `memq consume --json` names it (0:17:3).
 
     The output is the value and a line end; with -f or --json also other fields. Only the block of the record is
-    fetched. The exit code is 3 if no record is there, or if it is a copy of another one.
+    fetched. The exit code is 3 if no record is there, if it was removed, or if it is a copy of another one.
     """
     if as_json and form is not None:
         raise click.UsageError("--json and -f exclude each other")
     show = line_of_record(form, as_json=as_json)
     at = parse_position(position)
     found = settings_of(config, profile, **flags)
-    record = read_record(found.client().brokers, topic, at, s3=s3_values(found))
+    try:
+        record = read_record(found.client().brokers, topic, at, s3=s3_values(found))
+    except PositionExpiredError as error:
+        raise NotFoundError(str(error), hint="retention or memq topic truncate has removed it") from error
     sys.stdout.buffer.write(show(record, topic))
     sys.stdout.buffer.flush()

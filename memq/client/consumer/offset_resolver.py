@@ -132,8 +132,8 @@ class OffsetResolver:
         if reached > span.end:
             raise InvalidRequestError(
                 f"position {position} of topic '{partition.topic}' is after its end, "
-                f"{Position(partition.partition, span.end)}: the consumer would skip the next records",
-                hint="start at 'end' or at 'beginning'; reset a group that has this position with memq group reset",
+                f"{Position(partition.partition, span.end)}",
+                hint="give one up to the end, 'end' or 'beginning'; if it is stored for a group, use memq group reset",
             )
 
     async def check_continuity(self, partition: ReadPartition, continuity: LogContinuity) -> None:

@@ -117,7 +117,7 @@ class Condition:
         return self._test({name: value for name, value in headers if name in names}) is True
 
     def _parse(self, text: str) -> Test:
-        from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+        from lark.exceptions import UnexpectedInput, UnexpectedToken
 
         if len(text.encode(errors="replace")) > CONDITION_BYTES_MAX:
             raise InvalidFilterError(f"where has {len(text)} characters, {CONDITION_BYTES_MAX} bytes are allowed")
@@ -125,8 +125,8 @@ class Condition:
             tree = _parser().parse(text)
         except UnexpectedInput as error:
             ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
-            names = error.allowed if isinstance(error, UnexpectedCharacters) else getattr(error, "accepts", None)
-            raise _malformed(text, None if ended else error.pos_in_stream, names or ()) from None
+            at = len(text) if ended else error.pos_in_stream
+            raise _malformed(text, None if ended else at, _expected_after(text[:at])) from None
         return self._test_of(tree, 0)
 
     def _test_of(self, tree: Any, depth: int) -> Test:
@@ -175,6 +175,14 @@ def _parser() -> Any:
     from lark import Lark
 
     return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
+
+
+def _expected_after(text: str) -> set[str]:
+    """Return the names of the tokens that may follow the sound begin of a condition."""
+    parser = _parser().parse_interactive(text)
+    for _ in parser.iter_parse():
+        pass
+    return set(parser.accepts())
 
 
 def _malformed(text: str, at: int | None, names: Any) -> InvalidFilterError:

@@ -133,7 +133,7 @@ def _tags_of(tags: str | Sequence[str]) -> list[str]:
 def _listed(tags: Sequence[str]) -> list[str]:
     given: object = tags
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(tag, str) for tag in given):
-        raise TypeError(f"tags must be a text as 'A || B' or a list of texts, not {type(given).__name__}")
+        raise TypeError(f"tags must be a text as 'A || B' or a list of texts, not {str(given)[:60]}")
     return list(given)
 
 
@@ -142,9 +142,9 @@ def _parsed(text: str) -> list[str]:
     for part in text.split("||"):
         tag = part.strip()
         if not tag or "|" in tag:
-            what = "has a single '|'" if tag else "lacks a tag"
+            what, place = ("has a single '|'", at + part.index("|")) if tag else ("lacks a tag", at)
             raise InvalidFilterError(
-                f"tags {what} at character {at + 1}: {text[:200]}", hint="write tags='A', 'A || B', or '*' for all"
+                f"tags {what} at character {place + 1}: {text[:200]}", hint="write tags='A', 'A || B', or '*' for all"
             )
         if tag == "*":
             raise InvalidFilterError(f"tags has '*' with other tags, at character {at + 1}: {text[:200]}")

@@ -79,7 +79,7 @@ def due_ms_of(deliver_at: DeliverAt, deliver_after: DeliverAfter, now_ms: int) -
         delay_s = deliver_after.total_seconds() if isinstance(deliver_after, timedelta) else deliver_after
         _check_number("deliver_after", delay_s, "seconds or timedelta")
         if delay_s < 0:
-            raise InvalidRequestError(f"deliver_after = {delay_s:g} s is negative")
+            raise InvalidRequestError(f"deliver_after = {delay_s:g} s is negative", hint="give 0 or more seconds")
         due_ms = now_ms + math.ceil(delay_s * 1_000)
     elif isinstance(deliver_at, datetime):
         if deliver_at.tzinfo is None:
@@ -93,8 +93,9 @@ def due_ms_of(deliver_at: DeliverAt, deliver_after: DeliverAfter, now_ms: int) -
             text = f"deliver_at = {due_ms} ms is a time before 1974"
             raise InvalidRequestError(text, hint="give Unix milliseconds, not seconds, or a datetime")
     if due_ms - now_ms > DELAY_MS_MAX:
-        days = (due_ms - now_ms) / 86_400_000
-        raise InvalidRequestError(f"a delay of {days:.1f} days is over the limit of {DELAY_MS_MAX // 86_400_000} days")
+        days, most = (due_ms - now_ms) / 86_400_000, DELAY_MS_MAX // 86_400_000
+        text = f"a delay of {days:.1f} days is over the limit of {most} days"
+        raise InvalidRequestError(text, hint=f"let the record come within {most} days, and delay it again then")
     return max(due_ms, 1)
 
 
@@ -102,7 +103,7 @@ def _check_number(what: str, value: object, kinds: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be {kinds}, not {type(value).__name__}")
     if not math.isfinite(value):
-        raise InvalidRequestError(f"{what} = {value} is no time")
+        raise InvalidRequestError(f"{what} = {value} is no time", hint="give a finite number")
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +230,10 @@ class DelayedRecords:
     async def cancel(self, ack: Ack) -> CancelOutcome:
         """Cancel a held record; see `memq.Producer.cancel`."""
         if ack.position is not None:
-            raise InvalidRequestError("the record was not delayed: it can't be cancelled")
+            raise InvalidRequestError(
+                f"the record at {ack.position} of topic '{ack.topic}' was not delayed: it can't be cancelled",
+                hint="cancel deliveries of send(…, deliver_after=…) or deliver_at=… only",
+            )
         found = await self._metadata.topic(ack.topic, timeout_s=self._settings.metadata_timeout_s)
         hold = WireHoldId(producer=f"{ack.producer_id:016x}", first=ack.first_sequence)
         ask = CancelHolds(topic=ack.topic, topic_id=found.topic.id, partition=ack.partition, holds=[hold])

@@ -275,6 +275,8 @@ class Producer(Sender, BaseProducer, BlockingClient):
         Raises: InvalidRequestError for a record that was not delayed; the error of the delivery; TimedOutError;
         OutcomeUnknownError when no broker answers.
         """
+        if not isinstance(delivery, Ack | Delivery):
+            raise TypeError(f"delivery must be a Delivery or an Ack, not {type(delivery).__name__}")
         ack = delivery if isinstance(delivery, Ack) else delivery.result(timeout)
         return self._background.io.run(self._core.delayed.cancel(ack))
 
@@ -513,6 +515,8 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     async def cancel(self, delivery: AsyncDelivery | Ack) -> CancelOutcome:
         """Cancel a delayed record, and return its end. See `memq.Producer.cancel`."""
         self._check_loop()
+        if not isinstance(delivery, Ack | AsyncDelivery):
+            raise TypeError(f"delivery must be an AsyncDelivery or an Ack, not {type(delivery).__name__}")
         ack = delivery if isinstance(delivery, Ack) else await delivery
         return await self._core.delayed.cancel(ack)
 

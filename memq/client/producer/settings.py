@@ -164,8 +164,9 @@ def _check_transactions(
         check_str("transaction_group", group)
         check_group(group)
     if name is not None or acks != "all":
+        other = f"acks = {acks!r}" if name is None else f"name = '{name}'"
         raise InvalidSettingError(
-            f"transactional_id = '{transactional_id}' together with a name, or with acks = {acks!r}",
+            f"transactional_id = '{transactional_id}' together with {other}",
             hint="a transactional producer has acks='all' and no name: its transactional id outlives restarts",
         )
 

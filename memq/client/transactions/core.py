@@ -186,10 +186,16 @@ class TransactionalCore:
         """
         transaction.check_open()
         group = self._settings.transaction_group
-        if not group or consumer.settings.group != group:
+        of_consumer = consumer.settings.group
+        if not of_consumer:
             raise InvalidRequestError(
-                f"positions of group '{consumer.settings.group}' can't move in a transaction of group '{group}'",
-                hint="make the producer with transaction_group='…', the group of the consumer",
+                "the consumer has no group, so no position of it can move", hint="pass group='…' to the consumer"
+            )
+        if of_consumer != group:
+            has = f"has transaction_group = '{group}'" if group else "has no transaction_group"
+            raise InvalidRequestError(
+                f"positions of group '{of_consumer}' can't move: the producer {has}",
+                hint=f"make the producer with transaction_group='{of_consumer}'",
             )
         if consumer.settings.auto_commit:
             raise InvalidRequestError(

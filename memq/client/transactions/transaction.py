@@ -28,6 +28,14 @@ class TransactedConsumer(Protocol):
     def _core(self) -> PositionSource: ...
 
 
+def _core_of(consumer: TransactedConsumer) -> PositionSource:
+    """Return the core of a consumer. Raises: TypeError."""
+    core: PositionSource | None = getattr(consumer, "_core", None)
+    if core is None or not hasattr(core, "finish"):
+        raise TypeError(f"consumer must be a memq.Consumer, not {type(consumer).__name__}")
+    return core
+
+
 class _TransactionState:
     """The open transaction of a `with` block."""
 
@@ -136,7 +144,7 @@ class Transaction(_TransactionState):
         self._run(self._take(consumer, batch))
 
     async def _take(self, consumer: TransactedConsumer, batch: Batch | None) -> None:
-        await self._core.take_positions(self._open, consumer._core, batch)
+        await self._core.take_positions(self._open, _core_of(consumer), batch)
 
     def abort(self) -> None:
         """Roll back. The end of the block does nothing then.
@@ -228,7 +236,7 @@ class AsyncTransaction(_TransactionState):
 
     async def commit_positions(self, consumer: TransactedConsumer, batch: Batch | None = None) -> None:
         """Move the positions of a group with this transaction. See `Transaction.commit_positions`."""
-        await self._core.take_positions(self._open, consumer._core, batch)
+        await self._core.take_positions(self._open, _core_of(consumer), batch)
 
     async def abort(self) -> None:
         """Roll back. See `Transaction.abort`."""
