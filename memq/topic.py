@@ -16,7 +16,7 @@ from memq.kafka_words import kafka_hint
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
 RETENTION_GROUPS_MAX = 16  # that retention of one topic waits for
-CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
+CLOCK_ERROR_MS = 20_000  # most difference of two clocks: W >= D + 2 (S + clock error), docs/ownership.md
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; its full name adds a dash and the id of the auditors' state
 BROADCAST_GROUP = "_memq_broadcast"  # begins the private groups of broadcast consumers; a dash and the name follow
 Ack1 = Literal["memory", "disk"]

@@ -1,9 +1,10 @@
-"""The held records of one service partition as a state machine (DESIGN 9.4, rules H1 to H6). Pure.
+"""The held records of one service partition as a state machine (rules H1 to H6). Pure.
 
-A hold is a block of records that a producer sealed for its target, a write partition. The block lies in an object
-below `<cluster>/held/`. A hold is released once or dropped, never both: the first of the two decisions that counts wins
-(H2). What one decision releases for one target is a *unit*. Its number r is the next one of the target here, so the
-numbers are dense, and none is given twice. The unit stays in the state until the target has it (H3, H5).
+docs/delay.md explains the rules. A hold is a block of records that a producer sealed for its target, a write partition.
+The block lies in an object below `<cluster>/held/`. A hold is released once or dropped, never both: the first of the
+two decisions that counts wins (H2). What one decision releases for one target is a *unit*. Its number r is the next one
+of the target here, so the numbers are dense, and none is given twice. The unit stays in the state until the target has
+it (H3, H5).
 
 The machine knows what has ended, so that a block that comes again is not held again. `before_ms` of a `HoldDecision`
 says what may be forgotten. All times are in the decisions (S3): the fold reads no clock.

@@ -1,9 +1,10 @@
-"""The transactions of one service partition as a state machine (DESIGN 9.4, rules T1 to T5). Pure.
+"""The transactions of one service partition as a state machine (rules T1 to T5). Pure.
 
-The records of a transaction are held blocks of one lane. A transactional id has one present *instance*: the producer
-that began last (T2). Instance and number n name a transaction, and its lane. The first decision about n that counts
-settles it (T4, H2): later ones get the same answer. A commit releases the lane and moves the positions of the id's
-group; it is one entry (T1). If it is refused, it rolls the transaction back, and n is burned (T3).
+docs/transactions.md explains the rules. The records of a transaction are held blocks of one lane. A transactional id
+has one present *instance*: the producer that began last (T2). Instance and number n name a transaction, and its lane.
+The first decision about n that counts settles it (T4, H2): later ones get the same answer. A commit releases the lane
+and moves the positions of the id's group; it is one entry (T1). If it is refused, it rolls the transaction back, and n
+is burned (T3).
 
 A *prepared* transaction has all of its blocks, and its commit can't be refused any more. Neither a time-out nor a later
 instance ends it: its producer decides, or its producer group when it is asked, or an operator (T4). Its instance may

@@ -1,6 +1,6 @@
 """A minimal producer: one partition, one connection, resends from the oldest block.
 
-It keeps DESIGN's rules for producers and nothing else, so it finds faults of the broker that the product's own
+It keeps the rules of docs/ownership.md for producers and nothing else, so it finds faults of the broker that the product's own
 producer might hide, and continues when that one is at fault.
 """
 

@@ -1,7 +1,7 @@
 """A reader's memory of each producer within the dedup window, and its verdict on a block. Pure.
 
 A block that was sent again is the same block: same producer, same sequences. The queue may hold it twice
-for as long as the window W (DESIGN, rule 9), so a reader that remembers W of sequences drops every copy.
+for as long as the window W (docs/ownership.md, rule 9), so a reader that remembers W of sequences drops every copy.
 Memory is bounded by forgetting in slices of W: a slice is dropped whole when all of it is older than W.
 What is older than the window counts as not seen: forgetting never loses a record that arrives late.
 """
