@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memq.broker.services import Services
-from memq.broker.upkeep.retention import sweep
+from memq.broker.sweep.broker_sweep import sweep
 
 
 async def sweep_twice(services: Services, age_ms: int) -> tuple[int, int]:

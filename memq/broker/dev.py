@@ -11,8 +11,8 @@ from memq.broker.data_folder import DataFolder
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
+from memq.broker.sweep.broker_sweep import sweep
 from memq.broker.sweep.log_reading import whole_log
-from memq.broker.upkeep.retention import sweep
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
 from memq.governor.standalone import StandaloneCoordinator

@@ -13,7 +13,8 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.upkeep.retention import expired, retire, run_upkeep, sweep
+from memq.broker.sweep.broker_sweep import sweep
+from memq.broker.upkeep.retention import expired, retire, run_upkeep
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import CompactionRule
 from memq.errors import NotFoundError, StoreError

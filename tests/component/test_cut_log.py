@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from memq.broker.broker import Broker
+from memq.broker.sweep.broker_sweep import sweep
 from memq.broker.sweep.sweep import Sweep, Unnamed
-from memq.broker.upkeep.retention import sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch import polling

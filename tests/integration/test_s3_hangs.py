@@ -21,7 +21,7 @@ from memq.audit.collector import audit
 from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker
 from memq.broker.restore.restore import Restorer
-from memq.broker.upkeep.retention import sweep
+from memq.broker.sweep.broker_sweep import sweep
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import StoreError
