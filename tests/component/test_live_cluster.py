@@ -18,7 +18,7 @@ from memq.audit.live.service import live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView
 from memq.audit.minutes import MinuteRow
-from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.reader_requests import ReaderRequests
 from memq.cli import main
 from memq.cli.cluster.embedded_services import database_at, embedded_auditor
 from memq.client.admin import AsyncAdmin
@@ -247,9 +247,9 @@ def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_ends: dict[int, int] = {}
-    prepare = GroupRequests.prepare_poll
+    prepare = ReaderRequests.prepare_poll
 
-    async def lowered(requests: GroupRequests, ask: PollEntries) -> list[Span | MemqError]:
+    async def lowered(requests: ReaderRequests, ask: PollEntries) -> list[Span | MemqError]:
         found = list(await prepare(requests, ask))
         for at, (part, span) in enumerate(zip(ask.partitions, found, strict=True)):
             log = part.partition
@@ -257,7 +257,7 @@ def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
                 found[at] = Span(span.begin, low_ends[log.partition])
         return found
 
-    monkeypatch.setattr(GroupRequests, "prepare_poll", lowered)
+    monkeypatch.setattr(ReaderRequests, "prepare_poll", lowered)
     cluster = Cluster(audit=True, audit_interval_ms=100)
 
     async def work(database: Database) -> None:

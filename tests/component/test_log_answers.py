@@ -12,7 +12,7 @@ from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, GroupRow, TopicRow
 from memq.audit.minutes import MINUTE_MS
-from memq.broker.api import group_requests
+from memq.broker.api import reader_requests
 from memq.broker.broker import Broker
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.batch import TopicPartition
@@ -43,7 +43,7 @@ class FailingLog:
         self.logs: frozenset[int] = frozenset()
         self._span = broker.services.queue.span
         monkeypatch.setattr(broker.services.queue, "span", self.span)
-        monkeypatch.setattr(group_requests, "LOG_S_MAX", 0.05)
+        monkeypatch.setattr(reader_requests, "LOG_S_MAX", 0.05)
 
     async def span(self, partition: ReadPartition) -> Span:
         if partition.topic == "clicks" and partition.partition in self.logs:

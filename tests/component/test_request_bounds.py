@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.api import requests, stream_requests, topic_requests
+from memq.broker.api import reader_requests, requests, stream_requests, topic_requests
 from memq.broker.broker import Broker
 from memq.errors import NotFoundError, UnreachableError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
@@ -191,8 +191,8 @@ def read_frame(number: int, length: int) -> bytes:
 
 
 def test_a_store_that_hangs_is_named_before_the_client_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic_requests.READ_S_MAX < REQUEST_TIMEOUT_S
-    monkeypatch.setattr(topic_requests, "READ_S_MAX", 0.01)
+    assert reader_requests.READ_S_MAX < REQUEST_TIMEOUT_S
+    monkeypatch.setattr(reader_requests, "READ_S_MAX", 0.01)
 
     async def work() -> None:
         async with client_of() as (broker, client, _):

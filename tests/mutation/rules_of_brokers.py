@@ -20,7 +20,7 @@ SLABS = "memq/broker/ingest/slabs.py"
 FRAMES = "memq/broker/ingest/connection.py"
 BLOCKS = "memq/kernel/blocks_pure_python.py"
 FRESH = "memq/broker/partition/recent_pointer_cache.py"
-POLLS = "memq/broker/api/group_requests.py"
+POLLS = "memq/broker/api/reader_requests.py"
 HEADERS = "memq/kernel/header_table.py"
 
 APPEND = "        await disk.append(segment.name, buffers)\n"

@@ -7,8 +7,8 @@ from tests.simulation.bug import Planted, swap
 LIVENESS_BUGS = (
     Planted(
         "one failing log fails a whole poll",
-        "memq.broker.api.group_requests",
-        "GroupRequests.poll_entries",
+        "memq.broker.api.reader_requests",
+        "ReaderRequests.poll_entries",
         swap("errors and len(errors) == len(found)", "errors"),
         level="calm",
         seed=1_014,
@@ -25,8 +25,8 @@ LIVENESS_BUGS = (
     ),
     Planted(
         "one failing log hides the ends of all",
-        "memq.broker.api.group_requests",
-        "GroupRequests.poll_spans",
+        "memq.broker.api.reader_requests",
+        "ReaderRequests.poll_spans",
         swap("errors and len(errors) == len(spans)", "errors"),
         level="calm",
         seed=1_014,

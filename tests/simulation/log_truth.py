@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from memq.audit.dashboard.poller import TOPICS_S, Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, GroupRow, PartitionRow
-from memq.broker.api.group_requests import LOG_S_MAX
+from memq.broker.api.reader_requests import LOG_S_MAX
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.group_admin import PartitionProgress

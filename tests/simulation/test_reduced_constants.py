@@ -34,7 +34,7 @@ def test_a_constant_is_small_wherever_it_was_imported_and_as_before_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = memq.limits.READ_BYTES_MAX
-    importers = ("memq.broker.api.topic_requests", "memq.client.broker_router")
+    importers = ("memq.broker.api.reader_requests", "memq.client.broker_router")
     users = [importlib.import_module(name).__dict__ for name in importers]
     monkeypatch.delitem(sys.modules, "memq.client.consumer.fetch.fetcher")
     with scaled({"memq.limits:READ_BYTES_MAX": 100}):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
+from memq.broker.api.reader_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Span

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from memq.broker.api import Ask, Call, WithBlocks, group_requests
-from memq.broker.api.group_requests import HEARTBEAT_S, WAIT_MS_MAX, GroupRequests
+from memq.broker.api import Ask, Call, WithBlocks, reader_requests
+from memq.broker.api.group_requests import HEARTBEAT_S, GroupRequests
+from memq.broker.api.reader_requests import WAIT_MS_MAX, ReaderRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
 from memq.broker.partitions import not_owner
@@ -207,20 +208,21 @@ class Handlers:
         )
         self.topics = Topics()
         hosts = cast(Any, Hosts(self.queue))  # the `GroupMigrator`, too
-        self.requests = GroupRequests(cast(Any, self.services), cast(Any, self.topics), hosts, hosts)
+        self.requests = GroupRequests(cast(Any, self.topics), hosts, hosts)
+        self.readers = ReaderRequests(cast(Any, self.services), cast(Any, self.topics))
 
     async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""
-        await self.requests.prepare_poll(ask)
+        await self.readers.prepare_poll(ask)
         return self.queue.named("wait")
 
     async def poll(self, ask: PollEntries | PollTime | PollSpans) -> PollAnswer:
         if isinstance(ask, PollEntries):
-            answer = await self.requests.poll_entries(call(ask, await self.requests.prepare_poll(ask)))
+            answer = await self.readers.poll_entries(call(ask, await self.readers.prepare_poll(ask)))
         elif isinstance(ask, PollSpans):
-            answer = await self.requests.poll_spans(call(ask))
+            answer = await self.readers.poll_spans(call(ask))
         else:
-            answer = await self.requests.poll_time(call(ask))
+            answer = await self.readers.poll_time(call(ask))
         assert isinstance(answer, PollAnswer)
         return answer
 
@@ -273,7 +275,7 @@ def test_a_poll_of_an_unknown_partition_does_not_wait() -> None:
 
 
 def test_a_poll_of_too_many_partitions_is_refused_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_requests, "POLL_PARTITIONS_MAX", 3)
+    monkeypatch.setattr(reader_requests, "POLL_PARTITIONS_MAX", 3)
 
     async def work() -> None:
         handlers = Handlers()
@@ -348,8 +350,8 @@ def test_blocks_of_an_answer_stay_within_the_memory_that_is_free_for_them(spare_
             location = Location(store="main", key="k", offset=0, length=10)
             handlers.recent.add(partition_of(ref(1)), RecentPointer(Entry(offset, offset, BODY), location))
         ask = PollEntries(partitions=[from_(1)], wait_ms=50)
-        spans = await handlers.requests.prepare_poll(ask)
-        answer = await handlers.requests.poll_entries(replace(call(ask, spans), spare_bytes=spare_bytes))
+        spans = await handlers.readers.prepare_poll(ask)
+        answer = await handlers.readers.poll_entries(replace(call(ask, spans), spare_bytes=spare_bytes))
         blocks = answer.blocks if isinstance(answer, WithBlocks) else []
         assert list(blocks) == [bytes(10)] * count
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memq.audit.live.log_follower import INDEXES_S_MAX, LogFollower
 from memq.audit.live.partition import PartitionAudit
-from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
+from memq.broker.api.reader_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import encode_pointer

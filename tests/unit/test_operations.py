@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
+from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.requests import LIMITED
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
@@ -122,7 +123,8 @@ def table() -> Operations:
     return operations_of(
         StreamRequests(*given),
         TopicRequests(*given),
-        GroupRequests(*given, cast(Any, None), cast(Any, None)),
+        ReaderRequests(*given),
+        GroupRequests(cast(Any, None), cast(Any, None), cast(Any, None)),
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
         HoldRequests(*given, cast(Any, None)),
         TransactionRequests(*given, cast(Any, None)),

@@ -11,6 +11,7 @@ from memq.broker.api import Answer, Ask, Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
@@ -134,6 +135,7 @@ class Operations:
 def operations_of(
     streams: StreamRequests,
     topics: TopicRequests,
+    readers: ReaderRequests,
     groups: GroupRequests,
     cluster: ClusterRequests,
     holds: HoldRequests,
@@ -148,7 +150,7 @@ def operations_of(
             Operation("begin-producer", Api.ADMIN, BeginProducer, _partition, streams.begin_producer),
             Operation("publish-staged", Api.ADMIN, PublishStaged, _partition, streams.publish_staged),
             Operation("metadata", Api.METADATA, MetadataRequest, _asked_topics, topics.metadata),
-            Operation("read", Api.READ, ReadRequest, _object, topics.read, answer_bytes=_read_bytes),
+            Operation("read", Api.READ, ReadRequest, _object, readers.read, answer_bytes=_read_bytes),
             Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
             Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
             Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
@@ -160,13 +162,13 @@ def operations_of(
                 Api.POLL,
                 PollEntries,
                 _polled_partitions,
-                groups.poll_entries,
-                prepare=groups.prepare_poll,
+                readers.poll_entries,
+                prepare=readers.prepare_poll,
                 answer_bytes=_poll_bytes,
                 spare_bytes=_poll_blocks_bytes,
             ),
-            Operation("poll-time", Api.POLL, PollTime, _timed_partition, groups.poll_time),
-            Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, groups.poll_spans),
+            Operation("poll-time", Api.POLL, PollTime, _timed_partition, readers.poll_time),
+            Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, readers.poll_spans),
             Operation("commit", Api.COMMIT, CommitRequest, _group, groups.commit),
             Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
             Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat),

@@ -13,6 +13,7 @@ from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
+from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
@@ -71,7 +72,8 @@ class Requests:
         self._operations = operations_of(
             StreamRequests(services, partitions),
             TopicRequests(services, partitions),
-            GroupRequests(services, partitions, hosts, migrator),
+            ReaderRequests(services, partitions),
+            GroupRequests(partitions, hosts, migrator),
             ClusterRequests(services, partitions, hand_over, held),
             HoldRequests(services, partitions, hosts),
             TransactionRequests(services, partitions, hosts),

@@ -1,8 +1,6 @@
-"""Answers requests about topics and their objects."""
+"""Answers requests about topics: metadata, and their creation, change and end."""
 
 from __future__ import annotations
-
-import asyncio
 
 import msgspec
 
@@ -16,10 +14,8 @@ from memq.errors import (
     InvalidRequestError,
     InvalidSettingError,
     NotFoundError,
-    StoreError,
     TooLargeError,
 )
-from memq.limits import READ_BYTES_MAX
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AlterTopic,
@@ -29,12 +25,10 @@ from memq.protocol.admin_messages import (
     TrimCompacted,
     TruncateTopic,
 )
-from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, StoreMetadata, TopicMetadata
-from memq.storage_handlers import StorageHandler
+from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata, TopicMetadata
 from memq.topic import Topic, TopicSettings, check_name, is_internal, is_state_topic, parse_settings
 
 TOPICS_PER_METADATA_MAX = 10_000
-READ_S_MAX = 20.0  # of a store for one READ; clients wait 30 s
 
 
 class TopicRequests:
@@ -80,27 +74,6 @@ class TopicRequests:
             if not (create and settings.auto_create_topics):
                 return None
             return await self._partitions.create(name, settings.partitions, TopicSettings(), exist_ok=True)
-
-    async def read(self, call: Call[ReadRequest]) -> Answer:
-        """Return a range of an object.
-
-        Raises: StoreError when the store takes longer than READ_S_MAX. Otherwise the client would time out first,
-        without the reason, and close the connection with all its other requests.
-        """
-        ask = call.ask
-        if not 0 < ask.length <= READ_BYTES_MAX or ask.offset < 0:
-            raise TooLargeError(f"READ of {ask.length} bytes at {ask.offset}; 1 to {READ_BYTES_MAX} are allowed")
-        store = self._services.stores.get(ask.store)
-        if store is None:
-            raise NotFoundError(f"store {ask.store[:60]!a} is not one of this cluster")
-        counters = self._services.counters
-        counters.read_requests += 1
-        found = None if ask.stored else self._services.recent_batches.read(ask.key, ask.offset, ask.length)
-        if found is not None:
-            counters.read_hot_requests += 1
-        data = await _read(store, ask) if found is None else found
-        counters.read_bytes += len(data)
-        return data
 
     async def create(self, call: Call[CreateTopic]) -> Answer:
         """Create a topic."""
@@ -182,11 +155,3 @@ class TopicRequests:
         """Remove those pointers of a topic from the queue that its manifests have."""
         await trim_compacted(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
         return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
-
-
-async def _read(store: StorageHandler, ask: ReadRequest) -> bytes:
-    try:
-        async with asyncio.timeout(READ_S_MAX):
-            return await store.get_range(ask.key, ask.offset, ask.length)
-    except TimeoutError as error:
-        raise StoreError(f"object '{ask.key}' in store '{ask.store}' was not read within {READ_S_MAX:g} s") from error
