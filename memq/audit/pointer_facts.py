@@ -31,7 +31,7 @@ class RunningTotals:
         """Return how many records the pointer counts that were not shown before it.
 
         Each is reported once.
-        None while it follows what may be copies of pointers that retention took: with them went what it counts.
+        0 while it follows what may be copies of pointers that retention took: with them went what it counts.
         """
         stated = pointer.totals.records
         if self.shown is None:

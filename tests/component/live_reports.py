@@ -89,7 +89,7 @@ def a_step(owner: str, position: str, harness: LiveAuditHarness) -> Step:
     """Judge at a harness, and return what an auditor stores of that."""
     harness.judge()
     changes = PartitionChanges(
-        TOPIC.name, harness.audit.books, harness.audit.take_rows(), harness.audit.take_findings()
+        TOPIC.name, harness.audit.state, harness.audit.take_rows(), harness.audit.take_findings()
     )
     return Step(2, owner, next(_numbers), position, harness.home.clients, {KEY: changes})
 

@@ -65,13 +65,13 @@ def test_auditor_continues_with_the_state_that_another_stored(open_database: Cal
         harness.queue((PRODUCER, 0, 10))
         async with opened(open_database) as (store, _):
             assert await store.take_home(2, "one") == ("", {})
-            assert await store.books(KEY) is None
+            assert await store.partition_state(KEY) is None
             await store.save(a_step("one", "2:7:0", harness))
         async with opened(open_database) as (store, view):
             position, clients = await store.take_home(2, "two")
             assert (position, clients) == ("2:7:0", harness.home.clients)
-            books = await store.books(KEY)
-            assert books == harness.audit.books
+            books = await store.partition_state(KEY)
+            assert books == harness.audit.state
             assert [(heard.home, heard.number) for heard in await view.clients()] == [(2, 100)]
 
     run(work)
@@ -99,7 +99,7 @@ def test_auditor_that_lost_the_home_stores_nothing(open_database: Callable[[], D
             with pytest.raises(GenerationFencedError, match="given to another auditor"):
                 await store.save(a_step("one", "2:7:0", harness))
             assert await view.version() == 0
-            assert await store.books(KEY) is None
+            assert await store.partition_state(KEY) is None
             assert (await other.take_home(2, "two"))[0] == ""
 
     run(work)
@@ -169,8 +169,8 @@ def test_all_minutes_of_many_partitions_are_read(
             await store.take_home(2, "one")
             step = a_step("one", "2:7:0", harness)
             for id_, part in (*(("earlier", part) for part in range(2)), *((TOPIC.id, part) for part in range(5))):
-                step.changes[id_, part] = PartitionChanges(TOPIC.name, harness.audit.books, rows, [])
-            step.changes["other", 0] = PartitionChanges("other", harness.audit.books, rows, [])
+                step.changes[id_, part] = PartitionChanges(TOPIC.name, harness.audit.state, rows, [])
+            step.changes["other", 0] = PartitionChanges("other", harness.audit.state, rows, [])
             await store.save(step)
             for first, minutes in ((MINUTE, [MINUTE, MINUTE + 2]), (MINUTE + 1, [MINUTE + 2])):
                 found = [each async for each in view.minutes("clicks", first, MINUTE + 3)]

@@ -18,7 +18,7 @@ AUDITOR_BUGS = (
         "an index that does not answer is passed over",
         "memq.audit.live.log_follower",
         "LogFollower._take",
-        swap("return error", "audit.books.next_offset = polled.entries.next"),
+        swap("return error", "audit.state.next_offset = polled.entries.next"),
         aspects=("auditor",),
     ),
     Planted(
@@ -54,7 +54,7 @@ AUDITOR_BUGS = (
         "LiveAudit._take_page",
         swap(
             "home.position = page.next",
-            "home.position = page.next\nfor audit in home.partitions.values(): audit.books.told.clear()",
+            "home.position = page.next\nfor audit in home.partitions.values(): audit.state.told.clear()",
         ),
         level="calm",
         aspects=("auditor",),

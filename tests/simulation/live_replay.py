@@ -168,7 +168,7 @@ class LivePlay:
                 audit.settle(self._now_ms)
             sought = audit.sought(again=True)
             if sought:  # all that brokers held is in the queue by now
-                answered = frozenset(audit.books.holders())
+                answered = frozenset(audit.state.holders())
                 audit.take_answer(sought, HeldAnswer(answered=answered, released=self._released), self._now_ms)
                 audit.settle(self._now_ms)
             for minute, row in audit.take_rows().items():
@@ -192,7 +192,7 @@ class LivePlay:
     def _restart(self) -> None:
         """Continue with what is stored after a round, as another auditor does."""
         for key, audit in self._audits.items():
-            books = decode_state(PartitionState, encode_state(audit.books))
+            books = decode_state(PartitionState, encode_state(audit.state))
             self._audits[key] = PartitionAudit(self._topic, audit.partition, books)
         for number, home in self._homes.items():
             clients = decode_state(dict[int, Client], encode_state(home.clients))
@@ -202,7 +202,7 @@ class LivePlay:
 def _is_held_otherwise(finding: Finding, audit: PartitionAudit) -> bool:
     """Whether the records of a finding that is over are named by others: a late report may tell a better cause."""
     others = RangeSet()
-    for other in audit.books.findings.values():
+    for other in audit.state.findings.values():
         if (other.kind, other.stage, other.group, other.producer) == (
             finding.kind,
             finding.stage,

@@ -125,7 +125,7 @@ class LiveAuditHarness:
             self.rows.setdefault(minute, MinuteRow()).add(row)
         for finding in self.audit.take_findings():
             self.findings[finding.id] = finding
-        books = decode_state(type(self.audit.books), encode_state(self.audit.books))
+        books = decode_state(type(self.audit.state), encode_state(self.audit.state))
         self.audit = PartitionAudit(TOPIC, 0, books)
         clients = decode_state(dict[int, Client], encode_state(self.home.clients))
         self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None, clients)

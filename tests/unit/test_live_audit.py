@@ -177,12 +177,12 @@ def test_a_guessed_minute_takes_one_entry_however_many_acks_confirm_or_move_it()
         for first in range(0, 1_000, 10):
             harness.sent(span("acked", (first, first + 10), minute=minute))
         harness.settle()
-    (stream,) = harness.audit.books.streams.values()
+    (stream,) = harness.audit.state.streams.values()
     assert stream.guessed == [(0, 1_000, MINUTE + 1, False)]
     for first in range(0, 1_000, 20):
         harness.read(span("processed", (first, first + 10), minute=MINUTE + 1))
     harness.settle()
-    (stream,) = harness.audit.books.streams.values()
+    (stream,) = harness.audit.state.streams.values()
     assert sum(next_ - first for first, next_, _, _ in stream.guessed) == 500
 
 
@@ -195,7 +195,7 @@ def test_guessed_minutes_that_alternate_are_bounded() -> None:
         for at in range(0, len(pieces), 1_024):  # a report has 64 KiB at most
             harness.sent(span("acked", *pieces[at : at + 1_024], minute=MINUTE + odd))
     harness.settle()
-    (stream,) = harness.audit.books.streams.values()
+    (stream,) = harness.audit.state.streams.values()
     assert len(stream.guessed) == PIECES_MAX
     assert [harness.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 1)] == [PIECES_MAX] * 2
 
@@ -392,7 +392,7 @@ def test_the_members_that_began_longest_ago_are_forgotten() -> None:
     harness.read(begin="0:0:0", client=1_000)
     harness.read(begin="0:0:0", client=READER)
     harness.settle()
-    members = harness.audit.books.groups[GROUP].members
+    members = harness.audit.state.groups[GROUP].members
     assert (len(members), 1_000 in members, 1_001 in members, READER in members) == (MEMBERS_MAX, True, False, True)
 
 

@@ -114,7 +114,7 @@ def test_a_record_that_is_missing_waits_for_a_proof_after_a_restart_too() -> Non
     harness.sent(span("sent", (0, 10)), span("acked", (0, 10)))
     harness.audit.settle(harness.now_ms)
     assert harness.audit.waits
-    after = partition.PartitionAudit(TOPIC, 0, harness.audit.books)
+    after = partition.PartitionAudit(TOPIC, 0, harness.audit.state)
     after.settle(harness.now_ms)
     assert (after.ends.missing(), after.waits) == ({PRODUCER: ((0, 10),)}, True)
 

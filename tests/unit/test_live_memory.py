@@ -30,7 +30,7 @@ def test_records_in_flight_fit_into_memory() -> None:
     waiting = sum(audit.take_rows()[MINUTE].in_flight("") for audit in audits)
     assert waiting * 2 == PARTITIONS * PRODUCERS * BLOCKS * RECORDS
     assert taken < STATE_BYTES_MAX, f"{taken / MIB:.0f} MiB"
-    assert sum(len(encode_state(audit.books)) for audit in audits) < STATE_BYTES_MAX
+    assert sum(len(encode_state(audit.state)) for audit in audits) < STATE_BYTES_MAX
 
 
 def in_flight(audit: PartitionAudit) -> PartitionAudit:

@@ -77,9 +77,9 @@ def test_delayed_and_transactional_records_of_which_all_is_well_are_ok() -> None
     names = ("sent", "cancelled", "rolled-back", "committed")
     assert [row.side("")[name] for name in names] == [7, 2, 6, 5]
     assert [row.side(GROUP)[name] for name in ("fetched", "processed", "passed")] == [5, 4, 1]
-    assert harness.audit.books.streams == {}, "no held record has a producer of its own"
-    assert harness.audit.books.held.delayed == harness.audit.books.held.committed == {}
-    assert harness.audit.books.held.queued == 5
+    assert harness.audit.state.streams == {}, "no held record has a producer of its own"
+    assert harness.audit.state.held.delayed == harness.audit.state.held.committed == {}
+    assert harness.audit.state.held.queued == 5
 
 
 def test_a_delayed_record_is_in_flight_until_it_is_due() -> None:
@@ -182,7 +182,7 @@ def test_records_that_no_shard_released_or_that_come_early_are_named() -> None:
 def test_an_auditor_that_did_not_count_from_the_beginning_claims_nothing() -> None:
     harness = HeldHarness()
     harness.publish(pointer(kind="opened"))
-    harness.audit.books.released.begun = False  # as in the state of an earlier release
+    harness.audit.state.released.begun = False  # as in the state of an earlier release
     harness.queue(delayed(2), named=(unit(2, 2),), sealed_ms=NOW_MS)
     harness.reported(("held", 5), last=True)
     harness.shard(2, 2, 2, 2)
@@ -221,7 +221,7 @@ def test_the_latest_of_very_many_minutes_are_not_compared(monkeypatch: pytest.Mo
     for minute in range(3):
         harness.reported(("held", 1), minute=MINUTE + minute)
     harness.settle()
-    assert list(harness.audit.books.held.delayed) == [MINUTE, MINUTE + 1]
+    assert list(harness.audit.state.held.delayed) == [MINUTE, MINUTE + 1]
 
 
 def test_very_many_delayed_records_take_no_entry_each() -> None:
@@ -233,5 +233,5 @@ def test_very_many_delayed_records_take_no_entry_each() -> None:
         harness.reported(("held", len(runs)))
         harness.queue(*runs, named=(unit(number, count),), sealed_ms=NOW_MS + 500)
     harness.settle(LATER_MS)
-    assert (harness.causes(), harness.audit.books.held.queued) == ([], 20_000)
-    assert len(encode_state(harness.audit.books)) < 10_000, "bytes of the state"
+    assert (harness.causes(), harness.audit.state.held.queued) == ([], 20_000)
+    assert len(encode_state(harness.audit.state)) < 10_000, "bytes of the state"

@@ -233,7 +233,7 @@ def test_tasks_that_wait_are_bounded() -> None:
     for _ in range(TASKS_MAX + 5):
         harness.task(("0:0:0", "0:1:0"), fetched((0, 10)))
     harness.settle()
-    stream = harness.audit.books.groups[STREAM].stream
+    stream = harness.audit.state.groups[STREAM].stream
     assert stream is not None
     assert len(stream.tasks) == TASKS_MAX
 

@@ -73,7 +73,7 @@ class Followed:
 
     def nexts(self) -> list[int]:
         """Return the next pointer of each log."""
-        return [self.audits[log][0].books.next_offset for log in self.logs]
+        return [self.audits[log][0].state.next_offset for log in self.logs]
 
     def lacking(self) -> list[int]:
         return [log.partition for log in self.logs if self.follower.lacks(log)]
@@ -147,7 +147,7 @@ def test_a_log_that_had_no_room_in_an_answer_is_not_taken_for_read() -> None:
         world.sick.slow = {0, 1, 2}  # together they take longer than one answer may
         assert await world.follow() < 2 * LOGS_S_MAX + 2 * LOG_S_MAX
         assert (world.nexts(), world.lacking()) == ([0, 0, 0, 1, 1, 1], [0, 1, 2])
-        assert [world.audits[log][0].books.totals is None for log in world.logs] == [True] * 3 + [False] * 3
+        assert [world.audits[log][0].state.totals is None for log in world.logs] == [True] * 3 + [False] * 3
         await world.follower.close()
 
     run_skipping(work())
@@ -193,7 +193,7 @@ def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believ
         read = [(10 * offset, 10 * offset + 10) for offset in range(4) if offset not in left]
         for log in world.logs:
             (audit,) = world.audits[log]
-            stream = audit.books.streams.get(100 + log.partition)
+            stream = audit.state.streams.get(100 + log.partition)
             assert list(stream.account.delivered if stream else []) == list(RangeSet(read))
         assert (world.nexts(), world.lacking()) == ([4] * LOGS, [])
         await world.follower.close()
@@ -237,8 +237,8 @@ def test_a_beginning_that_one_answer_calls_too_late_costs_no_pointer(hides: bool
         await world.follow()
         for log in world.logs:
             (audit,) = world.audits[log]
-            assert list(audit.books.streams[100 + log.partition].account.delivered) == [(0, 40)]
-            assert not audit.books.expired
+            assert list(audit.state.streams[100 + log.partition].account.delivered) == [(0, 40)]
+            assert not audit.state.expired
         assert (world.nexts(), world.lacking()) == ([4] * LOGS, [])
         await world.follower.close()
 
@@ -308,8 +308,8 @@ def test_only_a_batch_whose_pointer_does_not_name_all_may_hold_what_is_missing_w
         await world.lent.publish(publication(world.clock, encode_pointer(made), partition=log))
         await world.follow([log])
         (audit,) = world.audits[log]
-        assert (list(audit.books.streams[100].account.delivered), audit.books.next_offset) == ([(0, 20)], 2)
-        assert audit.books.expired is not complete
+        assert (list(audit.state.streams[100].account.delivered), audit.state.next_offset) == ([(0, 20)], 2)
+        assert audit.state.expired is not complete
         await world.follower.close()
 
     run_skipping(work())

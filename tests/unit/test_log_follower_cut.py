@@ -37,7 +37,7 @@ class CutLog:
 
     def restart(self) -> None:
         """Continue with the stored state, as another auditor does."""
-        books = decode_state(type(self.audit.books), encode_state(self.audit.books))
+        books = decode_state(type(self.audit.state), encode_state(self.audit.state))
         self.audit = PartitionAudit(TOPIC, 0, books)
         self.follower = LogFollower(self.lent, self._read, EventLog(self.clock), self.clock)
 
@@ -68,7 +68,7 @@ class CutLog:
             await skip(1)
 
     def delivered(self, producer: int) -> int:
-        stream = self.audit.books.streams.get(producer)
+        stream = self.audit.state.streams.get(producer)
         return 0 if stream is None else stream.account.delivered.total
 
     def unknown_minutes(self) -> int:

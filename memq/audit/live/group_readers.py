@@ -23,7 +23,7 @@ from memq.topic import Position
 MEMBERS_MAX = 1_024  # of a group in a write partition; those that began longest ago are forgotten
 
 
-def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: ReportPart) -> Iterator[int]:
+def take_reading(state: PartitionState, group: AuditedGroup, client: int, part: ReportPart) -> Iterator[int]:
     """Take a member's report on the write partition; yield the producers whose verdict may change."""
     if part.begins:  # the one that began last is the last in the dictionary
         group.members[client] = group.members.pop(client, MemberReading())
@@ -34,12 +34,12 @@ def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: 
         begin_reading(reading, begin.at)
     for span in part.spans:
         if span.stage == "processed":
-            take_processed(books, group, reading, span.producer, span.ranges)
+            take_processed(state, group, reading, span.producer, span.ranges)
         if span.stage in ("processed", "passed"):
             yield span.producer
     if part.committed:
         group.committed = part.committed
-        yield from hold(books, group, reading, Position.parse(part.committed).pointer_offset)
+        yield from hold(state, group, reading, Position.parse(part.committed).pointer_offset)
 
 
 def begin_reading(reading: MemberReading, at: str) -> None:
@@ -64,7 +64,7 @@ def distrust_reading(group: AuditedGroup, client: int) -> None:
 
 
 def take_processed(
-    books: PartitionState,
+    state: PartitionState,
     group: AuditedGroup,
     reading: MemberReading,
     producer: int,
@@ -78,7 +78,7 @@ def take_processed(
     """
     progress = group.progress.setdefault(producer, GroupProgress())
     now = reading.now.setdefault(producer, RangeSet())
-    stream, new = books.streams.get(producer), 0
+    stream, new = state.streams.get(producer), 0
     for piece in ranges:
         if not repeats:
             before = _before(stream, piece, reading.begin) if stream is not None else []
@@ -101,15 +101,15 @@ def _before(stream: AuditedProducer, piece: Range, begin: int) -> list[Range]:
     return apart([(first, next_)], behind) if first < next_ else []
 
 
-def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, offset: int) -> Iterator[int]:
+def hold(state: PartitionState, group: AuditedGroup, reading: MemberReading, offset: int) -> Iterator[int]:
     """Compare a member's reports with the records up to a pointer, and make it responsible from there on."""
     begin, sure = reading.at, reading.sure
     reading.at, reading.sure = max(offset, begin), True
     if begin < 0 or offset <= begin:
         return
-    for producer, stream in books.streams.items():
+    for producer, stream in state.streams.items():
         progress = group.progress.get(producer)
-        for damaged in books.damaged:
+        for damaged in state.damaged:
             if begin <= damaged < offset:
                 low, high = stream.marks.reach(damaged, sure=False), stream.marks.reach(damaged + 1, sure=True)
                 _excuse(stream, progress, _between(stream, (low, high), damaged, damaged + 1))

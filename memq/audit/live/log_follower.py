@@ -161,8 +161,8 @@ class LogFollower:
         end = ends[polled.partition]
         if not polled.entries and polled.entries.next >= end:  # offsets need not be dense: this end is reached
             for audit in audits:
-                if audit.books.next_offset < end:
-                    audit.books.next_offset, audit.books.mark = end, 0
+                if audit.state.next_offset < end:
+                    audit.state.next_offset, audit.state.mark = end, 0
         return None
 
     async def _continues_or_rewinds(
@@ -175,7 +175,7 @@ class LogFollower:
         log, offset = polled.partition, _next_of(audits)
         known = self._continuity.get(log)
         if known is None or known.reached.pointer_offset != offset:
-            mark = next(audit.books.mark for audit in audits if audit.books.next_offset == offset)
+            mark = next(audit.state.mark for audit in audits if audit.state.next_offset == offset)
             known = self._continuity[log] = LogContinuity(Position(log.partition, offset), mark)
         new = [each if isinstance(each, Pointer) else None for each in pointers]
         if polled.span.end < offset:
@@ -193,8 +193,8 @@ class LogFollower:
     async def _rewind(self, log: ReadPartition, audits: Sequence[PartitionAudit]) -> None:
         """Let audits continue at the first pointer of the log that differs from the one that they have read."""
         span = await valid_span(self._queue, log)
-        keys = {offset: key for audit in audits for offset, key in audit.books.objects.items()}
-        knows_all = all(len(audit.books.objects) < OBJECTS_MAX for audit in audits)
+        keys = {offset: key for audit in audits for offset, key in audit.state.objects.items()}
+        knows_all = all(len(audit.state.objects) < OBJECTS_MAX for audit in audits)
         resume, time_ms = span.begin if knows_all else span.end, 0
         first = max(span.begin, min(keys, default=span.end))
         async for entries in entries_between(self._queue, log, first, span.end):
@@ -204,7 +204,7 @@ class LogFollower:
                 if locations and locations[0].key == keys.get(entry.offset):
                     resume, time_ms = entry.offset + 1, entry.time_ms
         for audit in audits:
-            audit.cut_at(min(resume, audit.books.next_offset), time_ms, self._clock.wall_ms())
+            audit.cut_at(min(resume, audit.state.next_offset), time_ms, self._clock.wall_ms())
         del self._continuity[log]
         self._doubtful.pop(log, None)
         self._events.warning(
@@ -217,7 +217,7 @@ class LogFollower:
         self, audit: PartitionAudit, polled: Polled, pointers: Sequence[Pointer | MemqError]
     ) -> None:
         for entry, pointer in zip(polled.entries, pointers, strict=True):
-            if entry.offset < audit.books.next_offset:
+            if entry.offset < audit.state.next_offset:
                 continue
             if not isinstance(pointer, Pointer):
                 newer = isinstance(pointer, UnsupportedFormatError)
@@ -318,4 +318,4 @@ def _fuller(one: Polled, other: Polled | None) -> Polled:
 
 
 def _next_of(audits: Sequence[PartitionAudit]) -> int:
-    return min(audit.books.next_offset for audit in audits)
+    return min(audit.state.next_offset for audit in audits)

@@ -64,21 +64,21 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 class PartitionAudit:
     """Audits one write partition.
 
-    `books` is the stored state of an earlier audit; `ends` has the records whose loss needs a proved end.
+    `state` is the stored state of an earlier audit; `ends` has the records whose loss needs a proved end.
     """
 
-    def __init__(self, topic: Topic, partition: int, books: PartitionState | None = None) -> None:
+    def __init__(self, topic: Topic, partition: int, state: PartitionState | None = None) -> None:
         self.topic = topic
         self.partition = partition
-        self.books = books or PartitionState()
+        self.state = state or PartitionState()
         self.ends = EndQuestions()
-        self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
+        self._dirty: dict[int, None] = dict.fromkeys(self.state.streams)
         self._rows: dict[int, MinuteRow] = {}
         self._changed = False
-        self._next_offset = self.books.next_offset
+        self._next_offset = self.state.next_offset
         self._questions = HeldQuestions()
-        self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
-        parts = (partition, self.books.held, self.books, active_ms(topic.settings), self._row, self._note)
+        self._findings = OpenFindings((topic.name, topic.id, partition), self.state.findings, self._row)
+        parts = (partition, self.state.held, self.state, active_ms(topic.settings), self._row, self._note)
         self.held = HeldAudit(*parts)
 
     # ---- what comes in -------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ class PartitionAudit:
 
         If `offset` is after the next pointer to read, retention was faster than this audit.
         """
-        if self.books.next_offset < offset:
-            self.books.miss(NO_END_MS)
-            self.books.next_offset, self.books.mark = offset, 0
+        if self.state.next_offset < offset:
+            self.state.miss(NO_END_MS)
+            self.state.next_offset, self.state.mark = offset, 0
 
     def cut_at(self, offset: int, time_ms: int, now_ms: int) -> None:
         """Note that the queue has lost its pointers from `offset` on, and continues there with others.
@@ -98,13 +98,13 @@ class PartitionAudit:
         The lost pointers do not come back, and new ones may have their sequences. So the minutes since the queue time
         `time_ms` of the last pointer that is left are unknown, and no member answers for them.
         """
-        books = self.books
-        books.miss(NO_END_MS)
-        books.next_offset, books.mark = offset, 0
-        books.objects = {at: key for at, key in books.objects.items() if at < offset}
-        for stream in books.streams.values():
+        state = self.state
+        state.miss(NO_END_MS)
+        state.next_offset, state.mark = offset, 0
+        state.objects = {at: key for at, key in state.objects.items() if at < offset}
+        for stream in state.streams.values():
             stream.marks.cut(offset)
-        for name, group in books.groups.items():
+        for name, group in state.groups.items():
             for client in group.members:
                 distrust_reading(group, client)
                 group.members[client].at = -1
@@ -117,7 +117,7 @@ class PartitionAudit:
 
     def add_report(self, report: ReceivedReport) -> None:
         """Take a report; it is judged after the next read of the queue."""
-        self.books.told.append(report)
+        self.state.told.append(report)
         self._changed = True
 
     def needs_blocks(self, pointer: Pointer) -> bool:
@@ -128,8 +128,8 @@ class PartitionAudit:
             bool(pointer.skip)
             or not pointer.producers_complete
             or any(
-                entry.producer in self.books.streams
-                and any(self.books.streams[entry.producer].account.delivered.overlaps(*piece) for piece in entry.ranges)
+                entry.producer in self.state.streams
+                and any(self.state.streams[entry.producer].account.delivered.overlaps(*piece) for piece in entry.ranges)
                 for entry in pointer.producers
             )
         )
@@ -141,17 +141,17 @@ class PartitionAudit:
 
         `blocks` has producer, first and next of each block that is not skipped; None: the pointer names them.
         """
-        books = self.books
-        if books.copies_ms == NO_END_MS:
+        state = self.state
+        if state.copies_ms == NO_END_MS:
             self._miss(time_ms)
-        if books.totals is None and pointer.partition == self.partition:
-            books.begin(pointer, books.next_offset, time_ms, self.topic.settings.late_ms)
-        books.next_offset, books.mark = offset + 1, pointer_mark(pointer)
-        books.queue_ms = max(books.queue_ms, time_ms)
-        if pointer.partition != self.partition or books.totals is None:
+        if state.totals is None and pointer.partition == self.partition:
+            state.begin(pointer, state.next_offset, time_ms, self.topic.settings.late_ms)
+        state.next_offset, state.mark = offset + 1, pointer_mark(pointer)
+        state.queue_ms = max(state.queue_ms, time_ms)
+        if pointer.partition != self.partition or state.totals is None:
             return
         minute = (pointer.least_ms or time_ms) // MINUTE_MS
-        late, missing = pointer.epoch < books.epoch, books.meet(pointer, time_ms)
+        late, missing = pointer.epoch < state.epoch, state.meet(pointer, time_ms)
         if missing:
             cause = f"the totals of pointer {offset} count {missing} records that no pointer before it shows"
             wrong = self._wrong(Kind.TOTALS, cause)
@@ -160,9 +160,9 @@ class PartitionAudit:
         for end in pointer.ended:
             self._stream(end.producer).account.close(end, time_ms)
         if pointer.locations:
-            books.objects[offset] = pointer.locations[0].key
-            if len(books.objects) > OBJECTS_MAX:
-                del books.objects[next(iter(books.objects))]
+            state.objects[offset] = pointer.locations[0].key
+            if len(state.objects) > OBJECTS_MAX:
+                del state.objects[next(iter(state.objects))]
         plain = self.held.take_pointer(offset, time_ms, pointer, _stated(pointer) if blocks is None else blocks)
         new = [self._deliver(offset, time_ms, minute, block, late=late) for block in plain]
         if any(new):  # else a copy, whose records were timed when they came first
@@ -170,8 +170,8 @@ class PartitionAudit:
 
     def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Take an entry of the queue that can't be read as a pointer."""
-        self.books.next_offset, self.books.mark = offset + 1, 0
-        self.books.forget_totals()
+        self.state.next_offset, self.state.mark = offset + 1, 0
+        self.state.forget_totals()
         wrong = self._wrong(Kind.POINTER, str(error))
         wrong.offset = offset
         self._findings.add_unnamed(wrong, time_ms // MINUTE_MS, time_ms)
@@ -181,12 +181,12 @@ class PartitionAudit:
 
         It may hold records that were acked before it and that no other pointer has.
         """
-        self.books.next_offset, self.books.mark = offset + 1, 0
+        self.state.next_offset, self.state.mark = offset + 1, 0
         self._miss(time_ms)
 
     def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:
         """Return the sequences that only this pointer names, if its blocks are unknown."""
-        known = self.books.streams
+        known = self.state.streams
         return [
             (entry.producer, *hole)
             for entry in pointer.producers
@@ -196,16 +196,16 @@ class PartitionAudit:
 
     def take_damage(self, damage: ReportedDamage, now_ms: int) -> None:
         """Take a block that a reader found damaged."""
-        stream = self.books.streams.get(damage.producer)
+        stream = self.state.streams.get(damage.producer)
         known = stream is not None and damage.first < damage.next
         if stream is not None and known:
             stream.corrupt.add(damage.first, damage.next)
             self._dirty[damage.producer] = None
             minute = EventMinutes(stream).minute_of(damage.first, now_ms // MINUTE_MS)
         else:
-            self.books.damaged[damage.offset] = True
-            while len(self.books.damaged) > DAMAGED_MAX:
-                del self.books.damaged[next(iter(self.books.damaged))]
+            self.state.damaged[damage.offset] = True
+            while len(self.state.damaged) > DAMAGED_MAX:
+                del self.state.damaged[next(iter(self.state.damaged))]
             minute = held_minute(damage.first) if is_held(damage.first) else now_ms // MINUTE_MS
         self._findings.damaged(damage, minute, now_ms)
 
@@ -221,7 +221,7 @@ class PartitionAudit:
     @property
     def waits(self) -> bool:
         """Whether reports or missing records wait for the next read of the queue."""
-        return bool(self.books.told or self.ends.missing() or self.held.waits)
+        return bool(self.state.told or self.ends.missing() or self.held.waits)
 
     def hold(self, now_ms: int) -> None:
         """Judge nothing, because the queue can't be read.
@@ -229,42 +229,42 @@ class PartitionAudit:
         The present minute and the minutes of waiting reports are unknown. At most WAITING_REPORTS_MAX reports wait.
         Older ones are dropped, and their minutes stay unknown.
         """
-        books = self.books
-        reported = {span.minute: None for each in books.told for span in each.part.spans}
+        state = self.state
+        reported = {span.minute: None for each in state.told for span in each.part.spans}
         for minute in (now_ms // MINUTE_MS, *reported):
-            if minute not in books.unread:
-                books.unread[minute] = True
+            if minute not in state.unread:
+                state.unread[minute] = True
                 self.silence(None, (minute,), 1)
                 self._changed = True
-        over = len(books.told) - WAITING_REPORTS_MAX
-        for dropped in books.told[: max(over, 0)]:
+        over = len(state.told) - WAITING_REPORTS_MAX
+        for dropped in state.told[: max(over, 0)]:
             self.silence(dropped.group, {span.minute: None for span in dropped.part.spans}, 1)
             if dropped.group is not None:
                 lost = msgspec.structs.replace(dropped.part, partition=-1)
                 self._apply(ReceivedReport(dropped.client, dropped.group, lost, dropped.time_ms, dropped.kind))
-        del books.told[: max(over, 0)]
+        del state.told[: max(over, 0)]
 
     def settle(self, now_ms: int) -> None:
         """Judge the waiting reports. The queue was read up to an end that was requested after their arrival."""
-        self._changed |= bool(self.books.told or self.books.unread)
-        self.silence(None, self.books.unread, -1)
-        self.books.unread.clear()
-        for report in self.books.told:
+        self._changed |= bool(self.state.told or self.state.unread)
+        self.silence(None, self.state.unread, -1)
+        self.state.unread.clear()
+        for report in self.state.told:
             self._apply(report)
-        self.books.told.clear()
-        for producer, stream in self.books.streams.items():
+        self.state.told.clear()
+        for producer, stream in self.state.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
                 EventMinutes(stream).count_waiting(self._row, now_ms)
                 if _ripen(stream, now_ms) or producer in self._dirty:
                     self._judge(producer, stream, now_ms)
-        for group, books in self.books.groups.items():
-            if books.stream is not None:
-                covered = books.stream.covered
-                self._dirty.update(dict.fromkeys(self._stream_of(group, books).settle(now_ms)))
-                self._changed |= books.stream.covered != covered
-            self._judge_group(group, books, now_ms)
+        for group, state in self.state.groups.items():
+            if state.stream is not None:
+                covered = state.stream.covered
+                self._dirty.update(dict.fromkeys(self._stream_of(group, state).settle(now_ms)))
+                self._changed |= state.stream.covered != covered
+            self._judge_group(group, state, now_ms)
         self.held.settle(now_ms)
-        undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - HELD_MS)]
+        undecided = [p for p, stream in self.state.streams.items() if self._undecided(stream, now_ms - HELD_MS)]
         self.ends.close()
         self._dirty = dict.fromkeys([*undecided, *self.ends.missing()])
         self._forget()
@@ -288,9 +288,9 @@ class PartitionAudit:
         if answer.released is not None:
             self.held.take_answer(answer.released)
         for each in sought:
-            stream = self.books.streams.get(each.producer)
+            stream = self.state.streams.get(each.producer)
             if stream is not None:
-                doubt = doubt_of(answer, self.books, self.topic, stream.account.end_ms, now_ms)
+                doubt = doubt_of(answer, self.state, self.topic, stream.account.end_ms, now_ms)
                 held = answer.held.get((self.partition, each.producer), RangeSet())
                 self._questions.take(each.producer, HeldWord(RangeSet(each.ranges), held, doubt))
                 self._dirty[each.producer] = None
@@ -308,20 +308,20 @@ class PartitionAudit:
         return self._findings.take_changed()
 
     def changed(self) -> bool:
-        """Whether the books changed since the last call."""
-        changed, self._changed = self._changed or self.books.next_offset != self._next_offset, False
-        self._next_offset = self.books.next_offset
+        """Whether the state changed since the last call."""
+        changed, self._changed = self._changed or self.state.next_offset != self._next_offset, False
+        self._next_offset = self.state.next_offset
         return changed
 
     def balances(self, now_ms: int) -> list[Balance]:
         """Return the balances of all producers, as `memq audit` has them."""
-        return [self._balance(producer, stream, now_ms) for producer, stream in sorted(self.books.streams.items())]
+        return [self._balance(producer, stream, now_ms) for producer, stream in sorted(self.state.streams.items())]
 
     # ---- reports -------------------------------------------------------------------------------------
 
     def _apply(self, report: ReceivedReport) -> None:
-        part, books = report.part, self.books
-        group = books.groups.setdefault(report.group, AuditedGroup()) if report.group is not None else None
+        part, state = report.part, self.state
+        group = state.groups.setdefault(report.group, AuditedGroup()) if report.group is not None else None
         if part.partition != self.partition:  # see `distrust`
             if group is not None and report.kind == SPARK_TASK:
                 self._stream_of(report.group or "", group).distrust(report.client)
@@ -342,13 +342,13 @@ class PartitionAudit:
             return self._stream_of(report.group or "", group).take_task(report.client, report.part, report.time_ms)
         if report.kind == SPARK_READER:
             return self._stream_of(report.group or "", group).take_driver(report.part, report.time_ms)
-        return take_reading(self.books, group, report.client, report.part)
+        return take_reading(self.state, group, report.client, report.part)
 
     def _stream_of(self, name: str, group: AuditedGroup) -> StreamAudit:
         def count(minute: int, records: int) -> None:
             self._row(minute).side(name).count("processed", records)
 
-        return StreamAudit(self.books, group, count)
+        return StreamAudit(self.state, group, count)
 
     def _take_span(self, span: ReportSpan, report: ReceivedReport) -> None:
         stream = self._stream(span.producer)
@@ -363,7 +363,7 @@ class PartitionAudit:
             if report.group is None:
                 return  # a reader without a group: only its damages count
             if span.stage == "passed":  # again after each start of a member before its first commit
-                progress = self.books.groups[report.group].progress.setdefault(span.producer, GroupProgress())
+                progress = self.state.groups[report.group].progress.setdefault(span.producer, GroupProgress())
                 records = _add(progress.passed, span.ranges)
         elif span.stage == "sent":
             self._count_once(stream, stream.sent, span)
@@ -401,8 +401,8 @@ class PartitionAudit:
 
     def _miss(self, time_ms: int) -> None:
         """Note that no pointer between the last one and this queue time was read: its minutes are unknown."""
-        self.books.miss(time_ms + self.topic.settings.late_ms)
-        first, last = (self.books.queue_ms or time_ms) // MINUTE_MS, time_ms // MINUTE_MS
+        self.state.miss(time_ms + self.topic.settings.late_ms)
+        first, last = (self.state.queue_ms or time_ms) // MINUTE_MS, time_ms // MINUTE_MS
         self.silence(None, range(max(first, last - GAP_MINUTES_MAX), last + 1), 1)
 
     def _deliver(self, offset: int, time_ms: int, minute: int, block: tuple[int, int, int], *, late: bool) -> bool:
@@ -423,10 +423,10 @@ class PartitionAudit:
 
     def _stream(self, producer: int) -> AuditedProducer:
         self._dirty[producer] = None
-        stream = self.books.streams.get(producer)
+        stream = self.state.streams.get(producer)
         if stream is None:
             recent = RecentRanges(self.topic.settings.reader_window_ms)
-            stream = self.books.streams[producer] = AuditedProducer(Account(recent, self.books.copies_ms))
+            stream = self.state.streams[producer] = AuditedProducer(Account(recent, self.state.copies_ms))
         return stream
 
     def _row(self, minute: int) -> MinuteRow:
@@ -438,7 +438,7 @@ class PartitionAudit:
         active_since_ms = watermark_ms(self.topic.settings, now_ms)
         # What is missing below its end, `_judge` asks brokers for.
         asked = HeldWord(RangeSet([(0, stream.account.end or 0)]))
-        evidence = Evidence(expired=self.books.expired, active_since_ms=active_since_ms, word=asked)
+        evidence = Evidence(expired=self.state.expired, active_since_ms=active_since_ms, word=asked)
         return stream.account.settle(self.partition, producer, evidence)
 
     def _undecided(self, stream: AuditedProducer, now_ms: int) -> bool:
@@ -514,15 +514,15 @@ class PartitionAudit:
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
         """Split missing records into lost ones, and those that may be in unread pointers."""
-        if not missing or not self.books.expired:
+        if not missing or not self.state.expired:
             return missing, []
         dated = EventMinutes(stream).dated(missing, 0)
-        blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.books.copies_ms)
+        blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.state.copies_ms)
         return apart(missing, blind), common(missing, blind)
 
-    def _judge_group(self, group: str, books: AuditedGroup, now_ms: int) -> None:
+    def _judge_group(self, group: str, state: AuditedGroup, now_ms: int) -> None:
         for producer in list(self._dirty):
-            progress, stream = books.progress.get(producer), self.books.streams.get(producer)
+            progress, stream = state.progress.get(producer), self.state.streams.get(producer)
             if progress is None or stream is None:
                 continue
             handled = (progress.ever, progress.passed)
@@ -551,26 +551,26 @@ class PartitionAudit:
             offset = stream.marks.offset_of(sequence) if sequence in stream.account.delivered else -1
             if wrong.kind is Kind.DOUBLED and wrong.stage == IN_QUEUE:
                 offset = stream.doubled_at
-            return offset, self.books.objects.get(offset, "")
+            return offset, self.state.objects.get(offset, "")
 
         self._findings.hold(wrong, pieces, lambda left: dating.dated(left, fallback), locate, now_ms)
 
     def _forget(self) -> None:
         """Forget the producers that were silent longest, also in the groups."""
-        over = len(self.books.streams) - STREAMS_MAX
+        over = len(self.state.streams) - STREAMS_MAX
         if over <= 0:
             return
-        streams = self.books.streams
+        streams = self.state.streams
         for producer in sorted(streams, key=lambda each: streams[each].account.seen_ms)[:over]:
             del streams[producer]
             self._questions.forget(producer)
             self.ends.forget(producer)
-            for group in self.books.groups.values():
+            for group in self.state.groups.values():
                 group.progress.pop(producer, None)
                 for reading in group.readings():
                     reading.now.pop(producer, None)
                     reading.reached.pop(producer, None)
-        self.books.expired = True  # of one that comes back the beginning is not known
+        self.state.expired = True  # of one that comes back the beginning is not known
 
 
 def _stated(pointer: Pointer) -> list[tuple[int, int, int]]:

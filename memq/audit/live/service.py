@@ -330,7 +330,7 @@ class LiveAudit:
                 mine = self._homes.get(home_of(topic.id, part.partition, homes))
                 key = (topic.id, part.partition)
                 if mine is not None and key not in mine.partitions:
-                    mine.partitions[key] = PartitionAudit(topic, part.partition, await self._store.books(key))
+                    mine.partitions[key] = PartitionAudit(topic, part.partition, await self._store.partition_state(key))
 
     # ---- pointers ------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class LiveAudit:
         for key, audit in home.partitions.items():
             rows, findings = audit.take_rows(), audit.take_findings()
             if rows or findings or audit.changed():
-                step.changes[key] = PartitionChanges(audit.topic.name, audit.books, rows, findings)
+                step.changes[key] = PartitionChanges(audit.topic.name, audit.state, rows, findings)
         return step
 
     async def _save(self, home: _Home) -> None:

@@ -29,8 +29,8 @@ class StreamAudit:
     All methods yield the producers whose verdict may change.
     """
 
-    def __init__(self, books: PartitionState, group: AuditedGroup, count: Callable[[int, int], None]) -> None:
-        self._books = books
+    def __init__(self, state: PartitionState, group: AuditedGroup, count: Callable[[int, int], None]) -> None:
+        self._state = state
         self._group = group
         self._count = count
         self._read = group.stream = group.stream or StreamRead()
@@ -99,7 +99,7 @@ class StreamAudit:
             for minute, producers in task.fetched.items():
                 for producer, ranges in producers.items():
                     repeats = begin < counted  # only the first task that reads a record can double it
-                    new = take_processed(self._books, self._group, read.reading, producer, ranges, repeats=repeats)
+                    new = take_processed(self._state, self._group, read.reading, producer, ranges, repeats=repeats)
                     self._count(minute, new)
                     yield producer
             task.fetched, task.counted = {}, True
@@ -123,7 +123,7 @@ class StreamAudit:
             read.due_ms = 0
             reading.sure = bool(ends)
             covered = max(ends) if ends else min([to, *(begin for begin, _ in sure if begin > covered)])
-            yield from hold(self._books, self._group, reading, covered.pointer_offset)
+            yield from hold(self._state, self._group, reading, covered.pointer_offset)
             if not ends:
                 reading.at = max(reading.at, first_judged(covered))
         read.covered = str(covered)

@@ -47,20 +47,20 @@ class PartitionChanges:
     """The changes of one step in one write partition."""
 
     topic: str
-    books: PartitionState
+    state: PartitionState
     rows: dict[int, MinuteRow]
     findings: list[Finding]
 
     @property
     def facts(self) -> PartitionFacts:
-        """Return the summary of the books."""
-        books = self.books
+        """Return the summary of the state."""
+        state = self.state
         groups = {
             name: GroupFacts(group.committed, sum(progress.ever.total for progress in group.progress.values()))
-            for name, group in books.groups.items()
+            for name, group in state.groups.items()
         }
-        records = sum(stream.account.delivered.total for stream in books.streams.values()) + books.held.queued
-        return PartitionFacts(books.next_offset, books.queue_ms, records, len(books.streams), groups)
+        records = sum(stream.account.delivered.total for stream in state.streams.values()) + state.held.queued
+        return PartitionFacts(state.next_offset, state.queue_ms, records, len(state.streams), groups)
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class AuditStore:
         """Store the time up to which all reports of `homes` were read (Unix ms); skip homes of another owner."""
         await self._database.run(lambda execute: _note_heard(execute, owner, topic_id, homes))
 
-    async def books(self, key: PartitionKey) -> PartitionState | None:
-        """Return the books of a write partition; None when nothing was stored."""
+    async def partition_state(self, key: PartitionKey) -> PartitionState | None:
+        """Return the state of a write partition; None when nothing was stored."""
         found = await self._database.run(
             lambda execute: execute("SELECT books FROM audits WHERE topic_id = ? AND part = ?", key)
         )
@@ -188,12 +188,12 @@ def _save(execute: Execute, step: Step) -> None:
     )
     version = _next_version(execute) if step.changes else 0
     for key, changes in step.changes.items():
-        books, facts = encode_state(changes.books), msgspec.msgpack.encode(changes.facts)
+        state, facts = encode_state(changes.state), msgspec.msgpack.encode(changes.facts)
         execute(
             "INSERT INTO audits VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part) DO UPDATE SET"
             " topic = excluded.topic, home = excluded.home, books = excluded.books, facts = excluded.facts,"
             " version = excluded.version",
-            (*key, changes.topic, step.home, books, facts, version),
+            (*key, changes.topic, step.home, state, facts, version),
         )
         for minute, row in changes.rows.items():
             _add_row(execute, key, changes.topic, minute, row, version)
