@@ -67,6 +67,8 @@ TRANSACTION_TARGET_BYTES_MAX = 4 * MIB  # of the blocks for one partition: they 
 BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
 MANIFEST_BYTES_MAX = 64 * MIB
 STAGED_PIECES_MAX = 64  # that one request publishes
+STAGED_PARTS_MAX = 100  # of a transaction that one request holds: they lie in one entry of the state log
+TRANSACTION_STAGED_BYTES_MAX = 64 * MIB  # of a part for one partition that its producer stages: one batch
 
 # Compaction.
 COMPACTION_RAW_BYTES_MAX = BLOCK_RAW_BYTES_MAX  # of a manifest, or of a part of one, unpacked

@@ -4,6 +4,7 @@
     <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
     <cluster>/staged/<writer>/objects/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/staged/<writer>/commits/<batch id>
+    <cluster>/staged/<writer>/decided/<batch id>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/state/<topic>/<topic id, 8 hex>/<read partition>/<epoch>-<offset>/<part>
@@ -29,6 +30,7 @@ from memq.topic import check_name
 
 HELD_KIND = "object of held blocks"
 RUN_KIND = "run of held blocks"
+DECIDED_KIND = "mark of a committed staged batch"
 STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
@@ -55,6 +57,7 @@ _WITHOUT_BATCHES = {
         ("store mark", STORE_MARK),
         ("list of a sweep", r"sweep/(pending|kept)/[0-9a-f]{16}/\d{16}-[0-9a-f]{16}"),
         ("manifest of a staged batch", r"commits/\d{19}"),
+        (DECIDED_KIND, r"staged/[^/]+/decided/\d{19}"),
         ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
         ("snapshot of a state log", r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/\d{10}-\d{16}/\d{4}"),
         (RUN_KIND, r"state/[^/]+/[0-9a-f]{8}/\d{5,10}/runs/[0-9a-f]{16}"),
@@ -164,6 +167,26 @@ def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
 def manifest_prefix(cluster: str, writer: str) -> str:
     """Return the common prefix of the keys of a writer's manifests; they ascend with its batch ids."""
     return f"{staged_prefix(cluster)}{writer}/commits/"
+
+
+def is_manifest_key(key: str) -> bool:
+    """Whether a key is that of the manifest of a staged batch."""
+    parts = key.split("/")
+    return parts[1:2] == ["staged"] and parts[3:4] == ["commits"]
+
+
+def decided_key(manifest: str) -> str:
+    """Return the key of the mark that the transaction of this manifest is committed."""
+    cluster, kind, writer, _, batch = manifest.split("/")
+    return f"{cluster}/{kind}/{writer}/decided/{batch}"
+
+
+def manifest_of_mark(key: str) -> str:
+    """Return the key of the manifest of a mark, "" if the key is of no mark."""
+    parts = key.split("/")
+    if parts[1:2] != ["staged"] or parts[3:4] != ["decided"]:
+        return ""
+    return "/".join([*parts[:3], "commits", *parts[4:]])
 
 
 def topics_prefix(cluster: str) -> str:

@@ -1,6 +1,9 @@
 """The manifest of a staged batch: one sealed JSON document in the store that lists its pieces.
 
 The first put decides: a later attempt to commit the batch publishes the pieces of this manifest. It never changes.
+
+An *atomic* batch becomes visible by a transaction: its manifest decides the content only. Each part of the transaction
+names the manifest. Before the first piece of a committed transaction is published, a mark is put (`decided_key`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Annotated, cast
 from zlib import crc32
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer
@@ -23,6 +26,8 @@ from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
 StagedPartition = tuple[str, str, int]  # topic, topic id, write partition
 DIGEST_END = 1 << 64
+MARK = b"committed\n"  # the whole content of a mark
+TRANSACTIONS_WRITER = "_memq_transactions"  # stages the large parts of producers' transactions
 
 
 class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +51,7 @@ class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
     """One staged object: `bytes` long, index at `index_offset`, and the producer id of its blocks.
 
     `digest` is a sum over the values and keys of its records, which does not depend on their order (`digest_of`).
+    `created_ms` (Unix ms) is when it was put; earlier writers left it out.
     """
 
     key: Text
@@ -54,12 +60,14 @@ class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[StagedPiece, ...]
     producer: Hex = "0" * 16  # earlier writers left out producer and digest
     digest: Hex | None = None
+    created_ms: Number | UnsetType = UNSET
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One batch of a writer: its objects in `store` in order of records, and its time (Unix ms).
 
     `source` is the stream of the batch, if there is one. It distinguishes two streams with the same writer name.
+    `atomic`: a transaction decides whether it becomes visible.
     """
 
     version: int = FORMAT_VERSION
@@ -70,6 +78,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: Number
     objects: tuple[StagedObject, ...]
     source: str = ""
+    atomic: bool | UnsetType = UNSET
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether a transaction decides about the batch."""
+        return self.atomic is True
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether partitions remember the writer: a producer's transaction is known by its unit alone (H4)."""
+        return self.writer != TRANSACTIONS_WRITER
 
     def by_partition(self) -> dict[StagedPartition, list[tuple[StagedObject, StagedPiece]]]:
         """Return the pieces of each partition in order; the number of a piece is its index."""
@@ -127,6 +146,12 @@ def decode_manifest(body: Buffer, name: str) -> Manifest:
     if manifest.version not in FORMAT_VERSIONS:
         raise UnsupportedFormatError(f"manifest '{name}' has version {manifest.version}, known: {FORMAT_VERSIONS}")
     return manifest
+
+
+def check_mark(body: Buffer) -> None:
+    """Check the content of a mark. Raises: CorruptDataError."""
+    if bytes(body) != MARK:
+        raise CorruptDataError(f"mark of a committed staged batch has {len(body)} other bytes than {MARK!r}")
 
 
 def manifest_under(body: Buffer, key: str) -> Manifest:

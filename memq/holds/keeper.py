@@ -28,6 +28,7 @@ from memq.holds.machine import (
     HoldDecision,
     HoldMachine,
     HoldsDecision,
+    HoldStagedDecision,
     HoldState,
     ReleaseDecision,
     ReleasedUnit,
@@ -170,6 +171,17 @@ class HoldKeeper:
         finally:
             self._store_arrived()  # also if there is room for some only: else these would wait for the next request
         return [each if isinstance(each, HoldState) else await asyncio.shield(each) for each in found]
+
+    async def hold_staged(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[HoldState]:
+        """Hold parts in the staged objects of manifest `key`; return the state of each when that counts.
+
+        Raises: as above; ThrottledError.
+        """
+        self._check_room()
+        now_ms = self._now_ms()
+        decision = HoldStagedDecision(key, now_ms - self._parts.window_ms(), now_ms, tuple(lanes))
+        answers: Sequence[HoldState] = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
+        return answers
 
     async def until_done(self, lane: str, within_s: float) -> bool:
         """Wait until no released unit of a lane is on its way; return whether that is so in this time."""

@@ -10,6 +10,8 @@ The machine knows what has ended, so that a block that comes again is not held a
 says what may be forgotten. All times are in the decisions (S3): the fold reads no clock.
 
 Holds that are due late leave the memory: `memq.holds.far` has those in runs. No decision needs the content of a run.
+
+A staged hold is the part of a transaction for one target that lies in staged objects: its `key` is that of a manifest.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import msgspec
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import due_time_of
+from memq.format.key import is_manifest_key
 from memq.holds.far import BringDecision, FarHolds, FarPlace, MarkDecision, MergeDecision, RunDecision, SavedFar
 from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
 
 HOLDS_MACHINE = "holds"  # its name in the log
-STATE_VERSION = 2  # 1 without runs, which brokers of earlier releases read
+STATE_VERSION = 3  # 1 without runs and staged holds, 2 without staged holds: brokers of earlier releases read these
 SLICE_HOLDS = 1_000  # of a snapshot, encoded at once: 3 ms
 
 
@@ -45,6 +48,18 @@ class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
 
     key: str
     before_ms: int
+    lanes: tuple[HeldLane, ...]
+
+
+class HoldStagedDecision(msgspec.Struct, frozen=True, tag="hold-staged"):
+    """Parts of a transaction in the staged objects of manifest `key` are held, one for each target.
+
+    Each replaces the other holds of its lane and target, which are dropped at `now_ms`.
+    """
+
+    key: str
+    before_ms: int
+    now_ms: int
     lanes: tuple[HeldLane, ...]
 
 
@@ -82,7 +97,7 @@ class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
 
 
 FarDecision = MarkDecision | RunDecision | MergeDecision | BringDecision
-HoldsDecision = HoldDecision | ReleaseDecision | DropDecision | DoneDecision | FarDecision
+HoldsDecision = HoldDecision | HoldStagedDecision | ReleaseDecision | DropDecision | DoneDecision | FarDecision
 
 
 class Hold(msgspec.Struct, gc=False):
@@ -92,6 +107,11 @@ class Hold(msgspec.Struct, gc=False):
     target: Target
     lane: str
     key: str
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it lies in the staged objects of a manifest."""
+        return is_manifest_key(self.key)
 
     def is_due_at(self, from_ms: int) -> bool:
         """Whether it is due at or after `from_ms`, and its id says when: then its run is found (H6)."""
@@ -201,6 +221,8 @@ class HoldMachine:
         match decision:
             case HoldDecision():
                 return self._hold(decision)
+            case HoldStagedDecision():
+                return self._hold_staged(decision)
             case ReleaseDecision():
                 return self._release_all(decision.units)
             case DropDecision():
@@ -291,6 +313,18 @@ class HoldMachine:
         self._forget(decision.before_ms)
         self.far.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _hold_staged(self, decision: HoldStagedDecision) -> tuple[HoldState | None, ...]:
+        self._forget(decision.before_ms)
+        answers: list[HoldState | None] = []
+        for lane in decision.lanes:
+            (block,) = lane.blocks
+            answers.append(self._take(decision.key, lane, block))
+            replaced = list(self.lanes.get(lane.lane, ())) if answers[-1] is HoldState.HELD else []
+            for hold in replaced:
+                if hold != block.id and self.open[hold].target == lane.target:
+                    self._drop(hold, None, decision.now_ms)
+        return tuple(answers)
 
     def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> HoldState:
         state = self.state_of(block.id)
@@ -472,7 +506,9 @@ class HoldMachine:
         numbers, totals, dropped = (list(each.items()) for each in (self.numbers, self.totals, self.dropped))
         saved = _EncodedHolds(1, self.life, [], [], numbers, [], totals, dropped)
         if far is not None:
-            saved = msgspec.structs.replace(saved, version=STATE_VERSION, far=far, far_counts=self._far_counts())
+            saved = msgspec.structs.replace(saved, version=2, far=far, far_counts=self._far_counts())
+        if any(map(is_manifest_key, self.objects)):
+            saved = msgspec.structs.replace(saved, version=STATE_VERSION)
         return _pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
 
     def _far_counts(self) -> list[tuple[Target, int]]:

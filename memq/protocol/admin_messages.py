@@ -17,6 +17,7 @@ from memq.protocol.hold_messages import (
     DescribeHolds,
     HoldRecords,
     ListDelayed,
+    ReleaseStagedUnit,
     ReleaseUnit,
     WireDelayedTopic,
     WireWaiting,
@@ -27,6 +28,7 @@ from memq.protocol.transaction_messages import (
     AwaitTransaction,
     BeginTransactions,
     EndTransaction,
+    HoldStagedParts,
     HoldTransaction,
     ListTransactions,
     PrepareTransaction,
@@ -218,8 +220,10 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DescribeHolds
         | ListDelayed
         | ReleaseUnit
+        | ReleaseStagedUnit
         | BeginTransactions
         | HoldTransaction
+        | HoldStagedParts
         | EndTransaction
         | PrepareTransaction
         | AskUndecided

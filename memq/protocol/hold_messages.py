@@ -125,3 +125,19 @@ class ReleaseUnit(msgspec.Struct, tag_field="op", tag="release-unit", kw_only=Tr
     behind: Int64
     blocks: list[WireUnitBlock]
     records: Int64 = 0
+
+
+class ReleaseStagedUnit(msgspec.Struct, tag_field="op", tag="release-staged-unit", kw_only=True):
+    """Publish the pieces of a manifest for a partition, as unit `number` of a shard.
+
+    See `ReleaseUnit`.
+    """
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    shard: str
+    number: Int64
+    behind: Int64
+    manifest: str
+    records: Int64 = 0

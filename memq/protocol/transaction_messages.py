@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memq.protocol.group_messages import WireCommitted
+from memq.protocol.hold_messages import WireHoldId
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
@@ -43,6 +44,31 @@ class HoldTransaction(msgspec.Struct, tag_field="op", tag="hold-transaction", kw
 
     transaction: WireTransaction
     blocks: list[WireTransactionBlock]
+
+
+class WireStagedPart(msgspec.Struct, kw_only=True):
+    """The part of a transaction for a write partition: its pieces in a manifest, with so many records.
+
+    `hold` identifies the part: a repeated request holds it once.
+    """
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    hold: WireHoldId
+    records: Int64
+
+
+class HoldStagedParts(msgspec.Struct, tag_field="op", tag="hold-staged-parts", kw_only=True):
+    """Hold parts of a transaction that lie in staged objects, until it ends.
+
+    Batch `batch_id` of `writer` has them. A staged part replaces the blocks that are held for its partition.
+    """
+
+    transaction: WireTransaction
+    writer: str
+    batch_id: Int64
+    parts: list[WireStagedPart]
 
 
 class PrepareTransaction(msgspec.Struct, tag_field="op", tag="prepare-transaction", kw_only=True):

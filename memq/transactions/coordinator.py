@@ -24,6 +24,7 @@ from memq.errors import (
     TransactionAbortedError,
     TransactionCommittedError,
 )
+from memq.format.held_object import HeldLane
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import HoldMachine, HoldState
 from memq.runtime.clock import Clock
@@ -159,6 +160,14 @@ class TransactionCoordinator:
         Raises: ProducerFencedError, TransactionAbortedError; as `HoldKeeper.hold`.
         """
         states = await self._keeper.hold(blocks)
+        if any(state in (HoldState.REFUSED, HoldState.DROPPED) for state in states):
+            raise self._machine.refusal_of(id_, instance, number)
+
+    async def hold_staged(
+        self, id_: TransactionalId, instance: int, number: int, key: str, lanes: Sequence[HeldLane]
+    ) -> None:
+        """Hold parts of a transaction that lie in the staged objects of manifest `key`. Raises: as `hold`."""
+        states = await self._keeper.hold_staged(key, lanes)
         if any(state in (HoldState.REFUSED, HoldState.DROPPED) for state in states):
             raise self._machine.refusal_of(id_, instance, number)
 

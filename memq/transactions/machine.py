@@ -378,6 +378,10 @@ class TransactionMachine:
         if decision.blocks not in (ANY_BLOCKS, count):
             return TransactionAbortedError(f"{name} has {count} of its {decision.blocks} blocks of records")
         for target, holds in targets.items():
+            if any(hold.is_staged for hold in holds):
+                if len(holds) > 1:  # a late block, which no commit counts
+                    return TransactionAbortedError(f"{name} has {len(holds)} parts in topic '{target.topic}'")
+                continue
             size = sum(hold.block.length for hold in holds)
             if len(holds) > TARGET_BLOCKS_MAX or size > TRANSACTION_TARGET_BYTES_MAX:  # T5
                 place = f"topic '{target.topic}' partition {target.partition}"

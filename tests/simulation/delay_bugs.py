@@ -85,7 +85,7 @@ DELAY_BUGS = (
     Planted(
         "H3: an object that a store does not find for 10 s is dropped",
         TAKING,
-        "_check_missing",
+        "check_missing",
         body("return"),
         level="breezy",
         seed=1_902,
@@ -111,7 +111,7 @@ DELAY_BUGS = (
     Planted(
         "H4: a target takes a unit that its queue has",
         TAKING,
-        "_is_there",
+        "is_there",
         swap("unit.number <= own.named.last_unit(unit.shard)", "False"),
         seed=1027,
         aspects=DELAYS,

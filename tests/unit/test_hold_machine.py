@@ -102,9 +102,9 @@ def test_a_snapshot_has_the_life_and_is_read_in_its_version_alone() -> None:
     restored.restore(state)
     assert (restored.snapshot(), restored.life) == (state, 5)
     assert restored.state_of(ONE) is HoldState.RELEASED
-    newer = state.replace(b"version\x01", b"version\x03")
+    newer = state.replace(b"version\x01", b"version\x04")
     assert newer != state
-    with pytest.raises(UnsupportedFormatError, match="version 3, above 2"):
+    with pytest.raises(UnsupportedFormatError, match="version 4, above 3"):
         HoldMachine().restore(newer)
     with pytest.raises(CorruptDataError, match="snapshot of held records can't be read"):
         HoldMachine().restore(b"\xc1")

@@ -62,6 +62,7 @@ from memq.protocol.hold_messages import (
     DescribeHolds,
     HoldRecords,
     ListDelayed,
+    ReleaseStagedUnit,
     ReleaseUnit,
     WireHold,
     WireHoldId,
@@ -97,10 +98,12 @@ from memq.protocol.transaction_messages import (
     AwaitTransaction,
     BeginTransactions,
     EndTransaction,
+    HoldStagedParts,
     HoldTransaction,
     ListTransactions,
     PrepareTransaction,
     SettleTransaction,
+    WireStagedPart,
     WireTransaction,
     WireTransactionBlock,
 )
@@ -198,6 +201,7 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
 REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
 SOUGHT = WireRecords(partition=3, producer="0" * 15 + "5", ranges=[(0, 3)])
 OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
+STAGED_PART = WireStagedPart(**OF_PARTITION, hold=WireHoldId(producer="1" * 16, first=0), records=1)
 UNIT_BLOCK = WireUnitBlock(key="memq/held/k", offset=0, length=1)
 STAGED: dict[str, Any] = {"writer": "w", "batch_id": 1, "store": "main", "manifest": 1, "pieces_total": 1, "first": 0}
 CLUSTER, TOPIC, PARTITION, GROUP = (
@@ -246,6 +250,10 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
         HoldTransaction(transaction=TRANSACTION, blocks=[WireTransactionBlock(**OF_PARTITION, block=b"b")]),
         [*PAY, *PARTITION],
     ),
+    HoldStagedParts: (
+        HoldStagedParts(transaction=TRANSACTION, writer="w", batch_id=1, parts=[STAGED_PART] * 2),
+        [*PAY, *PARTITION],
+    ),
     EndTransaction: (EndTransaction(transaction=TRANSACTION, commit=True, blocks=1), PAY),
     PrepareTransaction: (
         PrepareTransaction(transaction=TRANSACTION, blocks=1, producer_group="shop", note=b"", began_ms=1),
@@ -262,6 +270,10 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ListDelayed: (ListDelayed(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
+        PARTITION,
+    ),
+    ReleaseStagedUnit: (
+        ReleaseStagedUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, manifest="c/staged/w/commits/1"),
         PARTITION,
     ),
 }

@@ -12,10 +12,10 @@ import pytest
 from memq.broker.api import staged_publisher as publisher
 from memq.broker.api.staged_publisher import (
     INDEX_BYTES_MAX,
-    _check,
     _held,
     _Published,
     _until_s,
+    check_pieces,
     publish_staged,
 )
 from memq.broker.partition.appender import Appender
@@ -115,7 +115,7 @@ def seen(owner: Owner) -> TopicProcessor:
         ({"pieces": piece(raw_bytes=(1 << 53) - (1 << 32))}, InvalidRequestError),
         ({"pieces": piece(raw_bytes=500 - (1 << 32))}, None),
         ({"pieces": piece(raw_bytes=499 - (1 << 32))}, InvalidRequestError),
-        ({"writer": "a/b"}, InvalidNameError),
+        ({"writer": "a/b"}, InvalidRequestError),
         ({"store": "other"}, InvalidRequestError),
         ({"batch_id": -1}, InvalidRequestError),
         ({"batch_id": BATCH_ID_END}, InvalidRequestError),
@@ -134,10 +134,18 @@ def seen(owner: Owner) -> TopicProcessor:
 )
 def test_pieces_are_within_their_bounds(changes: dict[str, Any], error: type[MemqError] | None) -> None:
     if error is None:
-        _check(seen(Owner()), asked(**changes))
+        check_pieces(seen(Owner()), asked(**changes))
     else:
         with pytest.raises(error):
-            _check(seen(Owner()), asked(**changes))
+            check_pieces(seen(Owner()), asked(**changes))
+
+
+@pytest.mark.parametrize("writer", ["a/b", "_memq_transactions"])
+def test_a_client_names_no_writer_of_memq_itself(writer: str) -> None:
+    with pytest.raises(InvalidNameError):
+        asyncio.run(
+            publish_staged(seen(Owner()), asked(writer=writer, pieces=piece(key=f"c/staged/{writer}/objects/o")))
+        )
 
 
 LAST = NamedProducer(producer=writer_id("nightly"), epoch=0, last_sequence=2, batch_id="7", manifest=5, pieces=4)
@@ -278,7 +286,7 @@ def test_published_pieces_are_known_after_those_of_a_closed_requester_settle(
         owner, read = Owner(), list[int]()
         assert owner.own is not None
 
-        async def found(processor: Any, ask: PublishStaged, held: int, settle: Any) -> list[Any]:
+        async def found(processor: Any, ask: PublishStaged, held: int, settle: Any, unit: Any) -> list[Any]:
             read.append(held)
             return []
 
@@ -314,7 +322,7 @@ def test_the_pieces_that_are_missing_are_read_and_published(
         owner.own.learn([msgspec.structs.replace(LAST, last_sequence=known)], 50)
         read: list[int] = []
 
-        async def found(processor: Any, ask: PublishStaged, held: int, settle: Any) -> list[Any]:
+        async def found(processor: Any, ask: PublishStaged, held: int, settle: Any, unit: Any) -> list[Any]:
             read.append(held)
             return [settle] * (ask.first + len(ask.pieces) - held)
 

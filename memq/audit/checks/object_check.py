@@ -18,7 +18,7 @@ from memq.format.blocks.columns import BlockReader, verify_block
 from memq.format.blocks.header import BlockHeader, Buffer, check_block, scope_of
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
 from memq.format.held_object import held_object_index
-from memq.format.key import HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
+from memq.format.key import DECIDED_KIND, HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
 from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import (
     KIND_AT,
@@ -31,7 +31,7 @@ from memq.format.packed_file import (
     decode_sweep_list,
 )
 from memq.format.pointer import Location, Pointer, read_pointer
-from memq.format.staged_manifest import decode_manifest
+from memq.format.staged_manifest import check_mark, decode_manifest
 from memq.format.state_log.held_run import open_run
 from memq.format.state_log.snapshot import decode_part as decode_state_part
 from memq.notification import Entry, PointerReader
@@ -102,6 +102,8 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
         decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_compaction_manifest)
     elif "/commits/" in name:
         decode = partial(decode_manifest, name=name)
+    elif kind_without_batches(name) == DECIDED_KIND:
+        decode = check_mark
     elif kind_without_batches(name) == HELD_KIND:
         return check_held(data)
     else:

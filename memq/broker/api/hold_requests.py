@@ -5,6 +5,7 @@ from __future__ import annotations
 from memq.broker.api import Answer, Call
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.api.stream_requests import checked_sequence, producer_id_of
+from memq.broker.holds.staged_parts import take_staged_unit
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partition.appender import sealed_error
 from memq.broker.partitions import Partitions
@@ -13,6 +14,7 @@ from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOldError
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
+from memq.format.key import is_manifest_key
 from memq.holds.keeper import HoldKeeper, NewHold
 from memq.holds.machine import UnitCount
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
@@ -22,6 +24,7 @@ from memq.protocol.hold_messages import (
     DescribeHolds,
     HoldRecords,
     ListDelayed,
+    ReleaseStagedUnit,
     ReleaseUnit,
     WireDelayedTopic,
     WireHoldId,
@@ -140,6 +143,18 @@ class HoldRequests:
         processor = self._partitions.processor(topic, ask.partition)
         blocks = [_unit_block(each) for each in ask.blocks]
         await take_unit(processor, IncomingUnit(producer_id_of(ask.shard), ask.number, ask.behind, blocks, ask.records))
+        return AdminAnswer()
+
+    async def release_staged(self, call: Call[ReleaseStagedUnit]) -> Answer:
+        """Publish the staged part of a transaction that another broker releases."""
+        ask = call.ask
+        topic = await self._partitions.current_topic(ask.topic, ask.topic_id)
+        if not is_manifest_key(ask.manifest):
+            raise InvalidRequestError(f"'{ask.manifest[:120]}' is no manifest")
+        unit = IncomingUnit(
+            producer_id_of(ask.shard), ask.number, ask.behind, [UnitBlock(ask.manifest, 0, 0, None)], ask.records
+        )
+        await take_staged_unit(self._partitions.processor(topic, ask.partition), unit)
         return AdminAnswer()
 
     async def _target(self, name: str, topic_id: str, partition: int) -> Topic:

@@ -46,7 +46,14 @@ from memq.protocol.group_messages import (
     ListGroups,
     MoveGroup,
 )
-from memq.protocol.hold_messages import CancelHolds, DescribeHolds, HoldRecords, ListDelayed, ReleaseUnit
+from memq.protocol.hold_messages import (
+    CancelHolds,
+    DescribeHolds,
+    HoldRecords,
+    ListDelayed,
+    ReleaseStagedUnit,
+    ReleaseUnit,
+)
 from memq.protocol.messages import (
     Close,
     Forward,
@@ -65,6 +72,7 @@ from memq.protocol.transaction_messages import (
     AwaitTransaction,
     BeginTransactions,
     EndTransaction,
+    HoldStagedParts,
     HoldTransaction,
     ListTransactions,
     PrepareTransaction,
@@ -189,8 +197,10 @@ def operations_of(
             Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
             Operation("list-delayed", Api.ADMIN, ListDelayed, _cluster, holds.list_delayed),
             Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
+            Operation("release-staged-unit", Api.ADMIN, ReleaseStagedUnit, _partition, holds.release_staged),
             Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
             Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
+            Operation("hold-staged-parts", Api.ADMIN, HoldStagedParts, _held_parts, transactions.hold_staged),
             Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
             Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
             Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
@@ -248,7 +258,8 @@ def _partition(
     | Call[PublishStaged]
     | Call[HoldRecords]
     | Call[CancelHolds]
-    | Call[ReleaseUnit],
+    | Call[ReleaseUnit]
+    | Call[ReleaseStagedUnit],
 ) -> list[Resource]:
     return [_one_partition(call.ask.topic, call.ask.partition)]
 
@@ -316,6 +327,12 @@ def _prepared(call: Call[PrepareTransaction]) -> list[Resource]:
 
 def _held_blocks(call: Call[HoldTransaction]) -> list[Resource]:
     places = dict.fromkeys((each.topic, each.partition) for each in call.ask.blocks)
+    named = call.ask.transaction
+    return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
+
+
+def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
+    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.parts)
     named = call.ask.transaction
     return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
 

@@ -57,19 +57,33 @@ class _Published:
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
     """Publish the requested pieces that are not published yet; return how many the queue then holds.
 
+    Raises: InvalidRequestError for impossible pieces; as `publish_pieces`.
+    """
+    check_name(ask.writer, "writer")
+    check_pieces(processor, ask)
+    return await publish_pieces(processor, ask)
+
+
+async def publish_pieces(processor: TopicProcessor, ask: PublishStaged, unit: NamedProducer | None = None) -> int:
+    """Do the same for checked pieces.
+
+    `unit`: they are of a unit that a state log names, so that the sweep keeps their objects. The pointer of the last
+    piece has its number (H4).
     Raises: InvalidRequestError, TooLargeError. TooOldError for a manifest whose objects the sweep may delete, or whose
     batch may have been published and forgotten. CorruptDataError when an object does not match the manifest;
     NotFoundError when it was deleted.
     MovedError, RetryableError: the writer repeats the request.
     """
-    _check(processor, ask)
     async with processor.staging:
         await processor.appender.idle_of_staged()
         own = processor.own
         if own is None:
             raise MovedError(f"{processor.name} is not open any more")
-        _check_remembered(processor, own, ask)
-        held = _held(own, ask)
+        if unit is None:
+            _check_remembered(processor, own, ask)
+        elif own.named.last_unit(unit.producer) >= unit.last_sequence:  # another request was faster
+            return ask.pieces_total
+        held = _held(own, ask, names_max=NAMED_PRODUCERS_MAX if unit is None else BATCH_ID_END)
         if ask.only_check:
             return held
         if held >= ask.first + len(ask.pieces):
@@ -79,15 +93,15 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
                 f"pieces from {ask.first} on, but only {held} are published", hint="continue after these"
             )
         published = _Published()
-        for batch in await _read(processor, ask, held, published.settle):
+        for batch in await _read(processor, ask, held, published.settle, unit):
             await processor.appender.append_staged(own, batch)
             published.waiting += 1
         await published.wait()
         return _held(own, ask) if ask.remember else ask.first + len(ask.pieces)
 
 
-def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
-    check_name(ask.writer, "writer")
+def check_pieces(processor: TopicProcessor, ask: PublishStaged) -> None:
+    """Refuse impossible pieces. Raises: InvalidRequestError."""
     prefix = f"{staged_prefix(processor.services.settings.cluster)}{ask.writer}/objects/"
     if ask.store not in processor.services.stores:
         raise InvalidRequestError(f"store {ask.store[:60]!a} is not one of this cluster")
@@ -123,7 +137,7 @@ def _check_remembered(processor: TopicProcessor, own: Ownership, ask: PublishSta
         )
 
 
-def _held(own: Ownership, ask: PublishStaged) -> int:
+def _held(own: Ownership, ask: PublishStaged, names_max: int = NAMED_PRODUCERS_MAX) -> int:
     """Return how many pieces of the batch the queue holds.
 
     A batch before the writer's last one is complete.
@@ -132,7 +146,7 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
     if not ask.remember:
         return ask.first
     if known is None:
-        if len(own.named) >= NAMED_PRODUCERS_MAX:
+        if len(own.named) >= names_max:
             raise TooLargeError(
                 f"partition {own.partition} remembers {len(own.named)} names, more are not allowed",
                 hint="a name is forgotten when it was silent for the retention of the topic; use fewer names",
@@ -181,7 +195,11 @@ def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> fl
 
 
 async def _read(
-    processor: TopicProcessor, ask: PublishStaged, held: int, settle: Callable[[MemqError | None], None]
+    processor: TopicProcessor,
+    ask: PublishStaged,
+    held: int,
+    settle: Callable[[MemqError | None], None],
+    unit: NamedProducer | None,
 ) -> list[StagedBatch]:
     """Read the indexes of the pieces from number `held` on; return their batches."""
     turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
@@ -200,7 +218,12 @@ async def _read(
             pieces=ask.pieces_total,
         )
         writers = (writer,) if ask.remember else ()
-        until_s = _until_s(processor, piece, index.meta.created_ms)
+        if unit is None:
+            until_s = _until_s(processor, piece, index.meta.created_ms)
+        else:
+            writers += (unit,) if number + 1 == ask.pieces_total else ()
+            now_ms = processor.services.runtime.clock.wall_ms()
+            until_s = _until_s(processor, piece, now_ms)
         return staged_batch(index, piece, ask.store, target, writers, settle, until_s)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]

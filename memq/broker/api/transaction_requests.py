@@ -8,16 +8,20 @@ from typing import Any
 
 from memq.broker.api import Answer, Call
 from memq.broker.api.service_lookup import HOME_S, ask_all_services, find_service, forward
+from memq.broker.api.stream_requests import checked_sequence, producer_id_of
+from memq.broker.holds.staged_parts import StagedParts
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of
-from memq.format.held_object import HoldId, Target
+from memq.format.held_object import HeldLane, HoldId, Target
+from memq.format.staged_manifest import TRANSACTIONS_WRITER
 from memq.groups.remote import committed_of
 from memq.holds.keeper import NewHold
 from memq.limits import (
     HOLDS_PER_REQUEST_MAX,
+    STAGED_PARTS_MAX,
     TIME_MS_END,
     TRANSACTION_NOTE_BYTES_MAX,
     TRANSACTION_TIMEOUT_MS_MAX,
@@ -32,16 +36,18 @@ from memq.protocol.transaction_messages import (
     AwaitTransaction,
     BeginTransactions,
     EndTransaction,
+    HoldStagedParts,
     HoldTransaction,
     ListTransactions,
     PrepareTransaction,
     SettleTransaction,
     WireOpenTransaction,
     WireQuestion,
+    WireStagedPart,
     WireTransaction,
     WireTransactionBlock,
 )
-from memq.topic import check_group, check_name, is_internal
+from memq.topic import Topic, check_group, check_name, is_internal
 from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
@@ -82,6 +88,28 @@ class TransactionRequests:
             return await forward(coordinator, ask)
         await coordinator.hold(id_, named.instance, named.number, holds)
         return AdminAnswer()
+
+    async def hold_staged(self, call: Call[HoldStagedParts]) -> Answer:
+        """Hold parts of a transaction that lie in staged objects; answer when that is in the state log."""
+        ask, named = call.ask, call.ask.transaction
+        if len(ask.parts) > STAGED_PARTS_MAX:
+            raise TooLargeError(f"{len(ask.parts)} parts in one request, {STAGED_PARTS_MAX} are allowed")
+        check_name(ask.writer, "writer", internal=ask.writer == TRANSACTIONS_WRITER)
+        id_ = _id(named.name, named.group)
+        coordinator = await self._coordinator(call, id_)
+        if isinstance(coordinator, Link):
+            return await forward(coordinator, ask)
+        parts = await StagedParts.read(self._services, ask.writer, ask.batch_id)
+        lanes = [await self._lane(parts, named, each) for each in ask.parts]
+        await coordinator.hold_staged(id_, named.instance, named.number, parts.key, lanes)
+        parts.check_age(self._services)  # too late: the producer rolls back
+        return AdminAnswer()
+
+    async def _lane(self, parts: StagedParts, named: WireTransaction, each: WireStagedPart) -> HeldLane:
+        topic = await self._writable(each.topic, each.topic_id, each.partition)
+        hold = HoldId(producer_id_of(each.hold.producer), checked_sequence(each.hold.first))
+        target = Target(topic.name, topic.id, each.partition)
+        return parts.lane(target, lane_of(named.instance, named.number), hold, each.records)
 
     async def end(self, call: Call[EndTransaction]) -> Answer:
         """Commit a transaction, or roll it back; answer whether it is committed."""
@@ -205,18 +233,23 @@ class TransactionRequests:
         return list(found)
 
     async def _new_hold(self, named: WireTransaction, each: WireTransactionBlock) -> NewHold:
-        topic = await self._partitions.current_topic(each.topic, each.topic_id)
-        if is_internal(topic.name):
-            raise InvalidRequestError(f"topic '{topic.name}' is memq's own: a transaction can't write to it")
-        if topic.sealed_ms:
-            raise TopicSealedError(f"topic '{topic.name}' is sealed: it takes no records")
-        if not 0 <= each.partition < len(topic.partitions):
-            count = len(topic.partitions)
-            raise NotFoundError(f"topic '{topic.name}' has {count} partitions, none is {each.partition}")
+        topic = await self._writable(each.topic, each.topic_id, each.partition)
         header = check_block(each.block, scope_of(topic.id_bytes, each.partition))
         target = Target(topic.name, topic.id, each.partition)
         hold = HoldId(header.producer_id, header.first_sequence)
         return NewHold(hold, header.next_sequence, target, lane_of(named.instance, named.number), 0, each.block)
+
+    async def _writable(self, name: str, topic_id: str, partition: int) -> Topic:
+        """Return the topic of a partition to which a transaction may write. Raises: InvalidRequestError."""
+        topic = await self._partitions.current_topic(name, topic_id)
+        if is_internal(topic.name):
+            raise InvalidRequestError(f"topic '{topic.name}' is memq's own: a transaction can't write to it")
+        if topic.sealed_ms:
+            raise TopicSealedError(f"topic '{topic.name}' is sealed: it takes no records")
+        if not 0 <= partition < len(topic.partitions):
+            count = len(topic.partitions)
+            raise NotFoundError(f"topic '{topic.name}' has {count} partitions, none is {partition}")
+        return topic
 
     async def _moves(self, ask: EndTransaction) -> PositionMoves:
         """Return the moves of positions in a request.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from memq.broker.holds.staged_parts import mark_committed, take_staged_unit
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
@@ -11,10 +12,11 @@ from memq.errors import MovedError, NotFoundError, RetryableError
 from memq.holds.machine import ReleasedUnit
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
-from memq.protocol.hold_messages import ReleaseUnit, WireHoldId, WireUnitBlock
+from memq.protocol.hold_messages import ReleaseStagedUnit, ReleaseUnit, WireHoldId, WireUnitBlock
 from memq.protocol.link import Link
 
 RELEASE_TIMEOUT_S = 60.0
+MARKED_MAX = 1_024
 LinkTo = Callable[[str], Awaitable[Link]]
 
 
@@ -26,6 +28,7 @@ class UnitReleaser:
         self._partitions = partitions
         self._link = link
         self._shard = shard
+        self._marked: dict[str, None] = {}  # manifests whose mark was put
 
     async def release(self, released: ReleasedUnit) -> None:
         """Return when the target has the unit in its log, or its topic is deleted.
@@ -42,17 +45,24 @@ class UnitReleaser:
             text = f"{len(released.holds)} held blocks of topic '{target.topic}' are dropped: {error}"
             self._services.events.warning("held-gone", text)
             return
+        staged = next((hold.key for hold in released.holds if hold.is_staged), "")
+        if staged and staged not in self._marked:
+            await mark_committed(self._services, staged)
+            self._marked[staged] = None
+            if len(self._marked) > MARKED_MAX:
+                del self._marked[next(iter(self._marked))]
         blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length, hold.block.id) for hold in released.holds]
         unit = IncomingUnit(self._shard, number, number - 1, blocks, released.total)
         try:
             if self._partitions.owns(topic, target.partition):
-                await take_unit(self._partitions.processor(topic, target.partition), unit)
+                take = take_staged_unit if staged else take_unit
+                await take(self._partitions.processor(topic, target.partition), unit)
                 return
             address = self._partitions.owners(topic)[target.partition].address
             if not address:
                 raise not_owner(topic, target.partition, "")
             link = await self._link(address)
-            request = AdminRequest(ask=_message(released, unit))
+            request = AdminRequest(ask=_staged_message(released, unit, staged) if staged else _message(released, unit))
             await link.request(Api.ADMIN, request, AdminAnswer, timeout_s=RELEASE_TIMEOUT_S)
         except MovedError:
             await self._refresh()
@@ -76,6 +86,20 @@ def _message(released: ReleasedUnit, unit: IncomingUnit) -> ReleaseUnit:
         behind=unit.behind,
         records=unit.records,
         blocks=[_wire_block(each) for each in unit.blocks],
+    )
+
+
+def _staged_message(released: ReleasedUnit, unit: IncomingUnit, manifest: str) -> ReleaseStagedUnit:
+    target = released.unit.target
+    return ReleaseStagedUnit(
+        topic=target.topic,
+        topic_id=target.topic_id,
+        partition=target.partition,
+        shard=f"{unit.shard:016x}",
+        number=unit.number,
+        behind=unit.behind,
+        records=unit.records,
+        manifest=manifest,
     )
 
 

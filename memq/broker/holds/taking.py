@@ -69,6 +69,20 @@ async def take_unit(processor: TopicProcessor, unit: IncomingUnit) -> None:
 
     Raises: MovedError, DrainingError, NotReadyError, ThrottledError, StoreError: ask again.
     """
+    await until_ready(processor)
+    if await is_there(processor, unit):
+        return
+    found = await _read(processor.services, unit.blocks, processor.scope, f"{processor.name}, unit {unit.number}")
+    if await is_there(processor, unit):  # another request was faster
+        return
+    if found:
+        await _append(processor, unit, found)
+    else:
+        await pass_over(processor, unit)
+
+
+async def until_ready(processor: TopicProcessor) -> None:
+    """Wait until a partition is open. Raises: as `take_unit`."""
     services = processor.services
     lost = services.lost_logs.get((processor.topic.id, processor.partition))
     if lost is not None:
@@ -78,24 +92,15 @@ async def take_unit(processor: TopicProcessor, unit: IncomingUnit) -> None:
             await processor.ready()
     except TimeoutError as error:
         raise NotReadyError(f"{processor.name} is still being opened") from error
-    if await _is_there(processor, unit):
-        return
-    found = await _read(services, unit.blocks, processor.scope, f"{processor.name}, unit {unit.number}")
-    if await _is_there(processor, unit):  # another request was faster
-        return
-    if found:
-        await _append(processor, unit, found)
-    else:
-        await _pass_over(processor, unit)
 
 
-async def _is_there(processor: TopicProcessor, unit: IncomingUnit) -> bool:
+async def is_there(processor: TopicProcessor, unit: IncomingUnit) -> bool:
     """Whether the queue holds a unit; a unit in the ring is awaited. Raises: as `take_unit`."""
-    own = _owned(processor)
+    own = owned(processor)
     while own.named.last_unit(unit.shard) < unit.number <= processor.ring.last_unit(unit.shard):
         processor.changed.clear()
         await processor.changed.wait()
-        own = _owned(processor)
+        own = owned(processor)
     if unit.number <= own.named.last_unit(unit.shard):
         return True
     if unit.number > max(own.named.last_unit(unit.shard), processor.ring.last_unit(unit.shard), unit.behind) + 1:
@@ -103,7 +108,7 @@ async def _is_there(processor: TopicProcessor, unit: IncomingUnit) -> bool:
     return False
 
 
-def _owned(processor: TopicProcessor) -> Ownership:
+def owned(processor: TopicProcessor) -> Ownership:
     """Return the present epoch. Raises: MovedError, DrainingError."""
     if processor.draining:
         raise DrainingError(f"{processor.name} is being drained")
@@ -134,7 +139,7 @@ async def _append(processor: TopicProcessor, unit: IncomingUnit, found: Sequence
         if not processor.ring.extend_unit(runs, UnitNumber(unit.shard, unit.number, unit.records), now_s):
             raise ThrottledError(f"the ring of {processor.name} is full")
         for header, _ in found:
-            producer = _owned(processor).producer(header.producer_id)
+            producer = owned(processor).producer(header.producer_id)
             producer.next = max(producer.next, header.next_sequence)
         processor.hurry()
         await waiter.acked
@@ -150,13 +155,13 @@ def _run_at(slab: Slab, at: int, header: BlockHeader, data: Buffer) -> BlockRun:
     return BlockRun([(slab, at, end)], header.first_sequence, header.next_sequence, header.length)
 
 
-async def _pass_over(processor: TopicProcessor, unit: IncomingUnit) -> None:
+async def pass_over(processor: TopicProcessor, unit: IncomingUnit) -> None:
     """Note that a unit without a readable block was met, so that none waits behind it (H3)."""
-    own = _owned(processor)
+    own = owned(processor)
     while processor.ring.last_unit(unit.shard):
         processor.changed.clear()
         await processor.changed.wait()
-        if _owned(processor) is not own:
+        if owned(processor) is not own:
             raise MovedError(f"{processor.name} lost its epoch")
     empty = NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number, records=unit.records)
     own.learn([empty], processor.services.runtime.clock.wall_ms())
@@ -194,7 +199,7 @@ async def _read_run(
         data = await reads.read([Way(f"object '{key}'", once)], is_whole)
     except (NotFoundError, CorruptDataError) as error:
         if isinstance(error, NotFoundError):
-            await _check_missing(services, key)
+            await check_missing(services, key)
         found: list[tuple[BlockHeader, Buffer] | MemqError] = [error] * len(run)
     else:
         found = _checked(run, data, scope)
@@ -206,7 +211,7 @@ async def _read_run(
     return [each for each in found if not isinstance(each, MemqError)]
 
 
-async def _check_missing(services: Services, key: str) -> None:
+async def check_missing(services: Services, key: str) -> None:
     """Return if the store does not list an object either: its blocks are passed over for ever.
 
     One listing may omit it. Raises: StoreError if one lists the object; as `ObjectReader.list`.

@@ -32,6 +32,7 @@ from memq.broker.restore.rebuild import (
 )
 from memq.broker.restore.state_logs import StateLogRestorer
 from memq.broker.restore.unknown_topics import LOST_TEXT, unknown_objects
+from memq.broker.sweep.unproven_objects import is_decided
 from memq.broker.upkeep.truncation import without_lost_orders
 from memq.errors import (
     CorruptDataError,
@@ -336,14 +337,15 @@ class Restorer:
     async def _staged_locations(self, result: Restored) -> LocationsByTopic:
         """Locate the pieces of all staged batches that have a manifest.
 
-        Such a batch was committed, or its commit had begun.
+        Such a batch was committed, or its commit had begun. That of a transaction counts if it was committed.
         """
         manifests: list[tuple[Manifest, int]] = []
         async for entry in self._store.list(staged_prefix(self._cluster)):
             if "/commits/" in entry.key:
                 try:
                     manifest, body = await read_sealed(self._store, entry.key, manifest_under, self._reads)
-                    manifests.append((manifest, crc32c(body)))
+                    if not manifest.is_atomic or await is_decided(self._store, entry.key):
+                        manifests.append((manifest, crc32c(body)))
                 except (CorruptDataError, UnsupportedFormatError) as error:
                     result.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))

@@ -8,6 +8,8 @@ whole window, so these objects have no hold with a forgotten end.
 
 Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
 They do not wait any more. Those that were cancelled after the snapshot wait again: nothing shows that.
+
+A staged part whose transaction is committed has a mark in the store, and its records are restored by the manifest.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from memq.broker.service_hosts import shard_name
+from memq.broker.sweep.unproven_objects import is_decided
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
 from memq.format.key import held_prefix
@@ -65,7 +68,8 @@ class RestoredHolds:
             if young:
                 holds.apply(encode_decision(HoldDecision(key, 0, young)))
         late = await self._due_in_runs(holds, findings)
-        holds.end_released(await self._in_logs(_wanted(holds, late)), late, self._now_ms)
+        delivered = await self._in_logs(_wanted(holds, late)) | await self._restored_parts(holds)
+        holds.end_released(delivered, late, self._now_ms)
         return findings
 
     async def any_of(self, log: ReadPartition, states: Topic, findings: Findings) -> bool:
@@ -82,6 +86,16 @@ class RestoredHolds:
             for lane in lanes
             if not lane.lane and lane.target.topic_id in self._topics and self._is_in(log, lane.target, states)
         ]
+
+    async def _restored_parts(self, holds: HoldMachine) -> set[HoldId]:
+        """Return the staged parts of committed transactions: the restore takes their pieces from the manifest."""
+        units = [each for found in holds.units.values() for each in found.values()]
+        all_holds = [*holds.open.values(), *(hold for unit in units for hold in unit.holds)]
+        decided: dict[str, bool] = {}
+        for hold in all_holds:
+            if hold.is_staged and hold.key not in decided:
+                decided[hold.key] = await is_decided(self._store, hold.key)
+        return {hold.block.id for hold in all_holds if decided.get(hold.key)}
 
     def _is_in(self, log: ReadPartition, target: Target, states: Topic) -> bool:
         """Whether a state log has the holds of a target."""

@@ -19,8 +19,9 @@ If a queue has lost pointers, objects without a pointer may be data. The sweep k
 not account for (`memq.broker.sweep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
 retention has trimmed the older pointers (`memq.broker.sweep.unproven_objects`). So do staged objects that a commit
-has named, with its manifest. Snapshots of state logs and objects of held blocks have their own rules
-(`memq.broker.sweep.unnamed_snapshots`, `unnamed_held`).
+has named, with its manifest, and those that a transaction may still publish (`memq.broker.sweep.undecided_parts`).
+Snapshots of state logs and objects of held blocks have their own rules (`memq.broker.sweep.unnamed_snapshots`,
+`unnamed_held`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from memq.broker.sweep.log_coverage import LogCoverage
 from memq.broker.sweep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.sweep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.sweep.sweep_lists import SweepLists
+from memq.broker.sweep.undecided_parts import undecided_keys
 from memq.broker.sweep.unnamed_held import UNHELD, UnnamedHeld
 from memq.broker.sweep.unnamed_snapshots import (
     RUN_UNNAMED,
@@ -247,6 +249,12 @@ class Sweep:
                 return {}
         if shared or mine:
             unproven = await self._strike_unaccounted(mine, keys, logs)
+            if prefix == self._staged and keys:
+                kept = await undecided_keys(
+                    self._cluster, self._store, self._held, await self.topics(), keys, self._note
+                )
+                for key in kept:
+                    del keys[key]
             return {key: UNPROVEN if key in unproven else UNNAMED for key in keys}
         try:
             owner = await self.forgotten.owner_of(keys.values())

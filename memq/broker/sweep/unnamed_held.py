@@ -11,9 +11,10 @@ an object also after one of its holds was dropped, until the run is merged, or w
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
 
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
+from memq.format.key import is_manifest_key
 from memq.holds.machine import HoldMachine
 from memq.holds.run_store import RunReader
 from memq.notification import PointerReader
@@ -40,15 +41,28 @@ class UnnamedHeld:
         Raises: LogLostError when there is no state log, or one is lost; CorruptDataError, UnsupportedFormatError for an
         entry; as store and queue.
         """
-        logs = [log for topic in topics if is_state_topic(topic.name) for log in read_partitions(topic)]
-        if not logs:
-            raise LogLostError("the coordinator knows no state log")
         named: set[str] = set()
-        for log in logs:
-            state = await self._state_of(log)
+        async for state in self._states(topics):
             named.update(key for key in state.objects if key in keys)
             await self._add_late(state, keys, named)
         return named
+
+    async def manifests(self, topics: Iterable[Topic]) -> set[str]:
+        """Return the manifests that the state logs name: of parts of transactions that are not done.
+
+        Raises: as `named`.
+        """
+        found: set[str] = set()
+        async for state in self._states(topics):
+            found.update(filter(is_manifest_key, state.objects))
+        return found
+
+    async def _states(self, topics: Iterable[Topic]) -> AsyncIterator[HoldMachine]:
+        logs = [log for topic in topics if is_state_topic(topic.name) for log in read_partitions(topic)]
+        if not logs:
+            raise LogLostError("the coordinator knows no state log")
+        for log in logs:
+            yield await self._state_of(log)
 
     async def _add_late(self, state: HoldMachine, keys: Container[str], named: set[str]) -> None:
         """Add the keys that runs name."""

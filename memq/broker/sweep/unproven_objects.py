@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memq.broker.sweep.log_reading import LogReading
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
-from memq.format.key import manifest_prefix, writer_of
+from memq.format.key import decided_key, manifest_prefix, writer_of
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, unskipped
 from memq.format.ranges import Range, RangeSet
@@ -64,7 +64,8 @@ async def committed_objects(
     """Return the keys of those staged objects that commits have named, and of the commits' manifests.
 
     A commit puts its manifest before the first pointer. So an object without a manifest was never committed. If a
-    manifest can't be read, it may name all objects of its writer. Raises: StoreError.
+    manifest can't be read, it may name all objects of its writer. A transaction has committed an atomic batch if its
+    mark exists. Raises: StoreError.
     """
     staged: dict[str, set[str]] = {}
     for entry in entries:
@@ -81,9 +82,26 @@ async def committed_objects(
                 found |= {entry.key, *keys}
                 continue
             named = keys.intersection(each.key for each in manifest.objects)
+            if named and manifest.is_atomic:
+                if not await is_decided(store, entry.key):
+                    continue
+                found.add(decided_key(entry.key))
             if named:
                 found |= {entry.key, *named}
     return found
+
+
+async def is_decided(store: ObjectReader, manifest: str) -> bool:
+    """Whether the transaction of a manifest is committed: its mark exists. Raises: StoreError."""
+    mark = decided_key(manifest)
+    async for entry in store.list(mark):
+        if entry.key == mark:
+            return True
+    try:
+        await store.get(mark)
+    except NotFoundError:
+        return False
+    return True
 
 
 class _Sequences:

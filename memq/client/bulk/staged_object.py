@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
+from msgspec.structs import replace
 
 from memq.client.bulk.block_cutter import Cut, RecordCutter
 from memq.client.producer.fields import RecordColumns, RecordFields, check_size
@@ -13,6 +14,7 @@ from memq.client.producer.partitioner import PartitionMap
 from memq.errors import NotFoundError
 from memq.format.blocks.builder import SealedBlock
 from memq.format.blocks.header import BlockHeader, Buffer, scope_of
+from memq.format.held_sequences import is_held
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.report import MINUTE_MS
 from memq.format.staged_manifest import DIGEST_END, StagedObject, StagedPiece, digest_of
@@ -21,7 +23,7 @@ from memq.topic import Topic
 
 
 @dataclass(slots=True)
-class _Part:
+class StagedBlocks:
     """Sealed blocks of one partition."""
 
     topic: Topic
@@ -40,6 +42,61 @@ def _times(headers: Iterable[BlockHeader]) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
+def staged_object(
+    parts: Sequence[StagedBlocks], cluster: str, writer: str, key: str, producer_id: int, now_ms: int
+) -> tuple[list[Buffer], int, StagedObject]:
+    """Return an object's bytes in pieces, their crc32c, and its entry in the manifest, without a digest.
+
+    All blocks are of one producer. Each part has at least one.
+    """
+    batches: list[BatchEntry] = []
+    entries: list[BlockEntry] = []
+    pieces: list[StagedPiece] = []
+    buffers: list[Buffer] = []
+    topics: dict[ObjectTopic, int] = {}
+    offset = 0
+    for part in parts:
+        first_block, start = len(entries), offset
+        for block in part.blocks:
+            entries.append(BlockEntry.from_header(block.header, offset))
+            buffers.append(block.data)
+            offset += len(block.data)
+        number = topics.setdefault(ObjectTopic(part.topic.name, part.topic.id), len(topics))
+        records, count = part.blocks[-1].header.next_sequence - part.blocks[0].header.first_sequence, len(part.blocks)
+        batches.append(
+            BatchEntry(
+                start, offset - start, now_ms, len(batches), records, first_block, count, part.partition, 0, number
+            )
+        )
+        held = is_held(part.blocks[0].header.first_sequence)  # the audit counts those, and needs no times
+        pieces.append(
+            StagedPiece(
+                topic=part.topic.name,
+                topic_id=part.topic.id,
+                partition=part.partition,
+                offset=start,
+                length=offset - start,
+                records=records,
+                raw_bytes=sum(block.header.raw_length for block in part.blocks),
+                times=() if held else _times(block.header for block in part.blocks),
+            )
+        )
+    meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
+    buffers.append(encode_index(meta, batches, entries, offset))
+    checksum = 0
+    for piece in buffers:
+        checksum = crc32c(piece, checksum)
+    staged = StagedObject(
+        key=key,
+        bytes=offset + len(buffers[-1]),
+        index_offset=offset,
+        pieces=tuple(pieces),
+        producer=f"{producer_id:016x}",
+        created_ms=now_ms,
+    )
+    return buffers, checksum, staged
+
+
 class StagedObjectBuilder:
     """One object on its way. `bytes` is about what it holds; its blocks have a producer id of their own."""
 
@@ -49,7 +106,7 @@ class StagedObjectBuilder:
         self._topics = topics
         self._maps: dict[str, PartitionMap] = {}
         self._cutter = RecordCutter(block_bytes)
-        self._parts: dict[tuple[str, int], _Part] = {}
+        self._parts: dict[tuple[str, int], StagedBlocks] = {}
         self._producer_id = producer_id
         self._codec = codec
 
@@ -84,54 +141,11 @@ class StagedObjectBuilder:
 
         It must not be empty.
         """
-        batches: list[BatchEntry] = []
-        entries: list[BlockEntry] = []
-        pieces: list[StagedPiece] = []
-        buffers: list[Buffer] = []
-        topics: dict[ObjectTopic, int] = {}
-        offset = 0
         for cut in self._cutter.end():
             self._seal(cut, now_ms)
-        for _, part in sorted(self._parts.items()):
-            first_block, start = len(entries), offset
-            for block in part.blocks:
-                entries.append(BlockEntry.from_header(block.header, offset))
-                buffers.append(block.data)
-                offset += len(block.data)
-            number = topics.setdefault(ObjectTopic(part.topic.name, part.topic.id), len(topics))
-            records, count = part.blocks[-1].header.next_sequence, len(part.blocks)
-            batches.append(
-                BatchEntry(
-                    start, offset - start, now_ms, len(batches), records, first_block, count, part.partition, 0, number
-                )
-            )
-            pieces.append(
-                StagedPiece(
-                    topic=part.topic.name,
-                    topic_id=part.topic.id,
-                    partition=part.partition,
-                    offset=start,
-                    length=offset - start,
-                    records=records,
-                    raw_bytes=sum(block.header.raw_length for block in part.blocks),
-                    times=_times(block.header for block in part.blocks),
-                )
-            )
-        meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
-        buffers.append(encode_index(meta, batches, entries, offset))
-        checksum = 0
-        for piece in buffers:
-            checksum = crc32c(piece, checksum)
-        size = offset + len(buffers[-1])
-        staged = StagedObject(
-            key=key,
-            bytes=size,
-            index_offset=offset,
-            pieces=tuple(pieces),
-            producer=f"{self._producer_id:016x}",
-            digest=f"{self._digest % DIGEST_END:016x}",
-        )
-        return buffers, checksum, staged
+        parts = [part for _, part in sorted(self._parts.items())]
+        buffers, checksum, staged = staged_object(parts, cluster, writer, key, self._producer_id, now_ms)
+        return buffers, checksum, replace(staged, digest=f"{self._digest % DIGEST_END:016x}")
 
     def _map_of(self, topic: str, size: int) -> PartitionMap:
         """Return the partitions for a record of `size` bytes."""
@@ -146,7 +160,7 @@ class StagedObjectBuilder:
 
     def _seal(self, cut: Cut, now_ms: int) -> None:
         topic, partition_map = self._topics[cut.topic], self._maps[cut.topic]
-        part = self._parts.setdefault((cut.topic, cut.partition), _Part(topic, cut.partition))
+        part = self._parts.setdefault((cut.topic, cut.partition), StagedBlocks(topic, cut.partition))
         slots = partition_map.slots[partition_map.index_of(cut.partition)]
         sealed = cut.builder.seal(
             producer_id=self._producer_id,

@@ -23,6 +23,7 @@ from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.client.transactions.checks import TransactionChecks
 from memq.client.transactions.core import TransactionalCore
+from memq.client.transactions.staging import PartStager
 from memq.errors import (
     ClosedError,
     InvalidRequestError,
@@ -183,6 +184,7 @@ class ProducerCore:
         self.checks = TransactionChecks(settings, runtime, router, self._tasks, self.events)
         self.transactions = TransactionalCore(settings, runtime, router, self.checks.start)
         self.transactions.note_held = self._note_held
+        self._stager = self.transactions.stager = PartStager(self._metadata, runtime)
         made, settled = (make_delivery, wake), self._settled_delayed
         self.delayed = DelayedRecords(
             settings, runtime, self.buffer, router, self._metadata, self._tasks, *made, settled, self._note_held
@@ -529,6 +531,7 @@ class ProducerCore:
             await self._observer.close(report_s_max)
         await self.checks.close()
         await self._tasks.stop()
+        await self._stager.close()
         await self._metadata.close()
         if not self._lent:
             await self._pool.close()

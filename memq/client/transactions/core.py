@@ -23,6 +23,7 @@ from memq.client.transactions.open_transaction import (
     WAS_ROLLED_BACK,
     OpenTransaction,
 )
+from memq.client.transactions.staging import Stager
 from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ from memq.errors import (
 from memq.groups.remote import wire_of
 from memq.limits import (
     HOLDS_PER_REQUEST_MAX,
+    STAGED_PARTS_MAX,
 )
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
@@ -45,6 +47,7 @@ from memq.protocol.transaction_messages import (
     AwaitTransaction,
     BeginTransactions,
     EndTransaction,
+    HoldStagedParts,
     HoldTransaction,
     PrepareTransaction,
     WireTransaction,
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
 ABORT_S_MAX = 5.0
 ROLLED_BACK = (TransactionAbortedError, GenerationFencedError, TooLargeError, ProducerFencedError)  # ends of a commit
 ProducerRequest: TypeAlias = (
-    BeginTransactions | HoldTransaction | PrepareTransaction | EndTransaction | AwaitTransaction
+    BeginTransactions | HoldTransaction | HoldStagedParts | PrepareTransaction | EndTransaction | AwaitTransaction
 )
 CHECKER_HINT = "make the producer with transaction_checker=…"
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
@@ -103,6 +106,7 @@ class TransactionalCore:
         self._present: OpenTransaction | None = None
         self._fenced: ProducerFencedError | None = None
         self.note_held: NoteHeld = lambda *noted: None
+        self.stager: Stager | None = None  # without one, a transaction has no staged parts
 
     async def begin(self, note: bytes = b"", *, visible: bool = False) -> OpenTransaction:
         """Begin a transaction. `note` is for the checker.
@@ -139,6 +143,9 @@ class TransactionalCore:
         Raises: TransactionAbortedError, ProducerFencedError; TimedOutError after the delivery time-out; TooLargeError.
         """
         transaction.check_open()
+        if transaction.needs_store:
+            await self._stager_of(transaction).check()
+            transaction.needs_store = False
         blocks = transaction.take(everything=everything)
         while blocks:
             size = count = 0
@@ -164,6 +171,7 @@ class TransactionalCore:
             return
         transaction.complete()
         await self.hold(transaction, everything=True)
+        await self._hold_staged(transaction)
         ask = PrepareTransaction(
             transaction=self._wire(transaction.number),
             blocks=transaction.blocks,
@@ -248,7 +256,9 @@ class TransactionalCore:
         try:
             while not transaction.close():
                 await self.hold(transaction, everything=True)
+            await self._hold_staged(transaction)
         except BaseException as error:
+            transaction.reopen()
             await self.abort(transaction, after=error)
             raise
         ask = self._commit_of(transaction)
@@ -316,6 +326,29 @@ class TransactionalCore:
         return transaction.ended == IS_COMMITTED
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _hold_staged(self, transaction: OpenTransaction) -> None:
+        """Put the parts that are too large for held blocks, and hold them.
+
+        Raises: as `hold`; as `Stager.stage`.
+        """
+        parts, timeout_s = transaction.staged_parts(), self._settings.delivery_timeout_s
+        if not parts:
+            return
+        staged = await self._stager_of(transaction).stage(parts, timeout_s)
+        for at in range(0, len(staged.parts), STAGED_PARTS_MAX):
+            ask = HoldStagedParts(
+                transaction=self._wire(transaction.number),
+                writer=staged.writer,
+                batch_id=staged.batch_id,
+                parts=list(staged.parts[at : at + STAGED_PARTS_MAX]),
+            )
+            await self._surely(ask, timeout_s)
+
+    def _stager_of(self, transaction: OpenTransaction) -> Stager:
+        if self.stager is None:
+            raise TooLargeError(f"a part of transaction {transaction.number} is too large for this producer")
+        return self.stager
 
     async def _commit_prepared(self, transaction: OpenTransaction) -> None:
         """Commit a prepared transaction.

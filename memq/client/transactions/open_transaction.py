@@ -6,12 +6,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memq.client.bulk.staged_object import StagedBlocks
 from memq.client.producer.delayed import NoteHeld
 from memq.client.producer.fields import RecordFields, check_size
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import InvalidRequestError, TooLargeError
-from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder, SealedBlock
 from memq.format.held_sequences import held_minute, transactional_sequence
 from memq.format.report import HeldStage
 from memq.groups import OUTSIDE_GENERATION
@@ -21,6 +22,7 @@ from memq.limits import (
     POINTER_RANGES_MAX,
     PRODUCER_ID_END,
     SLOTS,
+    TRANSACTION_STAGED_BYTES_MAX,
     TRANSACTION_TARGET_BYTES_MAX,
 )
 from memq.protocol.transaction_messages import WireTransactionBlock
@@ -59,6 +61,8 @@ class _Target:
     slots_hold: bool = True
     blocks: int = 0
     bytes: int = 0
+    sealed: list[SealedBlock] = field(default_factory=list)  # all of them: the part may become a staged one
+    staged: bool = False
 
 
 class OpenTransaction:
@@ -91,6 +95,7 @@ class OpenTransaction:
         self._sealed: list[WireTransactionBlock] = []
         self._sealed_bytes = 0
         self._complete = False
+        self.needs_store = False  # since a part became a staged one
 
     @property
     def empty(self) -> bool:
@@ -115,6 +120,9 @@ class OpenTransaction:
     @ended.setter
     def ended(self, how: str) -> None:
         self._ended = how
+        if how in (IS_COMMITTED, WAS_ROLLED_BACK):
+            for target in self._targets.values():
+                target.sealed.clear()
         self._note_end(_STAGES.get(how))
 
     def _note_end(self, stage: HeldStage | None) -> None:
@@ -146,7 +154,16 @@ class OpenTransaction:
             target.slots_hold &= partition is None
             if target.builder.raw_bytes >= BLOCK_BYTES:
                 self._seal(target)
-            return self._sealed_bytes >= REQUEST_BYTES_MAX
+            return self._sealed_bytes >= REQUEST_BYTES_MAX or self.needs_store
+
+    def staged_parts(self) -> list[StagedBlocks]:
+        """Return the parts that are too large to be held as blocks, after the last record."""
+        with self._lock:
+            return [
+                StagedBlocks(self._topics[target.topic_id], target.partition, target.sealed)
+                for target in self._targets.values()
+                if target.staged
+            ]
 
     def take(self, *, everything: bool) -> list[WireTransactionBlock]:
         """Return the blocks that wait; with `everything`, also the open ones. Raises: TooLargeError."""
@@ -164,6 +181,11 @@ class OpenTransaction:
                 return False
             self.ended = IS_BEING_COMMITTED
             return True
+
+    def reopen(self) -> None:
+        """Undo `close`: the transaction is to be rolled back, and was not ended."""
+        if self._ended == IS_BEING_COMMITTED:
+            self._ended = ""
 
     def check_open(self) -> None:
         """Raise InvalidRequestError after the end."""
@@ -193,28 +215,43 @@ class OpenTransaction:
 
     def _seal(self, target: _Target) -> None:
         builder, count = target.builder, target.builder.count
-        data = bytes(
-            builder.seal(
-                producer_id=target.producer_id,
-                first_sequence=target.next,
-                scope=target.scope,
-                now_ms=self._runtime.clock.wall_ms(),
-                codec=self._settings.codec,
-                slot_range=target.slots if target.slots_hold else (0, SLOTS - 1),
-            ).data
+        sealed = builder.seal(
+            producer_id=target.producer_id,
+            first_sequence=target.next,
+            scope=target.scope,
+            now_ms=self._runtime.clock.wall_ms(),
+            codec=self._settings.codec,
+            slot_range=target.slots if target.slots_hold else (0, SLOTS - 1),
         )
+        data = bytes(sealed.data)
         target.builder, target.slots_hold = BlockBuilder(), True
         target.next += count
         target.blocks, target.bytes = target.blocks + 1, target.bytes + len(data)
+        target.sealed.append(SealedBlock(sealed.header, data, len(data)))
         place = f"topic '{target.topic}' partition {target.partition}"
         if len(data) > HOLD_BYTES_MAX:
             raise TooLargeError(f"a record of {len(data)} bytes in a transaction, {HOLD_BYTES_MAX} are allowed")
-        if target.bytes > TRANSACTION_TARGET_BYTES_MAX or target.blocks > POINTER_RANGES_MAX:  # T5
+        if target.bytes > TRANSACTION_STAGED_BYTES_MAX:  # T5: one batch
             raise TooLargeError(
-                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_TARGET_BYTES_MAX} are allowed"
+                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_STAGED_BYTES_MAX} are allowed"
             )
+        if target.staged:
+            return
+        if target.bytes > TRANSACTION_TARGET_BYTES_MAX or target.blocks > POINTER_RANGES_MAX:
+            self._stage(target)
+            return
         self.blocks += 1
         self._sealed.append(
             WireTransactionBlock(topic=target.topic, topic_id=target.topic_id, partition=target.partition, block=data)
         )
         self._sealed_bytes += len(data)
+
+    def _stage(self, target: _Target) -> None:
+        """Let the part of a target become a staged one, which replaces its held blocks."""
+        place = target.topic_id, target.partition
+        waiting = [each for each in self._sealed if (each.topic_id, each.partition) != place]
+        self._sealed_bytes -= sum(len(each.block) for each in self._sealed) - sum(len(each.block) for each in waiting)
+        self._sealed = waiting
+        self.blocks -= target.blocks - 1  # the last block is not counted yet, and the part counts as one
+        self.blocks += 1
+        target.staged = self.needs_store = True
