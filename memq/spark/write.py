@@ -42,6 +42,7 @@ WRITE_DESCRIPTIONS = {
     "writer": "name of the writer; a stream needs one, and a new one for each new checkpoint",
     "batchid": "number of a batch job, which grows; with writer: the job that runs again is there once",
     "codec": "zstd, lz4 or none",
+    "atomic": "true: all partitions of a batch become visible by one transaction; for exactly-once with a writer",
 }
 WRITE_SPELLING = {name: name for name in WRITE_DESCRIPTIONS} | {"batchid": "batchId"}
 MODES = ("exactly-once", "low-latency")
@@ -79,6 +80,7 @@ class WriteOptions:
     writer: str = ""
     batch_id: int = -1
     codec: str = "zstd"
+    atomic: bool = False
 
 
 def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
@@ -93,16 +95,24 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
         raise InvalidSettingError("options 'writer' and 'batchId' require each other", hint="give both, or none")
     if batch and not (re.fullmatch("[0-9]{1,16}", batch) and int(batch) < BATCH_ID_END):
         raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
+    staged = read_choice(normalized, "mode", "mode", MODES) == MODES[0]
+    atomic = read_choice(normalized, "atomic", "atomic", ("false", "true")) == "true"
+    if atomic and not (staged and writer):
+        raise InvalidSettingError(
+            "option 'atomic' needs the mode exactly-once and a writer",
+            hint="writer = a name, and batchId for a job that is no stream",
+        )
     return WriteOptions(
         brokers=normalized.get("brokers") or None,
         store=normalized.get("store", ""),
         config=normalized.get("config") or None,
         profile=normalized.get("profile") or None,
         topic=check_name(normalized["topic"]) if normalized.get("topic") else "",
-        staged=read_choice(normalized, "mode", "mode", MODES) == MODES[0],
+        staged=staged,
         writer=check_name(writer, "writer") if writer else "",
         batch_id=int(batch) if batch else -1,
         codec=read_choice(normalized, "codec", "codec", _CODECS),
+        atomic=atomic,
     )
 
 
@@ -219,7 +229,9 @@ class StagedTask:
                     hint="batchId grows from job to job: give it a greater one, or another writer",
                 )
         await self._learn([piece.topic for staged in objects for piece in staged.pieces])
-        await self._commits.commit(batch_id, objects, self.store, source=source, remember=remember)
+        await self._commits.commit(
+            batch_id, objects, self.store, source=source, remember=remember, atomic=self._options.atomic
+        )
 
     async def close(self) -> None:
         """Disconnect."""

@@ -75,17 +75,20 @@ def test_every_column_arrives(spark: SparkSession, broker: DevServer, mode: str)
         assert record.position.read_partition == number % 2
 
 
-def test_a_named_batch_that_runs_again_is_there_once(spark: SparkSession, broker: DevServer) -> None:
-    make_topic(broker.address, "job", partitions=2)
+@pytest.mark.parametrize("atomic", ["false", "true"])
+def test_a_named_batch_that_runs_again_is_there_once(spark: SparkSession, broker: DevServer, atomic: str) -> None:
+    topic, writer = f"job-{atomic}", f"nightly-{atomic}"
+    make_topic(broker.address, topic, partitions=2)
+    options = {"topic": topic, "writer": writer, "atomic": atomic}
     for attempt in range(2):
-        write(numbers(spark, 0, 1_000), broker, topic="job", writer="nightly", batchId="1")
-        assert numbers_in(broker.address, "job") == list(range(1_000)), attempt
-    write(numbers(spark, 1_000, 1_500), broker, topic="job", writer="nightly", batchId="3")
-    assert numbers_in(broker.address, "job") == list(range(1_500))
-    write(numbers(spark, 0, 1_000), broker, topic="job", writer="nightly", batchId="1")
-    with pytest.raises(PySparkException, match="batch 2 was never written, and writer 'nightly' has written batch 3"):
-        write(numbers(spark, 1_500, 1_600), broker, topic="job", writer="nightly", batchId="2")
-    assert numbers_in(broker.address, "job") == list(range(1_500))
+        write(numbers(spark, 0, 1_000), broker, batchId="1", **options)
+        assert numbers_in(broker.address, topic) == list(range(1_000)), attempt
+    write(numbers(spark, 1_000, 1_500), broker, batchId="3", **options)
+    assert numbers_in(broker.address, topic) == list(range(1_500))
+    write(numbers(spark, 0, 1_000), broker, batchId="1", **options)
+    with pytest.raises(PySparkException, match=f"batch 2 was never written, and writer '{writer}' has written batch 3"):
+        write(numbers(spark, 1_500, 1_600), broker, batchId="2", **options)
+    assert numbers_in(broker.address, topic) == list(range(1_500))
 
 
 def test_a_batch_that_fails_leaves_nothing_to_see(spark: SparkSession, broker: DevServer) -> None:
@@ -132,12 +135,14 @@ def test_an_empty_frame_is_a_batch_too(spark: SparkSession, broker: DevServer) -
     assert consumed(broker.address, "nothing") == []
 
 
-@pytest.mark.parametrize("mode", ["exactly-once", "low-latency"])
+@pytest.mark.parametrize(
+    ("mode", "atomic"), [("exactly-once", "false"), ("exactly-once", "true"), ("low-latency", "false")]
+)
 def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
-    spark: SparkSession, broker: DevServer, tmp_path: Path, mode: str
+    spark: SparkSession, broker: DevServer, tmp_path: Path, mode: str, atomic: str
 ) -> None:
     """What a killed driver leaves: batches whose commits its checkpoint does not know of run again."""
-    topic, source, checkpoint = f"stream-{mode}", tmp_path / "in", tmp_path / "checkpoint"
+    topic, source, checkpoint = f"stream-{mode}-{atomic}", tmp_path / "in", tmp_path / "checkpoint"
     make_topic(broker.address, topic, partitions=2)
     source.mkdir()
 
@@ -145,7 +150,7 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
         frame = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).text(str(source))
         query = (
             frame.writeStream.format("memq")
-            .options(brokers=broker.address, topic=topic, writer=f"w-{mode}", mode=mode)
+            .options(brokers=broker.address, topic=topic, writer=f"w-{topic}", mode=mode, atomic=atomic)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -180,6 +185,9 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
         ({"writer": "w", "batchId": "-1"}, False, "option 'batchId' = '-1'"),
         ({}, True, "a stream needs the option 'writer'"),
         ({"codec": "gzip"}, False, "option 'codec' = 'gzip'"),
+        ({"atomic": "yes"}, False, "option 'atomic' = 'yes'"),
+        ({"atomic": "true"}, False, "needs the mode exactly-once and a writer"),
+        ({"atomic": "true", "writer": "w", "mode": "low-latency"}, True, "needs the mode exactly-once and a writer"),
     ],
 )
 def test_options_that_are_wrong_are_named(given: dict[str, str], streams: bool, wrong: str) -> None:
@@ -207,7 +215,7 @@ def test_each_snippet_of_the_page_runs_and_each_option_is_in_one(
         for shown, meant in real.items():
             snippet = snippet.replace(shown, meant)
         exec(compile(snippet, str(PAGE), "exec"), names)
-    assert len(consumed(broker.address, "page-orders")) == 3_000
+    assert len(consumed(broker.address, "page-orders")) == 4_000
     assert len(consumed(broker.address, "page-copies")) == 1_000
 
 

@@ -257,7 +257,9 @@ class Commits:
     async def is_decided(self, batch_id: int, store: Any) -> bool:
         return batch_id in self.decided
 
-    async def commit(self, batch_id: int, objects: Sequence[Any], store: Any, *, source: str, remember: bool) -> None:
+    async def commit(
+        self, batch_id: int, objects: Sequence[Any], store: Any, *, source: str, remember: bool, atomic: bool
+    ) -> None:
         self.done.append((batch_id, source, remember))
 
     async def topics(self, names: list[str]) -> dict[str, Any]:

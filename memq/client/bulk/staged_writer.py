@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from awscrt.checksums import crc32c
+from msgspec import UNSET
 
 from memq.client.arguments import check_connect_timeout, runtime_of
+from memq.client.broker_router import BrokerRouter
+from memq.client.bulk.atomic_commit import commit_atomically
 from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.lifecycle import AsyncClosing
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
@@ -21,6 +24,7 @@ from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.errors import (
+    CorruptDataError,
     IdentityConflictError,
     InvalidRequestError,
     NotFoundError,
@@ -166,6 +170,7 @@ class StagedCommits(AsyncClosing):
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="staged writer")
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
+        self._router = BrokerRouter(self._pool)
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
         self._reporter: JobReporter | None = None
         if audit:
@@ -209,6 +214,7 @@ class StagedCommits(AsyncClosing):
         *,
         remember: bool = True,
         source: str = "",
+        atomic: bool = False,
         timeout_s: float = 600.0,
     ) -> Manifest:
         """Make a batch of staged objects visible, completely and once, however often it is committed.
@@ -221,15 +227,21 @@ class StagedCommits(AsyncClosing):
         Batch ids of a writer grow; an id at or below the last one counts as committed. Without `remember`
         no partition stores the writer's name, and a commit can be repeated within the dedup window only. `source`
         names the stream of the batch; a batch of another stream is refused. Returns the committed batch.
+        `atomic`: all partitions become visible by one transaction. The first commit decides about that, too.
         Raises: TimedOutError: commit it again; InvalidRequestError, NotFoundError, TooOldError, CorruptDataError.
         """
         if not 0 <= batch_id < BATCH_ID_END:
             raise InvalidRequestError(f"batch id {batch_id} is outside 0 to {BATCH_ID_END - 1}")
-        manifest, checksum = await self.decide(batch_id, objects, store, source)
+        if atomic and not remember:
+            raise InvalidRequestError("an atomic commit needs a writer with a name", hint="let partitions remember it")
+        manifest, checksum = await self.decide(batch_id, objects, store, source, atomic=atomic)
         turn, parts = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX), manifest.by_partition().items()
         try:
             async with asyncio.timeout(timeout_s):
-                if remember and not source:  # a refusal by one partition must come before another one publishes
+                if manifest.is_atomic:
+                    await self._publish_atomically(turn, manifest, checksum, timeout_s)
+                    parts = {}.items()
+                elif remember and not source:  # a refusal by one partition must come before another one publishes
                     async with asyncio.TaskGroup() as group:
                         for staged, pieces in parts:
                             group.create_task(self._check(turn, manifest, checksum, staged, pieces))
@@ -283,7 +295,13 @@ class StagedCommits(AsyncClosing):
         return key in [entry.key async for entry in store.list(manifest_prefix(self.cluster, self._writer))]
 
     async def decide(
-        self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
+        self,
+        batch_id: int,
+        objects: Sequence[StagedObject],
+        store: StorageHandler,
+        source: str = "",
+        *,
+        atomic: bool = False,
     ) -> tuple[Manifest, int]:
         """Store the manifest, or read an existing one; return it with its checksum.
 
@@ -298,6 +316,7 @@ class StagedCommits(AsyncClosing):
             created_ms=self._runtime.clock.wall_ms(),
             objects=tuple(objects),
             source=source,
+            atomic=True if atomic else UNSET,
         )
         body = encode_manifest(manifest)
         try:
@@ -310,6 +329,43 @@ class StagedCommits(AsyncClosing):
                     hint="give each stream a writer name of its own, and a new one with each new checkpoint",
                 ) from None
         return manifest, crc32c(body)
+
+    async def _publish_atomically(
+        self, turn: asyncio.Semaphore, manifest: Manifest, checksum: int, timeout_s: float
+    ) -> None:
+        """Publish the parts that partitions do not have yet, by one transaction."""
+        if not (missing := await self._missing(turn, manifest, checksum)):
+            return
+        recorders = {
+            (topic, topic_id, partition): self._recorder_of(
+                await self._topic(topic, topic_id), manifest, partition, missing[topic, topic_id, partition]
+            )
+            for topic, topic_id, partition in missing
+        }
+        for recorder in recorders.values():
+            recorder.send(self._runtime.clock.wall_ms())
+        await commit_atomically(self._runtime, self._router, manifest, missing, timeout_s)
+        if left := await self._missing(turn, manifest, checksum):
+            places = ", ".join(f"'{topic}' partition {partition}" for topic, _, partition in list(left)[:3])
+            raise CorruptDataError(
+                f"batch {manifest.batch_id} of writer '{manifest.writer}' is committed, and {len(left)} partitions"
+                f" could not publish their part: {places}",
+                hint="the event held-block-lost of their brokers says why",
+            )
+        for staged, recorder in recorders.items():
+            recorder.ack(len(missing[staged]), self._runtime.clock.wall_ms())
+
+    async def _missing(
+        self, turn: asyncio.Semaphore, manifest: Manifest, checksum: int
+    ) -> dict[StagedPartition, list[tuple[StagedObject, StagedPiece]]]:
+        """Return the parts that are not published whole. Raises: the refusal of a partition."""
+        parts = manifest.by_partition()
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                staged: group.create_task(self._check(turn, manifest, checksum, staged, pieces))
+                for staged, pieces in parts.items()
+            }
+        return {staged: parts[staged] for staged, task in asked.items() if task.result() < len(parts[staged])}
 
     async def _publish(
         self,
@@ -346,13 +402,13 @@ class StagedCommits(AsyncClosing):
         checksum: int,
         staged: StagedPartition,
         pieces: Sequence[tuple[StagedObject, StagedPiece]],
-    ) -> None:
-        """Ask the owner of one partition whether it refuses the batch. Raises: its refusal."""
+    ) -> int:
+        """Ask the owner of one partition how many pieces it has published. Raises: its refusal of the batch."""
         name, topic_id, partition = staged
         async with turn:
             ask = _ask(manifest, checksum, staged, pieces[:1], 0)
             ask.pieces_total, ask.only_check = len(pieces), True
-            await self._owners.ask(await self._topic(name, topic_id), partition, ask)
+            return (await self._owners.ask(await self._topic(name, topic_id), partition, ask)).published
 
     async def _topic(self, name: str, topic_id: str) -> Topic:
         """Return the topic for which records were staged. Raises: NotFoundError if it is gone."""

@@ -23,7 +23,7 @@ from memq.client.transactions.open_transaction import (
     WAS_ROLLED_BACK,
     OpenTransaction,
 )
-from memq.client.transactions.staging import Stager
+from memq.client.transactions.staging import StagedTransaction, Stager
 from memq.errors import (
     GenerationFencedError,
     InvalidRequestError,
@@ -335,7 +335,10 @@ class TransactionalCore:
         parts, timeout_s = transaction.staged_parts(), self._settings.delivery_timeout_s
         if not parts:
             return
-        staged = await self._stager_of(transaction).stage(parts, timeout_s)
+        await self.hold_parts(transaction, await self._stager_of(transaction).stage(parts, timeout_s))
+
+    async def hold_parts(self, transaction: OpenTransaction, staged: StagedTransaction) -> None:
+        """Hold parts of a transaction that lie in staged objects. Raises: as `hold`."""
         for at in range(0, len(staged.parts), STAGED_PARTS_MAX):
             ask = HoldStagedParts(
                 transaction=self._wire(transaction.number),
@@ -343,7 +346,7 @@ class TransactionalCore:
                 batch_id=staged.batch_id,
                 parts=list(staged.parts[at : at + STAGED_PARTS_MAX]),
             )
-            await self._surely(ask, timeout_s)
+            await self._surely(ask, self._settings.delivery_timeout_s)
 
     def _stager_of(self, transaction: OpenTransaction) -> Stager:
         if self.stager is None:
