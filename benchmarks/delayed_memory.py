@@ -60,7 +60,7 @@ class ArrivalClock(SystemClock):
 class Owner:
     """The owner of one service partition: its machine, and the keeper of its runs."""
 
-    def __init__(self, folder: Path, partition: int, clock: ArrivalClock) -> None:
+    def __init__(self, folder: Path, partition: int, clock: ArrivalClock, merging: asyncio.Semaphore) -> None:
         self.runtime = Runtime(clock=clock, random=random.Random(partition))
         self._partition = partition
         self.machine = HoldMachine()
@@ -77,6 +77,7 @@ class Owner:
                 runtime=self.runtime,
                 events=EventLog(SystemClock()),
                 key_valid_s=1_800.0,
+                merging=merging,
                 propose=self._propose,
                 brought=self._count,
                 moved=self._no_call,
@@ -151,8 +152,8 @@ async def snapshot(owner: Owner) -> tuple[float, float, int]:
 
 async def measure(holds: int, near: int, partitions: int, rate: int, folder: Path) -> None:
     """Hold records, and print the figures."""
-    clock = ArrivalClock()
-    owners = [Owner(folder, number, clock) for number in range(partitions)]
+    clock, merging = ArrivalClock(), asyncio.Semaphore(1)
+    owners = [Owner(folder, number, clock, merging) for number in range(partitions)]
     owner = owners[0]
     gc.collect()
     empty_mib, began_s = rss_mib(), time.process_time()

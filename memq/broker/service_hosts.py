@@ -110,6 +110,7 @@ class ServiceHosts:
         self._links: dict[str, Link] = {}
         self._connecting: dict[str, asyncio.Task[Link | MemqError]] = {}
         self._drained = False
+        self._merging = asyncio.Semaphore(1)  # runs of delayed records
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow
@@ -245,6 +246,7 @@ class ServiceHosts:
             runtime=services.runtime,
             events=services.events,
             key_valid_s=key_valid_s(services.settings),
+            merging=self._merging,
             window_ms=self._window_ms,
             append=UnitReleaser(services, self._partitions, self.link, shard).release,
             counters=services.counters,

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from awscrt.checksums import crc32c
@@ -105,7 +105,7 @@ class KeeperParts:
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block
     may come again after its hold has ended. `shard` is the id of the service partition at the targets.
-    `run_key` returns the key of a run's object, by its number of 64 bits.
+    `run_key` returns the key of a run's object, by its number of 64 bits. Keepers of one broker share `merging`.
     """
 
     cluster: str
@@ -118,6 +118,7 @@ class KeeperParts:
     counters: DelayCounters
     run_key: Callable[[int], str]
     shard: int = 0
+    merging: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 class HoldKeeper:
@@ -152,6 +153,7 @@ class HoldKeeper:
             runtime=parts.runtime,
             events=parts.events,
             key_valid_s=parts.key_valid_s,
+            merging=parts.merging,
             propose=self._propose,
             brought=self._brought,
             moved=self._expect_all,

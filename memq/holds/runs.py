@@ -42,6 +42,7 @@ from memq.state_log import Answer
 from memq.storage_handlers import StorageHandler
 
 NEAR_S = 3_600.0  # holds that are due within this time are in memory
+TURN_S = 0.5  # until a merge asks again whether it is its turn
 SPILL_HOLDS = 8_192  # that are due later, and in memory: 3 MB
 AHEAD_HOLDS = 16_384  # no more are brought while so many in memory are due before
 FANOUT = 8  # runs of one level that become one
@@ -80,8 +81,9 @@ class _Retry:
 class FarParts:
     """The parts that a `FarKeeper` uses.
 
-    `propose` puts a decision into the log. `brought` gets holds that are in memory again, `moved` is called when some
-    have left it. `new_key` returns the key of another object of a run.
+    `merging` is a turn that all service partitions of a broker share. `propose` puts a decision into the log.
+    `brought` gets holds that are in memory again, `moved` is called when some have left it. `new_key` returns the key
+    of another object of a run.
     """
 
     machine: HoldMachine
@@ -89,6 +91,7 @@ class FarParts:
     runtime: Runtime
     events: EventLog
     key_valid_s: float
+    merging: asyncio.Semaphore
     propose: Callable[[HoldsDecision], Awaitable[Answer]]
     brought: Callable[[Iterable[RunEntry]], None]
     moved: Callable[[], None]
@@ -235,11 +238,20 @@ class FarKeeper:
     # ---- merges ----------------------------------------------------------------------------------
 
     async def _merge(self) -> bool:
-        """Write some runs again as one; whether there were any."""
+        """Write some runs again as one; whether there were any.
+
+        The service partitions of a broker merge in turn, because a merge has a few MB in memory.
+        """
         chosen = self._chosen() if self._may_try("merge") else None
         if chosen is None:
             return False
-        states, level, group = chosen
+        if self._parts.merging.locked():
+            self._retries.setdefault("merge", _Retry()).at_s = self._now_s() + TURN_S
+            return False
+        async with self._parts.merging:
+            return await self._merge_runs(*chosen)
+
+    async def _merge_runs(self, states: list[RunState], level: int, group: int) -> bool:
         replaced = tuple(ReplacedRun(each.run.key, each.at, len(each.dropped)) for each in states)
         output, began_s = RunOutput(self._parts.store, self._parts.new_key, level, group), self._now_s()
         try:

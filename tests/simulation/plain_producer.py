@@ -1,7 +1,7 @@
 """A minimal producer: one partition, one connection, resends from the oldest block.
 
-It keeps the rules of docs/ownership.md for producers and nothing else, so it finds faults of the broker that the product's own
-producer might hide, and continues when that one is at fault.
+It keeps the rules of docs/ownership.md for producers and nothing else, so it finds faults of the broker that the
+product's own producer might hide, and continues when that one is at fault.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -65,6 +66,7 @@ class Shard:
         self.events: list[tuple[str, str]] = []
         self.failures: list[BaseException] = []
         self.counters = Counters()
+        self.merging = asyncio.Semaphore(1)
         self.tasks = TaskOwner(self.failures.append, cast(Any, self))
         parts = KeeperParts(
             cluster="memq",
@@ -76,6 +78,7 @@ class Shard:
             append=self.append,
             counters=self.counters,
             run_key="runs/{:016x}".format,
+            merging=self.merging,
         )
         self.keeper = HoldKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks)
 

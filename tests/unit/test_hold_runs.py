@@ -218,6 +218,26 @@ def test_runs_of_a_level_become_one_of_the_next(monkeypatch: pytest.MonkeyPatch)
     on_shard(work)
 
 
+def test_a_merge_waits_for_that_of_another_service_partition_and_nothing_else_does() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        await shard.merging.acquire()
+        for number in range(3):
+            await hold(shard, 130, 140 + number, 500 + number, first=1 + 3 * number)
+            await skip(1)
+        assert [each.run.level for each in shard.machine.far.runs.values()] == [0, 0, 0]
+        await skip(30)
+        assert in_memory(shard) != []  # those that come due soon are brought meanwhile
+        shard.merging.release()
+        await skip(runs.TURN_S)
+        assert {each.run.level for each in shard.machine.far.runs.values()} == {1}
+        assert not shard.merging.locked()
+        await skip(600)
+        assert sum(len(holds) for _, _, holds in shard.units()) == 9
+
+    on_shard(work)
+
+
 def test_the_next_owner_merges_what_is_left_to_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "FANOUT", 9)
 

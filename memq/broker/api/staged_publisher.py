@@ -217,7 +217,7 @@ async def _read(
             manifest=ask.manifest,
             pieces=ask.pieces_total,
         )
-        writers = (writer,) if ask.remember else ()
+        writers: tuple[NamedProducer, ...] = (writer,) if ask.remember else ()
         if unit is None:
             until_s = _until_s(processor, piece, index.meta.created_ms)
         else:
