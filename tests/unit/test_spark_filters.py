@@ -127,7 +127,7 @@ def test_a_query_on_tag_and_the_option_must_both_match(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tags": "A |"}, "single '|' at character 1"),
+        ({"tags": "A |"}, "single '|' at character 3"),
         ({"tags": ""}, "lacks a tag"),
         ({"where": "n >"}, "at its end"),
         ({"where": ""}, "at its end"),
