@@ -43,7 +43,7 @@ def write_report(
         "",
         pause_line(folder, moments),
         "",
-        "For the table of docs/guarantees.md:",
+        "For the table of docs/test-results.md:",
         "",
         f"| {seed} | {seconds / 60:g} | {load} | {sum(kinds.values())} | {counts.get('records acked', 0):,} |",
         "",
