@@ -156,7 +156,7 @@ class Auditor:
                 self._minutes.end((pointer.partition, end.producer), end.next_sequence, time_ms)
 
     def take_batch(self, partition: int, offset: int, time_ms: int, pointer: Pointer, check: BatchCheck) -> None:
-        """Add a pointer and the checked content of its batch."""
+        """Add a pointer and the checked content of its batch. Raises: TooLargeError over EPOCHS_MAX epochs."""
         write = self._meet(partition, offset, time_ms, pointer)
         write.add(pointer.epoch, pointer.batch_sequence, time_ms)
         if len(write.batches) > EPOCHS_MAX:

@@ -105,7 +105,10 @@ class BrokerRouter:
         return None
 
     async def link(self, refused: Address | None = None) -> Link:
-        """Return the link in use, or another one; `refused` is the broker to ask only if no other answers."""
+        """Return the link in use, or another one; `refused` is the broker to ask only if no other answers.
+
+        Raises: UnreachableError.
+        """
         if self._session is not None and self._session.link.open:
             self._session = self._pool.nearer(self._session) or self._session
             return self._session.link

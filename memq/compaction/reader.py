@@ -134,7 +134,7 @@ class ManifestFiles:
         return await self._reads.read([Way(f"object '{key}'", read)])
 
     async def part(self, ref: PartRef) -> ManifestPart:
-        """Return the content of a part; the last parts read are cached."""
+        """Return the content of a part; the last ones are cached. Raises: CorruptDataError if it is missing."""
         kept = self._parts.get(ref.key)
         if kept is not None:
             self._parts.move_to_end(ref.key)

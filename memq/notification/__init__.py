@@ -43,7 +43,10 @@ def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
 
 
 def check_publication(publication: Publication) -> None:
-    """Refuse a pointer that is empty, as lost ones are, or too large, and numbers out of bounds."""
+    """Refuse a pointer that is empty, as lost ones are, or too large, and numbers out of bounds.
+
+    Raises: InvalidRequestError; TooLargeError over POINTER_BYTES_MAX.
+    """
     if not publication.body:
         raise InvalidRequestError("a pointer of 0 bytes", hint="publish what encode_pointer returns")
     if len(publication.body) > POINTER_BYTES_MAX:
@@ -53,7 +56,10 @@ def check_publication(publication: Publication) -> None:
 
 
 def check_epoch(publication: Publication, highest: int) -> None:
-    """Refuse a publication of an epoch below the highest one of its write partition in the queue."""
+    """Refuse a publication of an epoch below the highest one of its write partition in the queue.
+
+    Raises: EpochFencedError.
+    """
     if publication.epoch < highest:
         raise EpochFencedError(
             f"epoch {publication.epoch} of partition {publication.write_partition} of topic "
@@ -62,7 +68,7 @@ def check_epoch(publication: Publication, highest: int) -> None:
 
 
 def check_position(partition: ReadPartition, committed: Committed) -> None:
-    """Refuse a position of another partition, and numbers out of bounds."""
+    """Refuse a position of another partition, and numbers out of bounds. Raises: InvalidRequestError."""
     position, totals = committed.position, committed.totals
     if position.read_partition != partition.partition:
         raise InvalidRequestError(f"position {position} is not one of read partition {partition.partition}")

@@ -228,7 +228,7 @@ class ObjectFiles:
             return read_exactly(file, key, 0, check_size(key, os.fstat(file.fileno()).st_size))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """Return a part of the file."""
+        """Return a part of the file. Raises: CorruptDataError if the file is shorter."""
         with self._open(key) as file:
             size = os.fstat(file.fileno()).st_size
             if offset + length > size:
@@ -236,7 +236,7 @@ class ObjectFiles:
             return read_exactly(file, key, offset, length)
 
     def size(self, key: str) -> int:
-        """Return the size of the file."""
+        """Return the size of the file in bytes. Raises: NotFoundError."""
         try:
             status = (self.root / key).stat()
         except (FileNotFoundError, NotADirectoryError):

@@ -78,7 +78,7 @@ class ClusterRequests:
         return AdminAnswer()
 
     async def drain(self, call: Call[DrainBroker]) -> Answer:
-        """Hand over all partitions of this broker."""
+        """Hand over all partitions of this broker. Raises: TimedOutError; the hand-over then continues."""
         broker = call.ask.broker
         await self._check_here(broker)
         try:

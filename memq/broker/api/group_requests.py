@@ -60,7 +60,7 @@ class GroupRequests:
         return _answer(await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
-        """Note that a member is alive."""
+        """Note that a member is alive. Raises: NotReadyError if the owner of its group does not answer."""
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):

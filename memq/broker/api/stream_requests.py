@@ -32,7 +32,11 @@ class StreamRequests:
         self._partitions = partitions
 
     async def open(self, call: Call[Open]) -> Answer:
-        """Open a stream of blocks of one producer."""
+        """Open a stream of blocks of one producer.
+
+        Raises: InvalidRequestError; ThrottledError over STREAMS_PER_CONNECTION_MAX; NotReadyError if it was closed
+        meanwhile; as the opening of the partition.
+        """
         ask, connection, number = call.ask, call.connection, call.stream
         producer = producer_id_of(ask.producer)
         if number == 0:
@@ -66,7 +70,7 @@ class StreamRequests:
         return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
 
     async def close(self, call: Call[Close]) -> Answer:
-        """Close a stream, and note the sequences at which its producer ends."""
+        """Close a stream, and note the sequences at which its producer ends. Raises: NotFoundError."""
         ask = call.ask
         stream = call.connection.streams.pop(call.stream, None)
         if stream is None:

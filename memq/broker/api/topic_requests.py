@@ -39,7 +39,7 @@ class TopicRequests:
         self._partitions = partitions
 
     async def metadata(self, call: Call[MetadataRequest]) -> Answer:
-        """Return brokers, stores, and topics with the owners of their partitions."""
+        """Return brokers, stores, and topics with the owners of their partitions. Raises: TooLargeError."""
         ask = call.ask
         if ask.topics is not None and len(ask.topics) > TOPICS_PER_METADATA_MAX:
             raise TooLargeError(f"metadata of {len(ask.topics)} topics at once, {TOPICS_PER_METADATA_MAX} are allowed")

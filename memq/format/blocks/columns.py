@@ -79,7 +79,7 @@ class _Cursor:
         self.at = 0
 
     def take(self, size: int, what: str) -> int:
-        """Pass `size` bytes and return where they start."""
+        """Pass `size` bytes and return where they start. Raises: CorruptDataError if the block is shorter."""
         at = self.at
         if size > len(self.raw) - at:
             raise CorruptDataError(f"{what} need {size} bytes at {at}, the block has {len(self.raw)}")

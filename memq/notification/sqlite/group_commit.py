@@ -65,7 +65,7 @@ class Writer:
     async def run(self, job: Job[T]) -> T:
         """Run a job in the next transaction; return after the commit and its fsync.
 
-        After a cancellation, the job may have been run, or may run later.
+        After a cancellation, the job may have been run, or may run later. Raises: ClosedError.
         """
         if self._closed is not None:
             raise ClosedError(f"{self._file.what} '{self._file.path}' is closed") from self._closed

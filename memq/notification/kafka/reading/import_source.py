@@ -92,7 +92,10 @@ class KafkaSource:
         return _id_of(listed.cluster_id), described
 
     async def ends(self, partitions: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
-        """Return the first offset of each partition, and the offset after its last committed record."""
+        """Return the first offset of each partition, and the offset after its last committed record.
+
+        Raises: QueueError if a partition ends before it begins.
+        """
         begins, ends = await self._offsets(partitions, "begin"), await self._offsets(partitions, "end")
         behind = [partition for partition in partitions if ends[partition] < begins[partition]]
         if behind:
