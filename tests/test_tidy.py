@@ -32,6 +32,7 @@ PUBLIC_METHODS_MAX = 20
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 BROAD_CLASSES: dict[str, int] = {}
+PRIVATE_NAMES_MAX = 8  # replaced by tests; may only shrink
 
 IMPURE = {"asyncio", "concurrent", "selectors", "socket", "sqlite3", "subprocess", "threading", "time", "uvloop"}
 VAGUE_NAMES = ("utils", "util", "common", "commons", "helpers", "helper", "misc")
@@ -253,6 +254,18 @@ def test_tests_use_no_private_attribute_of_the_product() -> None:
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     ]
     assert not found, f"uses of private attributes: {found}"
+
+
+def test_tests_replace_few_private_names_of_the_product() -> None:
+    """A name in quotation marks, as in `monkeypatch.setattr`, is a private attribute, too."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, node in nodes()
+        if name.startswith("tests/") and isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr")
+        if any(isinstance(each, ast.Constant) and re.search(r"(^|\.)_(?!_)\w*$", str(each.value)) for each in node.args)
+    ]
+    assert len(found) <= PRIVATE_NAMES_MAX, f"{len(found)} private names are replaced: {found}"
+    assert len(found) == PRIVATE_NAMES_MAX, "fewer are left: lower PRIVATE_NAMES_MAX"
 
 
 def test_every_setting_is_read() -> None:

@@ -125,7 +125,8 @@ async def _finish(clients: list[SyncClient]) -> None:
     await asyncio.gather(*(client.at_exit() for client in clients), return_exceptions=True)
 
 
-def _flush_at_exit() -> None:
+def flush_at_exit() -> None:
+    """Send pending records before the interpreter ends."""
     thread = _thread
     clients = thread.clients() if thread is not None else []
     if thread is None or not clients:
@@ -148,6 +149,6 @@ def _forget_after_fork() -> None:
             client.forked()
 
 
-atexit.register(_flush_at_exit)
+atexit.register(flush_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)

@@ -40,8 +40,8 @@ _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 UPGRADE_SIZES = 3  # free space for an upgrade: the log takes 1.9 times the file, which then grows by 0.9 (measured)
-_WAL_TRIES_MAX = 200
-_WAL_RETRY_S = 0.01
+WAL_TRIES_MAX = 200
+WAL_RETRY_S = 0.01
 NEVER = -1  # matches no row
 _KINDS: dict[str, type] = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
 _encode = msgspec.msgpack.Encoder().encode
@@ -257,13 +257,13 @@ def _enter_wal(connection: sqlite3.Connection) -> None:
     Two processes may do so at the same time, and SQLite's busy time-out does not cover this statement.
     """
     pause = threading.Event()
-    for last in range(_WAL_TRIES_MAX, 0, -1):
+    for last in range(WAL_TRIES_MAX, 0, -1):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or last == 1:
                 raise
-            pause.wait(_WAL_RETRY_S)
+            pause.wait(WAL_RETRY_S)
         else:
             return
 

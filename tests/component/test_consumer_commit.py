@@ -158,7 +158,7 @@ def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() ->
 
 def test_released_partitions_are_free_before_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeat_s = 100_000.0
-    monkeypatch.setattr(session, "_HEARTBEAT_S_MAX", heartbeat_s)
+    monkeypatch.setattr(session, "HEARTBEAT_S_MAX", heartbeat_s)
 
     async def held(groups: GroupCoordinator) -> list[int]:
         return sorted(len(partitions) for partitions in (await groups.describe("g")).members.values())

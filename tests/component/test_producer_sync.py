@@ -431,7 +431,7 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     thread.remove_client(gone)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        io_thread_module._flush_at_exit()
+        io_thread_module.flush_at_exit()
     assert [str(each.message) for each in warned] == said
     assert [client.finished for client in clients] == [client.may_end and not client.fails for client in clients]
     assert len(waited) == bool(clients)

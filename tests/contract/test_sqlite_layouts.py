@@ -306,8 +306,8 @@ def test_an_opener_waits_for_the_lock_of_another_one_and_not_for_ever(
             return super().execute(sql, *arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
-    monkeypatch.setattr("memq.runtime.sqlite_file._WAL_TRIES_MAX", 3)
-    monkeypatch.setattr("memq.runtime.sqlite_file._WAL_RETRY_S", 0.03)
+    monkeypatch.setattr("memq.runtime.sqlite_file.WAL_TRIES_MAX", 3)
+    monkeypatch.setattr("memq.runtime.sqlite_file.WAL_RETRY_S", 0.03)
     file = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
     if failures < tries:
         file.connect().close()

@@ -262,7 +262,7 @@ def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
     async def run() -> list[str]:
         database = SqliteDatabase(tmp_path / "audit.sqlite")
         values = ("a", "", 0, "b", 9, 0, 10, -1)
-        plan = await database.run(lambda execute: execute(f"EXPLAIN QUERY PLAN {view._MINUTES}", values))
+        plan = await database.run(lambda execute: execute(f"EXPLAIN QUERY PLAN {view.MINUTES_QUERY}", values))
         await database.close()
         return [str(each[3]) for each in plan]
 

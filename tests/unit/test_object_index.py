@@ -157,7 +157,7 @@ class ChangedOnce:
 def test_a_raw_reader_fetches_an_index_again_before_it_calls_it_damaged() -> None:
     async def work() -> None:
         store = ChangedOnce(OBJECT)
-        (batch,) = await raw._read_one(cast(Any, store), ObjectEntry(KEY, len(OBJECT), 0))
+        (batch,) = await raw.read_one(cast(Any, store), ObjectEntry(KEY, len(OBJECT), 0))
         assert (batch.cause, store.fetches) == (None, 2)
 
     asyncio.run(work())

@@ -148,7 +148,7 @@ class AuditView:
         for at in range(0, len(parts), count):
             ends = (*parts[at], *parts[at : at + count][-1])
             for name, id_, part, minute, row in await self._ask(
-                _MINUTES, (topic, *ends, first_minute, next_minute, since)
+                MINUTES_QUERY, (topic, *ends, first_minute, next_minute, since)
             ):
                 yield Minute(name, id_, part, minute, decode_state(MinuteRow, bytes(row)))
 
@@ -196,7 +196,7 @@ _HEARD = (
 )
 _HOLDING = "SELECT topic_id, count(*) FROM findings WHERE resolved_ms = 0 AND grave = 1 GROUP BY topic_id"
 # By way of its write partitions, so that each is a range of the primary key: by time it would be rows of all topics.
-_MINUTES = (
+MINUTES_QUERY = (
     "SELECT m.topic, m.topic_id, m.part, m.minute, m.counts FROM audits a CROSS JOIN minutes m"
     " WHERE a.topic = ? AND (a.topic_id, a.part) >= (?, ?) AND (a.topic_id, a.part) <= (?, ?)"
     " AND m.topic_id = a.topic_id AND m.part = a.part AND m.minute >= ? AND m.minute < ? AND m.version > ?"

@@ -25,7 +25,7 @@ from memq.topic import BROADCAST_GROUP, Committed, ReadPartition
 LONE_MEMBER = "broadcast"
 TIMER_MS = 1  # by which a timer may come early
 _HEARTBEATS_PER_SESSION = 3
-_HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
+HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 1.0
 
@@ -223,7 +223,7 @@ class GroupSession:
             try:
                 await self._exchange()
                 failures = 0
-                delay = min(self._session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION, _HEARTBEAT_S_MAX)
+                delay = min(self._session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION, HEARTBEAT_S_MAX)
             except MemqError as error:
                 failures += 1
                 self._judge(error)

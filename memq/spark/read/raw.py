@@ -138,11 +138,12 @@ async def _batches(store: ObjectReader, prefix: str) -> AsyncIterator[RawBatch]:
 
 
 async def _read_all(store: ObjectReader, entries: Sequence[ObjectEntry]) -> list[RawBatch]:
-    found = await asyncio.gather(*(_read_one(store, entry) for entry in entries))
+    found = await asyncio.gather(*(read_one(store, entry) for entry in entries))
     return [batch for batches in found for batch in batches]
 
 
-async def _read_one(store: ObjectReader, entry: ObjectEntry) -> list[RawBatch]:
+async def read_one(store: ObjectReader, entry: ObjectEntry) -> list[RawBatch]:
+    """Return the batches of an object by its index, or one with the cause of its damage."""
     try:
         index, trailer = await read_index(store, entry)
     except CorruptDataError as error:
