@@ -29,12 +29,12 @@ from memq.client.listener.side_records import (
     letters_topic,
     read_letter,
 )
-from memq.client.listener.side_topics import SideTopics
+from memq.client.listener.side_topics import SideTopics, check_side_topic
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.blocks.columns import RecordHeaders
 from memq.runtime.network import format_address
 from memq.runtime.runtime import Runtime
-from memq.topic import Position
+from memq.topic import Position, Topic
 
 LETTERS_MAX = 1_000  # that `letters` returns without another limit
 _SESSION_MS = 3_000  # a call that was killed keeps the next one waiting for so long
@@ -143,7 +143,11 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         return await self._handle(count, self._send_back)
 
     async def purge(self, count: int | None = None) -> int:
-        """Drop waiting letters, oldest first, at most `count`; return how many. Their batches are removed."""
+        """Drop waiting letters, oldest first, at most `count`; return how many. Their batches are removed.
+
+        Raises: AlreadyExistsError for a topic of that name that is not the group's.
+        """
+        check_side_topic(await self._check())
         purged = await self._handle(count, None)
         handled = await handled_positions(self._admin, self._topic)
         if handled:
@@ -152,9 +156,9 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    async def _check(self) -> None:
+    async def _check(self) -> Topic:
         try:
-            await self._admin.topic(self._topic)
+            return (await self._admin.topic(self._topic)).topic
         except NotFoundError as error:
             hint = "memq dlq list shows the groups that have one"
             raise NotFoundError(f"group '{self.group}' has no dead-letter topic", hint=hint) from error
@@ -241,7 +245,7 @@ class DeadLetterQueue(KafkaHints, BlockingClient):
     """The dead letters of one group. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and NotFoundError if the group
-    has no dead-letter topic: a listener makes it.
+    has no dead-letter topic: a listener makes it. `redrive` and `purge` raise AlreadyExistsError for a user's topic.
     """
 
     @public_name("DeadLetterQueue")
