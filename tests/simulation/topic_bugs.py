@@ -57,6 +57,16 @@ TOPIC_BUGS = (
         "IdleTopics._judge",
         swap("mark == IN_USE or mark != topic.idle_mark", "mark == IN_USE or not topic.idle_mark"),
         level="calm",
+        seed=1_003,
+        aspects=("idle",),
+    ),
+    Planted(
+        "a reader that waits does not keep an idle topic",
+        "memq.broker.upkeep.idle_topics",
+        "IdleTopics._mark",
+        swap("any(each.topic_id == topic.id for held in group.members.values() for each in held)", "False"),
+        level="calm",
+        seed=1_001,
         aspects=("idle",),
     ),
     Planted(
