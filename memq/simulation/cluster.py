@@ -64,6 +64,7 @@ class ClusterShape:
     housekeeping_s: float = 0.0  # interval between runs of retention and sweep; 0: never
     sweep_age_ms: int = 3_600_000
     sweep_confirm_ms: int = 86_400_000
+    staged_age_ms: int = 7 * 86_400_000
     shared_age_ms: int = 250
     audit_interval_ms: int = 0  # interval between reports of clients; 0: never
     compaction: CompactionRule | None = None  # None: no compaction
@@ -180,6 +181,7 @@ class SimCluster:
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
             sweep_confirm_ms=self.shape.sweep_confirm_ms,
+            staged_age_ms=self.shape.staged_age_ms,
             shared_age_ms_max=self.shape.shared_age_ms,
             spool_bytes_max=SPOOL_BYTES_MAX,
             transaction_check_interval_ms=CHECK_INTERVAL_MS,

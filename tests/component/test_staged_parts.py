@@ -63,14 +63,15 @@ def test_a_staged_part_lies_in_one_batch_and_comes_with_the_held_blocks(monkeypa
                 await transaction.send("other", "small")
                 for number in range(LARGE):
                     await transaction.send("out", large(number), partition=1)
-                    if number == 10:
-                        await transaction.flush()  # these blocks are held, and the staged part replaces them
+                    if number in (10, LARGE - 1):
+                        await transaction.flush()  # what is held then is replaced by the staged part
                 assert await stored(brokers, "out", "other") == []
-            expected = [large(number) for number in range(LARGE)] + ["small"]
+                await transaction.send("out", "last", partition=1)
+            expected = [large(number) for number in range(LARGE)] + ["last", "small"]
             assert await stored(brokers, "out", "other") == sorted(expected)
             topic = await brokers[0].partitions.current_topic("out", "")
-            assert [each.records for each in await pointers(brokers[0], topic, 1) if each.records] == [LARGE]
-            assert len([key for key in staged_keys(brokers) if is_staged_object(key)]) == 1
+            assert [each.records for each in await pointers(brokers[0], topic, 1) if each.records] == [LARGE + 1]
+            assert len([key for key in staged_keys(brokers) if is_staged_object(key)]) == 2
 
     run(work())
 

@@ -27,7 +27,7 @@ from memq.simulation.ports.wrong_answers import (
 )
 from memq.topic import BROADCAST_GROUP
 from tests.simulation.plan_settings import draw_settings, that_remembers_names
-from tests.simulation.reduced_constants import CLOCK_ERROR, SNAPSHOTS, Constants, constants_of, draw_constants
+from tests.simulation.reduced_constants import CLOCK_ERROR, PARTS, SNAPSHOTS, Constants, constants_of, draw_constants
 from tests.simulation.wishes import WISHES, Wish
 
 ASPECTS = (
@@ -64,6 +64,7 @@ ASPECTS = (
     "retry",  # listeners, whose handlers fail
     "transaction",
     "idle",  # topics that expire
+    "parts",  # parts of transactions are staged
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -455,9 +456,8 @@ def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     readers of a manifest over lost offsets skip the new pointers there. The queue refuses by age, as Kafka does: of
     the queues, only Kafka can cut a log alone. So a pointer may be late, and audits judge as of now.
     """
-    if plan.shape.audit_interval_ms or plan.faults.lies:
-        return plan
-    if plan.shape.housekeeping_s and "named" in plan.producers:
+    house = plan.shape.housekeeping_s and "named" in plan.producers
+    if plan.shape.audit_interval_ms or plan.faults.lies or house:
         return plan
     compaction = plan.shape.compaction
     every_s = draw.choice([20.0, 40.0, 80.0] if compaction else [2.0, 5.0, 15.0])
@@ -469,10 +469,7 @@ def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_refusals(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Let ports of live brokers refuse new connections, some for so long that their takeovers repeat.
-
-    Partitions move, so that clients make new connections.
-    """
+    """Let ports of live brokers refuse new connections, some for long; partitions move, so that clients make some."""
     chaos = replace(
         plan.faults.chaos,
         refuse_every_s=draw.choice([2.0, 6.0]),
@@ -498,10 +495,7 @@ def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Add an operator who truncates the topic; where there is no other retention, nothing else may go.
-
-    Not where no retention may be, see there.
-    """
+    """Add an operator who truncates the topic; not where no retention may be. Else nothing may go without one."""
     if not plan.shape.housekeeping_s:
         if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s or plan.audits:
             return plan
@@ -533,8 +527,7 @@ def _with_broadcast(plan: Plan, _level: str, _draw: random.Random) -> Plan:
 def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Add a process that makes topics, seals them while it writes, and reads them to their end.
 
-    The store is slow, so that rings hold blocks for longer than a round of the governor when a topic is sealed. Not
-    where the safety age of the sweep is short.
+    The store is slow, so that rings hold blocks when a topic is sealed. Not where the age of the sweep is short.
     """
     store = plan.faults.store
     if not plan.shape.housekeeping_s:
@@ -550,6 +543,16 @@ def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
     faults = replace(plan.faults, chaos=slower)
     small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
     return replace(plan, faults=faults, producers=(*plan.producers, kind), constants={**plan.constants, **small})
+
+
+def _with_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let most parts of transactions be staged; the sweep takes staged objects of those that are rolled back."""
+    if plan.faults.chaos.log_cut_every_s:
+        return plan
+    if "transaction" not in plan.producers:
+        plan = _with_held(plan, level, draw, "transaction")
+    shape = replace(plan.shape, staged_age_ms=2 * plan.shape.sweep_age_ms)
+    return replace(plan, shape=shape, constants={**plan.constants, PARTS: draw.choice([100, 1_000])})
 
 
 def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:
@@ -592,6 +595,7 @@ _CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "seal": _with_sealed_topics,
     "delay": partial(_with_held, kind="delay"),
     "transaction": partial(_with_held, kind="transaction"),
+    "parts": _with_parts,
     "broadcast": _with_broadcast,
     "waiting": _with_waiting_retention,
     "retry": partial(_with_topics, kind="listen"),

@@ -26,6 +26,7 @@ from tests.simulation.held_audit_bugs import HELD_AUDIT_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
+from tests.simulation.part_bugs import PART_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.retry_bugs import RETRY_BUGS
 from tests.simulation.scenario import run_plan
@@ -255,6 +256,7 @@ BUGS = (
     *GROUP_BUGS,
     *RETRY_BUGS,
     *TRANSACTION_BUGS,
+    *PART_BUGS,
     *DELAY_BUGS,
     *HELD_AUDIT_BUGS,
 )

@@ -23,6 +23,7 @@ LOOK_BACKS = "memq.client.consumer.fetch.fetch_scheduler:LOOK_BACKS_MAX"
 SNAPSHOTS = "memq.state_log.state_log:SNAPSHOT_S"
 FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 STATES = "memq.broker.service_hosts:STATE_PARTITIONS"
+PARTS = "memq.limits:TRANSACTION_TARGET_BYTES_MAX"  # a larger part of a transaction is staged
 RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged
     "memq.holds.runs:NEAR_S": (4.0, 12.0),
     "memq.holds.runs:SPILL_HOLDS": (1, 3),

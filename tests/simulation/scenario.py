@@ -51,13 +51,14 @@ from tests.simulation.operator_life import OperatorLife
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.reader import Delivered
-from tests.simulation.reduced_constants import scaled
+from tests.simulation.reduced_constants import PARTS, scaled
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.sealed_life import SEALED, SealedLife
 from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.shard_answers import FoldedShards
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
+from tests.simulation.staging_door import StagingDoors
 from tests.simulation.state_restore_rules import StateRestoreRules
 from tests.simulation.topic_churn import TopicChurn
 from tests.simulation.transaction_life import TransactionLife
@@ -125,7 +126,8 @@ class Scenario:
         states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
         error_ms = plan.shape.clock_error_ms
         self.delays = DelayRules(states, world.fail, lambda: world.now, error_ms, calm=calm)
-        self.transactions = TransactionRules(states, world.fail)
+        self.transactions = TransactionRules(states, world.fail, staged=PARTS in plan.constants)
+        self.staging = StagingDoors()
         for checker in (self.checker, self.cluster.transient):
             checker.on_delivered, checker.is_held = self._landed, states.names
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
@@ -502,7 +504,8 @@ class Scenario:
         await life.run(self._blocks_left(node.name))
         self.done[node.name] = True
 
-    async def _transaction_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+    async def _transaction_main(self, node: SimNode, runtime: Runtime, doors: Doors) -> None:
+        self.staging.of[id(runtime)] = doors.store
         make, kill = partial(self._producer, node, runtime), partial(self._kill, node)
         admin, life = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
         await TransactionLife(self.plan, node, make, kill, admin, life, self.checker, self.transactions).run()
@@ -575,10 +578,7 @@ class Scenario:
 
 
 def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:
-    """Run a plan in a world of its own.
-
-    Raises: SimulationError.
-    """
+    """Run a plan in a world of its own. Raises: SimulationError."""
     with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers(), noted_cores():
         clones, calm = not {"clone", "direct"}.isdisjoint(plan.producers), plan.faults == LEVELS["calm"]()
         watch = LogWatch(world, clones=clones, calm=calm)
@@ -588,7 +588,7 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
         cluster, monitor = scenario.cluster, scenario.cluster.cloud.monitor
         acks = SentAcks(cluster.topic.id, cluster.checker, cluster.transient, monitor, scenario.batches)
         try:
-            with noted_acks(acks.note), noted_staged_acks(acks.note_staged):
+            with noted_acks(acks.note), noted_staged_acks(acks.note_staged), scenario.staging.used():
                 return scenario.run()
         finally:
             logger.removeHandler(watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError, TooOldError
@@ -11,6 +12,7 @@ from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
 from memq.storage_handlers import StorageHandler
 from tests.simulation.plan import Plan
+from tests.simulation.reduced_constants import PARTS
 from tests.simulation.staged_rules import StagedRules
 
 OBJECTS_MAX = 3  # that a batch is made of
@@ -18,6 +20,7 @@ COMMIT_S = 20.0
 RETRY_S = 0.5
 RESTS_MAX = 1
 REST_RATE, AGAIN_RATE = 0.1, 0.3
+ATOMIC_RATE = 0.5  # of the batches, where parts of transactions are staged
 
 
 class StagedLife:
@@ -32,6 +35,7 @@ class StagedLife:
         store: StorageHandler,
         rules: StagedRules,
     ) -> None:
+        self._atomic_rate = ATOMIC_RATE if PARTS in plan.constants else 0.0
         self._plan = plan
         self._node = node
         self._runtime = runtime
@@ -67,8 +71,9 @@ class StagedLife:
             await commits.topics(["t"])
             objects = [await self._stage(commits, batch) for _ in range(self._node.random.randint(1, OBJECTS_MAX))]
             self._rules.offered(self._node.name, batch, [staged.key for staged in objects])
+            atomic = random.Random(f"{self._node.name}/{batch}").random() < self._atomic_rate
             try:
-                manifest = await commits.commit(batch, objects, self._store, timeout_s=COMMIT_S)
+                manifest = await commits.commit(batch, objects, self._store, atomic=atomic, timeout_s=COMMIT_S)
             except InvalidRequestError:  # an earlier try, with other rows, has decided what the batch is
                 manifest = await commits.commit(batch, (), self._store, timeout_s=COMMIT_S)
         except TooOldError:

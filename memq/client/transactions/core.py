@@ -158,6 +158,11 @@ class TransactionalCore:
             await self._surely(ask, self._settings.delivery_timeout_s)
             del blocks[:count]
 
+    async def flush(self, transaction: OpenTransaction) -> None:
+        """Hold all records so far. A staged part is put whole, and again if it grows. Raises: as `hold`."""
+        await self.hold(transaction, everything=True)
+        await self._hold_staged(transaction)
+
     async def prepare(self, transaction: OpenTransaction) -> None:
         """Hold all records, and prepare: from now on only a decision ends the transaction.
 
@@ -336,6 +341,7 @@ class TransactionalCore:
         if not parts:
             return
         await self.hold_parts(transaction, await self._stager_of(transaction).stage(parts, timeout_s))
+        transaction.note_staged(parts)
 
     async def hold_parts(self, transaction: OpenTransaction, staged: StagedTransaction) -> None:
         """Hold parts of a transaction that lie in staged objects. Raises: as `hold`."""

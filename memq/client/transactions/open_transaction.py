@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ class _Target:
     bytes: int = 0
     sealed: list[SealedBlock] = field(default_factory=list)  # all of them: the part may become a staged one
     staged: bool = False
+    staged_next: int = 0  # the sequence after the last record of the staged part that is held
 
 
 class OpenTransaction:
@@ -157,13 +159,19 @@ class OpenTransaction:
             return self._sealed_bytes >= REQUEST_BYTES_MAX or self.needs_store
 
     def staged_parts(self) -> list[StagedBlocks]:
-        """Return the parts that are too large to be held as blocks, after the last record."""
+        """Return the parts that are too large to be held as blocks, and have sealed blocks that are not held."""
         with self._lock:
             return [
-                StagedBlocks(self._topics[target.topic_id], target.partition, target.sealed)
+                StagedBlocks(self._topics[target.topic_id], target.partition, target.sealed.copy())
                 for target in self._targets.values()
-                if target.staged
+                if target.staged and target.staged_next != target.next
             ]
+
+    def note_staged(self, parts: Iterable[StagedBlocks]) -> None:
+        """Note that these parts are held."""
+        with self._lock:
+            for part in parts:
+                self._targets[part.topic.id, part.partition].staged_next = part.blocks[-1].header.next_sequence
 
     def take(self, *, everything: bool) -> list[WireTransactionBlock]:
         """Return the blocks that wait; with `everything`, also the open ones. Raises: TooLargeError."""

@@ -123,7 +123,7 @@ class Transaction(_TransactionState):
 
     def flush(self) -> None:
         """Send all records so far, and wait until they are held. Raises: as `send`."""
-        self._run(self._core.hold(self._open, everything=True))
+        self._run(self._core.flush(self._open))
 
     def prepare(self) -> None:
         """Send all records; return when the cluster can commit them, whatever happens to this process.
@@ -228,7 +228,7 @@ class AsyncTransaction(_TransactionState):
 
     async def flush(self) -> None:
         """Send all records so far, and wait until they are held. Raises: as `send`."""
-        await self._core.hold(self._open, everything=True)
+        await self._core.flush(self._open)
 
     async def prepare(self) -> None:
         """Send all records; return when the cluster can commit them. See `Transaction.prepare`."""
