@@ -17,8 +17,11 @@ from memq.errors import InvalidRequestError, TopicSealedError
 from memq.format.key import is_staged_object
 from memq.format.pointer import Pointer
 from memq.format.staged_manifest import StagedObject
+from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.topic import Topic
-from tests.brokers import run
+from tests.brokers import run, running_broker
+from tests.component.test_broker_restore import BATCHES, fill, restore
 from tests.component.test_transactions import cluster_of, stored
 from tests.partition_owners import pointers
 
@@ -183,3 +186,21 @@ def test_an_atomic_commit_needs_a_writer_with_a_name() -> None:
                 await commits.commit(7, objects, job.store, atomic=True, remember=False)
 
     on_job(work)
+
+
+def test_a_restore_takes_the_pieces_of_committed_batches_alone() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            store, queue = broker.services.store, MemoryQueue(SystemClock())
+            async with StagedCommits(broker.address, WRITER) as commits:
+                await commits.topics([topic.name])
+                writer = StagedWriter(commits.cluster, {topic.name: topic}, store, WRITER)
+                await writer.add(topic.name, b"once")
+                objects = await writer.finish()
+                await commits.decide(7, objects, store, atomic=True)
+                assert (await restore(broker, MemoryQueue(SystemClock()), topic)).pointers == BATCHES
+                await commits.commit(7, objects, store)
+            assert (await restore(broker, queue, topic)).pointers == BATCHES + 1
+
+    run(work())

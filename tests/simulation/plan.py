@@ -525,10 +525,7 @@ def _with_broadcast(plan: Plan, _level: str, _draw: random.Random) -> Plan:
 
 
 def _with_sealed_topics(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Add a process that makes topics, seals them while it writes, and reads them to their end.
-
-    The store is slow, so that rings hold blocks when a topic is sealed. Not where the age of the sweep is short.
-    """
+    """Add a process that seals topics while it writes. The store is slow, unless the age of the sweep is short."""
     store = plan.faults.store
     if not plan.shape.housekeeping_s:
         store = replace(store, latency_s_max=draw.choice([2.0, 6.0]))
@@ -546,13 +543,14 @@ def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
 
 
 def _with_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Let most parts of transactions be staged; the sweep takes staged objects of those that are rolled back."""
+    """Let most parts of transactions be staged; the sweep takes old ones, where no writer asks for old batches."""
     if plan.faults.chaos.log_cut_every_s:
         return plan
     if "transaction" not in plan.producers:
         plan = _with_held(plan, level, draw, "transaction")
-    shape = replace(plan.shape, staged_age_ms=2 * plan.shape.sweep_age_ms)
-    return replace(plan, shape=shape, constants={**plan.constants, PARTS: draw.choice([100, 1_000])})
+    age_ms = plan.shape.staged_age_ms if "staged" in plan.producers else 2 * plan.shape.sweep_age_ms
+    constants = {**plan.constants, PARTS: draw.choice([100, 1_000])}
+    return replace(plan, shape=replace(plan.shape, staged_age_ms=age_ms), constants=constants)
 
 
 def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:

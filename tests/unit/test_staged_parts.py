@@ -16,6 +16,7 @@ from memq.broker.sweep.unproven_objects import committed_objects, is_decided
 from memq.errors import InvalidRequestError, TooOldError, TransactionAbortedError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.key import decided_key, is_manifest_key, manifest_key, manifest_of_mark, staged_object_key
+from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.staged_manifest import (
     MARK,
     TRANSACTIONS_WRITER,
@@ -30,8 +31,10 @@ from memq.governor import Coordinator
 from memq.holds.machine import DoneDecision, HoldMachine, HoldStagedDecision, HoldState
 from memq.holds.machine import encode_decision as encode_hold
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
+from memq.notification import Publication
 from memq.storage_handlers import confirmed_reads
-from tests.unit.bare_cluster import CLUSTER
+from memq.topic import Topic, read_partitions
+from tests.unit.bare_cluster import CLUSTER, topic_of
 from tests.unit.test_restored_holds import TARGET as RESTORED
 from tests.unit.test_restored_holds import Bucket
 from tests.unit.test_transaction_machine import CLICKS, Log
@@ -282,6 +285,47 @@ def test_a_staged_object_counts_as_committed_if_its_transaction_has_a_mark() -> 
             True,
             False,
         ]
+
+    in_yard(work)
+
+
+def pointer_to(topic: Topic, key: str, now_ms: int) -> bytes:
+    return encode_pointer(
+        Pointer(
+            kind="data",
+            cluster=CLUSTER,
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=0,
+            epoch=1,
+            locations=(Location(store="main", key=key, offset=0, length=10),),
+            records=1,
+            raw_bytes=10,
+            stored_bytes=10,
+            producers=(ProducerRanges(5, ((0, 1),)),),
+            checksum=1,
+            broker="b",
+            sealed_ms=now_ms,
+        )
+    )
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_sweep_keeps_manifest_and_mark_while_a_pointer_names_an_object(*, atomic: bool) -> None:
+    async def work(yard: HeldYard) -> None:
+        topic = await yard.topic(topic_of("clicks"))
+        manifest = manifest_of(3, created_ms=yard.clock.wall_ms(), atomic=atomic)
+        key, (staged_object,) = await put_manifest(yard, manifest), manifest.objects
+        await yard.store.put(staged_object.key, [b"staged"], crc32c(b"staged"))
+        await mark_committed(services_of(yard), key)
+        gone_batch = await staged(yard, "gone", marked=True)
+        await yard.store.delete(next(each for each in gone_batch if "/objects/" in each))
+        (log,), now_ms = read_partitions(topic), yard.clock.wall_ms()
+        await yard.queue.publish(Publication(log, 0, 1, now_ms, pointer_to(topic, staged_object.key, now_ms)))
+        gone, _ = await passes(yard)
+        own = {key, decided_key(key)}
+        assert gone == {each for each in gone_batch if "/objects/" not in each} | (set() if atomic else own)
+        assert staged_object.key in yard.store.objects
 
     in_yard(work)
 

@@ -34,7 +34,7 @@ from memq.broker.sweep.log_coverage import LogCoverage
 from memq.broker.sweep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.sweep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.sweep.sweep_lists import SweepLists
-from memq.broker.sweep.undecided_parts import undecided_keys
+from memq.broker.sweep.undecided_parts import manifests_in_use, undecided_keys
 from memq.broker.sweep.unnamed_held import UNHELD, UnnamedHeld
 from memq.broker.sweep.unnamed_snapshots import (
     RUN_UNNAMED,
@@ -240,6 +240,7 @@ class Sweep:
         if prefix == held_prefix(self._cluster):
             return await self._why_held(prefix, keys)
         shared = prefix in (shared_prefix(self._cluster), self._staged)
+        listed = frozenset(keys)
         # Current ones: a broker may have created a topic meanwhile. State logs have no pointers.
         topics = [topic for topic in await self.topics() if not is_state_topic(topic.name)]
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
@@ -253,6 +254,7 @@ class Sweep:
                 kept = await undecided_keys(
                     self._cluster, self._store, self._held, await self.topics(), keys, self._note
                 )
+                kept |= await manifests_in_use(self._store, listed, keys)
                 for key in kept:
                     del keys[key]
             return {key: UNPROVEN if key in unproven else UNNAMED for key in keys}
