@@ -31,10 +31,19 @@ class OpenStores:
     """The stores that metadata names, opened on demand: local folders, and buckets with keys.
 
     `s3` has the section `[s3]`; without it that of this process: `MEMQ_S3_…` and memq.toml in its folder.
+    `patient`: requests may take as long as those of a broker, because no other way exists.
     """
 
-    def __init__(self, metadata: ClusterMetadata, runtime: Runtime, s3: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        runtime: Runtime,
+        s3: Mapping[str, object] | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
         self._s3 = s3
+        self._times = {} if patient else _S3_TIMES
         self._metadata = metadata
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
@@ -55,7 +64,7 @@ class OpenStores:
             case "file":
                 return _open_folder(url)
             case "s3":
-                return _open_bucket(url, self._runtime, self._s3)
+                return _open_bucket(url, self._runtime, self._s3, self._times)
         return None
 
     def reader(self, store: str, waits: Waits) -> RangeReader | None:
@@ -97,11 +106,11 @@ def check_s3(s3: Mapping[str, object] | None) -> None:
     with suppress(ModuleNotFoundError):
         from memq.storage_handlers.s3.settings import read_bucket
 
-        read_bucket("s3://bucket", _section_of(s3))
+        read_bucket("s3://bucket", _section_of(s3, _S3_TIMES))
 
 
-def _section_of(s3: Mapping[str, object]) -> Section:
-    return _with_times({name: (value, "s3=…") for name, value in s3.items()})
+def _section_of(s3: Mapping[str, object], times: Section) -> Section:
+    return _with_times({name: (value, "s3=…") for name, value in s3.items()}, times)
 
 
 def _open_folder(url: str) -> StorageHandler | None:
@@ -113,7 +122,7 @@ def _open_folder(url: str) -> StorageHandler | None:
     return FilesystemHandler(root, root, _THREADS_MAX, shared=True)  # its broker writes there, too
 
 
-def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:
+def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None, times: Section) -> StorageHandler | None:
     """Return a store in S3; None when the extra or the keys are missing here.
 
     Raises: InvalidSettingError, UnknownSettingError for the content of `s3`.
@@ -122,9 +131,9 @@ def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) ->
 
     try:
         if s3 is None:
-            section = _with_times(environment_settings({}, None, None).parts().section("s3"))
+            section = _with_times(environment_settings({}, None, None).parts().section("s3"), times)
         else:
-            section = _section_of(s3)
+            section = _section_of(s3, times)
         return open_store(url, runtime, section)
     except (InvalidSettingError, UnknownSettingError):
         if s3 is not None:
@@ -134,6 +143,6 @@ def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) ->
     return None
 
 
-def _with_times(section: Section) -> Section:
-    """Return a section with short times, unless it names times of its own."""
-    return section if section.keys() & _S3_TIMES.keys() else {**_S3_TIMES, **section}
+def _with_times(section: Section, times: Section) -> Section:
+    """Return a section with these times, unless it names times of its own."""
+    return section if section.keys() & times.keys() else {**times, **section}

@@ -38,7 +38,7 @@ def staging_producer(
     monkeypatch: pytest.MonkeyPatch, brokers: list[Broker], *, group: str | None = None
 ) -> AsyncProducer:
     """Return a producer that can open the brokers' store."""
-    monkeypatch.setattr(staging, "OpenStores", lambda *parts: Stores(brokers[0]))
+    monkeypatch.setattr(staging, "OpenStores", lambda *parts, patient: Stores(brokers[0]))
     return producer_of(brokers, codec="none", producer_group=group)
 
 

@@ -19,7 +19,7 @@ class StagingDoors:
     def __init__(self) -> None:
         self.of: dict[int, StorageHandler] = {}
 
-    def open(self, metadata: ClusterMetadata, runtime: Runtime) -> ProcessStores:
+    def open(self, metadata: ClusterMetadata, runtime: Runtime, *, patient: bool) -> ProcessStores:
         """Return the stores of a process; see `memq.client.stores.OpenStores`."""
         return ProcessStores(self.of.get(id(runtime)))
 

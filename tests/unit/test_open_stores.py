@@ -51,6 +51,15 @@ def opened(s3: dict[str, object] | None) -> S3Settings:
     return store.bucket.settings
 
 
+def test_a_producer_that_stages_parts_gives_the_store_as_long_as_a_broker() -> None:
+    runtime = Runtime()
+    metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
+    metadata.stores = (StoreMetadata(name="main", url=BUCKET),)
+    patient = OpenStores(metadata, runtime, dict(KEYS), patient=True)("main")
+    assert isinstance(patient, S3Handler)
+    assert patient.bucket.settings.deadline_ms == S3Settings().deadline_ms > opened(dict(KEYS)).deadline_ms
+
+
 def test_a_store_is_opened_once_by_its_name_and_again_after_a_close(tmp_path: Path) -> None:
     async def work() -> None:
         runtime = Runtime()

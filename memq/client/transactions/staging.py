@@ -56,7 +56,7 @@ class PartStager:
     def __init__(self, metadata: ClusterMetadata, runtime: Runtime) -> None:
         self._metadata = metadata
         self._runtime = runtime
-        self._stores = OpenStores(metadata, runtime)
+        self._stores = OpenStores(metadata, runtime, patient=True)
 
     async def check(self) -> None:
         """See `Stager`."""
