@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +10,7 @@ from memq.broker.broker import Broker
 from memq.client.producer.producer import AsyncProducer
 from memq.client.transactions import staging
 from memq.client.transactions.transaction import AsyncTransaction
-from memq.errors import TooLargeError
+from memq.errors import DeniedError, TooLargeError
 from memq.format.key import is_staged_object
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.storage_handlers.memory import MemoryHandler
@@ -103,5 +103,26 @@ def test_a_producer_without_a_way_to_the_store_is_refused() -> None:
             with pytest.raises(TooLargeError, match="can't be opened here"):
                 await sent_large(producer.transaction())
             assert await stored(brokers, "other") == []
+
+    run(work())
+
+
+def test_a_store_that_refuses_a_part_rolls_the_transaction_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with cluster_of(1) as (_, brokers), staging_producer(monkeypatch, brokers) as producer:
+            put = MemoryHandler.put
+
+            async def refused(store: MemoryHandler, key: str, *rest: Any) -> None:
+                if "/staged/" in key:
+                    raise DeniedError("this process may only read")
+                await put(store, key, *rest)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryHandler, "put", refused)
+                with pytest.raises(DeniedError):
+                    await sent_large(producer.transaction())
+            async with producer.transaction(visible=True) as transaction:
+                await transaction.send("other", "next")
+            assert await stored(brokers, "other") == ["next"]
 
     run(work())

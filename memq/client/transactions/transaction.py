@@ -96,7 +96,8 @@ class Transaction(_TransactionState):
         """Add a record; arguments as those of `Producer.send`.
 
         Records without key and partition go to one partition of their topic for each transaction.
-        Raises: as `Producer.send`; InvalidRequestError after the end; TooLargeError for over 4 MiB in a partition;
+        Raises: as `Producer.send`; InvalidRequestError after the end; TooLargeError for over 64 MiB in a partition, or
+        over 4 MiB without a way to the store; DeniedError if the store refuses this process;
         TransactionAbortedError, ProducerFencedError: it was rolled back.
         """
         transaction = self._open
