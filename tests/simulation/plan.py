@@ -1,7 +1,4 @@
-"""The plan of one run, drawn from its seed: cluster, clients, fault level and aspects.
-
-An aspect is something that only some runs have, since it takes longer or makes the world harder to read.
-"""
+"""The plan of one run, drawn from its seed: cluster, clients, fault level, and aspects, which only some runs have."""
 
 from __future__ import annotations
 
@@ -548,9 +545,10 @@ def _with_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
         return plan
     if "transaction" not in plan.producers:
         plan = _with_held(plan, level, draw, "transaction")
-    age_ms = plan.shape.staged_age_ms if "staged" in plan.producers else 2 * plan.shape.sweep_age_ms
-    constants = {**plan.constants, PARTS: draw.choice([100, 1_000])}
-    return replace(plan, shape=replace(plan.shape, staged_age_ms=age_ms), constants=constants)
+    plan = replace(plan, constants={**plan.constants, PARTS: draw.choice([100, 1_000])})
+    if "staged" in plan.producers:
+        return plan
+    return replace(plan, shape=replace(plan.shape, staged_age_ms=2 * plan.shape.sweep_age_ms))
 
 
 def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:
