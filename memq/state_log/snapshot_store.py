@@ -95,7 +95,11 @@ class SnapshotStore:
 
     async def _get_unnamed(self, key: str, parts: int) -> SavedState:
         async def once() -> SavedState:
-            pieces = [decode_part(await self._store.get(state_part_key(key, number))) for number in range(parts)]
+            keys = [state_part_key(key, number) for number in range(parts)]
+            first, second = [[await self._store.get(each) for each in keys] for _ in range(2)]
+            if first != second:  # the snapshot of another log is sound, too, and may have the same place
+                raise CorruptDataError(f"snapshot '{key}' had two contents")
+            pieces = [decode_part(each) for each in first]
             saved, place = decode_snapshot(snapshot_of(key, pieces), pieces), parse_state_key(f"{key}/0000")
             if place is None or (saved.epoch, saved.offset) != (place.epoch, place.offset):
                 raise CorruptDataError(f"snapshot '{key}' is of epoch {saved.epoch} and offset {saved.offset}")

@@ -14,7 +14,7 @@ from memq.broker.service_hosts import shard_name
 from memq.errors import NotFoundError, StoreError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.held_sequences import delayed_sequence
-from memq.format.key import held_object_key, run_key, state_snapshot_key
+from memq.format.key import held_object_key, run_key, state_part_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
@@ -302,6 +302,29 @@ def test_a_restore_counts_a_hold_once_that_left_its_run_and_was_released() -> No
         await bucket.landed(1)
         first, _, _ = await bucket.restore()
         assert (first.open, first.waiting, first.waiting_count) == ({}, {TARGET: 1}, 1)
+
+    in_bucket(work)
+
+
+def test_a_restore_takes_no_snapshot_of_another_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have the same epoch and offset."""
+
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2))
+        bucket.clock.advance(2 * MARGIN_MS)
+        await bucket.save()
+        wanted, other = (
+            state_part_key(state_snapshot_key(CLUSTER, STATE_TOPIC, bucket.state.id, partition, 3, 5), 0)
+            for partition in range(LOGS)
+        )
+        usual, lies = bucket.store.get, [other]
+
+        async def get(key: str) -> bytes:
+            return await usual(lies.pop() if lies and key == wanted else key)
+
+        monkeypatch.setattr(bucket.store, "get", get)
+        first, _, report = await bucket.restore()
+        assert (producers(first), lies, report.findings) == ([1, 2], [], [])
 
     in_bucket(work)
 
