@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from memq.errors import (
     InvalidRequestError,
@@ -51,10 +51,12 @@ from memq.transactions.machine import (
     lane_of,
 )
 
+Item = TypeVar("Item")
 TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open for too long
 VISIBLE_S = 5.0  # for which one request waits until all records of a transaction are visible
 PREPARED_MAX = 10_000  # undecided transactions in memory, up to 2 KiB each
 QUESTIONS_MAX = 64  # to a producer group in one answer
+DECISIONS_AT_ONCE = 256  # of the owner about old transactions: they share entries of the log
 UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
 
@@ -345,21 +347,25 @@ class TransactionCoordinator:
     async def _roll_back_old(self) -> None:
         now_s = self._clock.monotonic()
         met_s = {lane: self._met_s.get(lane, now_s) for lane in self._machine.prepared}
-        for id_, known in list(self._machine.ids.items()):
-            if not known.open:
-                continue
-            number, lane = known.open, lane_of(known.instance, known.open)
-            met_s[lane] = self._met_s.get(lane, now_s)
-            if (now_s - met_s[lane]) * 1_000 <= known.timeout_ms:
-                continue
-            reason = f"was open for over {known.timeout_ms} ms"
-            try:
-                decision = AbortDecision(id_, known.instance, number, self._clock.wall_ms(), reason, expired=True)
-                settled, fresh = await self._settle(decision)
-            except (ThrottledError, InvalidRequestError):  # later; or it was prepared meanwhile
-                continue
-            self._counters.expired_transactions += fresh and not settled.committed
+        old: list[AbortDecision] = []
+        for id_, known in self._machine.ids.items():
+            if known.open:
+                lane = lane_of(known.instance, known.open)
+                met_s[lane] = self._met_s.get(lane, now_s)
+                if (now_s - met_s[lane]) * 1_000 > known.timeout_ms:
+                    reason = f"was open for over {known.timeout_ms} ms"
+                    numbers = known.instance, known.open
+                    old.append(AbortDecision(id_, *numbers, self._clock.wall_ms(), reason, expired=True))
         self._met_s = met_s
+        for some in _slices(old):
+            await asyncio.gather(*(self._roll_back(decision) for decision in some))
+
+    async def _roll_back(self, decision: AbortDecision) -> None:
+        try:
+            settled, fresh = await self._settle(decision)
+        except (ThrottledError, InvalidRequestError):  # later; or it was prepared meanwhile
+            return
+        self._counters.expired_transactions += fresh and not settled.committed
 
     async def _ask_about_prepared(self) -> None:
         """Note the next question about each prepared transaction that is undecided for long enough.
@@ -370,24 +376,30 @@ class TransactionCoordinator:
         self._prepared_s = {lane: self._prepared_s.get(lane, now_s) for lane in self._machine.prepared}
         self._asked_s = {lane: asked_s for lane, asked_s in self._asked_s.items() if lane in self._machine.prepared}
         self._given = {lane: number for lane, number in self._given.items() if lane in self._machine.prepared}
-        for lane, each in list(self._machine.prepared.items()):
-            if each.parked or self._clock.monotonic() < self._due_s(lane, each):
-                continue
-            park = each.tries >= self._checks.tries_max
-            decision = CheckDecision(each.instance, each.number, each.tries + (not park), park)
-            try:
-                counts = await self._propose(decision)
-            except ThrottledError:
-                continue
-            self._asked_s[lane] = self._clock.monotonic()
-            if counts and park:
-                self._events.error(
-                    "transaction-parked",
-                    f"transaction {lane} of producer '{each.id.name}': producer group '{each.producer_group}' was asked"
-                    f" {each.tries} times and did not decide; memq transaction commit or abort does",
-                )
-            elif counts:
-                self._counters.transaction_checks += 1
+        due = [
+            (lane, each)
+            for lane, each in self._machine.prepared.items()
+            if not each.parked and now_s >= self._due_s(lane, each)
+        ]
+        for some in _slices(due):
+            await asyncio.gather(*(self._ask_about(lane, each) for lane, each in some))
+
+    async def _ask_about(self, lane: str, each: PreparedTransaction) -> None:
+        park = each.tries >= self._checks.tries_max
+        decision = CheckDecision(each.instance, each.number, each.tries + (not park), park)
+        try:
+            counts = await self._propose(decision)
+        except ThrottledError:
+            return
+        self._asked_s[lane] = self._clock.monotonic()
+        if counts and park:
+            self._events.error(
+                "transaction-parked",
+                f"transaction {lane} of producer '{each.id.name}': producer group '{each.producer_group}' was asked"
+                f" {each.tries} times and did not decide; memq transaction commit or abort does",
+            )
+        elif counts:
+            self._counters.transaction_checks += 1
 
     def _due_s(self, lane: str, each: PreparedTransaction) -> float:
         """Return when the next question about a prepared transaction is due, by the monotonic clock.
@@ -441,3 +453,9 @@ class TransactionCoordinator:
         if isinstance(answer, MemqError):
             raise answer
         return answer
+
+
+def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Yield the items that are decided at once."""
+    for at in range(0, len(items), DECISIONS_AT_ONCE):
+        yield items[at : at + DECISIONS_AT_ONCE]

@@ -83,7 +83,7 @@ TRANSACTION_BUGS = (
     Planted(
         "T4: a parked transaction is rolled back",
         COORDINATOR,
-        "TransactionCoordinator._ask_about_prepared",
+        "TransactionCoordinator._ask_about",
         swap(
             "CheckDecision(each.instance, each.number, each.tries + (not park), park)",
             "AbortDecision(each.id, each.instance, each.number, self._clock.wall_ms(), 'was parked') if park"

@@ -150,6 +150,27 @@ def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
     coordinated(work)
 
 
+def test_many_old_transactions_are_decided_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each with an answer of the log, those of a large group that died would take minutes."""
+    monkeypatch.setattr(coordinator_module, "DECISIONS_AT_ONCE", 20)
+
+    async def work(made: Coordinated) -> None:
+        made.shard.run()
+        count = 30
+        for number in range(count):
+            await prepare(made, TransactionalId(f"prepared {number}", ""))
+            id_ = TransactionalId(f"open {number}", "")
+            await made.hold(await made.begin(id_), 1, A, id_=id_)
+        made.log.delay_s = 1.0
+        run(made)
+        await skip(TIMEOUT_S + ONE_CHECK_S + 4)
+        assert made.open() == []
+        assert made.shard.counters.expired_transactions == count
+        assert made.shard.counters.transaction_checks == count
+
+    coordinated(work)
+
+
 def test_a_parked_transaction_is_no_question_although_no_member_was_there_to_get_one() -> None:
     async def work(made: Coordinated) -> None:
         run(made)
