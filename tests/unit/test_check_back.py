@@ -142,6 +142,7 @@ def test_a_group_is_asked_a_few_times_then_the_transaction_is_parked() -> None:
         (shown,) = await made.coordinator.transactions()
         assert shown.prepared is not None
         assert (shown.prepared.parked, shown.blocks, shown.timeout_ms) == (True, {"clicks": 1, "orders": 1}, TIMEOUT_MS)
+        assert shown.open_ms >= 10 * TIMEOUT_MS
         assert made.coordinator.counts() == TransactionCounts(0, 1, 1, 2, 0.0)
         await made.coordinator.settle(ID, commit=True)
         assert list(made.machines.holds.units) == [A, B]

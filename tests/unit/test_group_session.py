@@ -338,6 +338,22 @@ def test_a_member_gives_its_partitions_up_at_the_end_of_its_session_between_two_
     run_skipping(work())
 
 
+def test_a_session_that_has_ended_gives_nothing_up_later() -> None:
+    async def work() -> None:
+        runtime, changes = skipping_runtime(), list[float]()
+        session = GroupSession(
+            runtime, Group(ManualClock()), "readers", SESSION_MS, lambda: changes.append(now_s()), alone=True
+        )
+        session.share([PARTITION])
+        task = asyncio.create_task(session.run())
+        await skip(1)
+        task.cancel()
+        await skip(2 * SESSION_MS / 1_000)
+        assert changes == [0]
+
+    run_skipping(work())
+
+
 def test_permanent_errors_reach_the_user_and_fencing_rejoins() -> None:
     async def work(member: Member) -> None:
         await member.exchange()

@@ -396,3 +396,18 @@ def test_units_are_done_in_their_order_also_after_a_throttled_decision(monkeypat
         assert done == list(range(1, 8))
 
     on_shard(work)
+
+
+def test_a_unit_that_its_target_has_is_not_overdue_although_it_is_not_done_yet() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        shard.append_s = 2
+        await shard.keeper.hold([shard.new(1, due_s=1)])
+        await skip(2.5)
+        assert shard.keeper.overdue_s() == 1.5
+        shard.log.delay_s = 60
+        await skip(1.5)
+        assert shard.machine.units[A], "'done' is on its way"
+        assert shard.keeper.overdue_s() == 0
+
+    on_shard(work)

@@ -26,7 +26,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.format.held_object import HoldId, Target
 from memq.holds.keeper import HoldKeeper, NewHold
-from memq.holds.machine import HoldState
+from memq.holds.machine import HoldState, UnitCount
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.connection import ANONYMOUS
@@ -39,6 +39,7 @@ from memq.protocol.hold_messages import (
     WireDelayedTopic,
     WireHold,
     WireHoldId,
+    WireUnits,
     WireWaiting,
 )
 from memq.protocol.link import Link
@@ -59,6 +60,7 @@ class Keeper(HoldKeeper):
         self.cancelled: list[HoldId] = []
         self.states: list[HoldState | None] = [HoldState.HELD]
         self.counts: dict[Target, tuple[int, int]] = {}
+        self.released: dict[Target, UnitCount] = {}
         self.undelivered = False
         self.proofs = 0
 
@@ -79,6 +81,14 @@ class Keeper(HoldKeeper):
 
     async def all_waiting(self) -> dict[Target, tuple[int, int]]:
         return self.counts
+
+    async def units(self, topic_id: str) -> dict[Target, UnitCount]:
+        assert topic_id == TOPIC.id
+        return self.released
+
+    @property
+    def shard(self) -> int:
+        return 0xAB
 
 
 class OtherBroker(Link):
@@ -331,6 +341,26 @@ def test_the_delayed_records_of_a_topic_are_those_of_all_brokers(*, undelivered:
         broker.program = BROKER_PROGRAM
         assert await broker.requests.describe(broker.call(ask)) == AdminAnswer(waiting=[here])
         assert len(broker.other.asked) == 1
+
+    on_broker(work)
+
+
+def test_an_audit_gets_the_units_of_partitions_where_nothing_waits_too() -> None:
+    """They prove how many held records the logs of these partitions have."""
+
+    async def work(broker: Broker) -> None:
+        waits, done = (Target("clicks", TOPIC.id, partition) for partition in range(2))
+        broker.keeper.counts = {waits: (4, 70)}
+        broker.keeper.released = {done: UnitCount(3, 9, 2, 5, 1)}
+        ask = DescribeHolds(topic="clicks", topic_id=TOPIC.id, undelivered=True, units=True)
+        answer = await broker.requests.describe(broker.call(ask))
+        units = WireUnits(shard=f"{0xAB:016x}", released=3, released_records=9, done=2, done_records=5, dropped=1)
+        assert answer == AdminAnswer(
+            waiting=[
+                WireWaiting(partition=0, blocks=4, next_ms=70),
+                WireWaiting(partition=1, blocks=0, next_ms=0, units=units),
+            ]
+        )
 
     on_broker(work)
 

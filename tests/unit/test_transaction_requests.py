@@ -224,6 +224,13 @@ def test_a_block_covers_the_slots_of_its_partition_unless_a_caller_chose_it() ->
         (chosen,) = transaction.take(everything=True)
         header = check(chosen.block, 1)
         assert (header.slot_first, header.slot_last) == (0, 65_535), "its key is of another partition"
+        way = Way()
+        transaction.add(cast(Any, way), fields(b"x", b"\x01"), None)
+        way.buffers[1].slots = (1, 3)
+        transaction.add(cast(Any, way), fields(b"x", b"\x01"), None)
+        (widened,) = transaction.take(everything=True)
+        header = check(widened.block, 1)
+        assert (header.slot_first, header.slot_last) == (0, 65_535), "the map of the topic has changed"
 
     on_cluster(work)
 
