@@ -147,6 +147,7 @@ class Broker:
         self.third: OtherBroker | None = None
         self.home: Coordinator | OtherBroker = self.coordinator
         self.settings = SimpleNamespace(transaction_check_interval_ms=60_000)
+        self.opens = False  # one is being opened here, and its queue is away
         self.homeless = False  # a service partition has no owner now
         self.sought: list[tuple[str, bool]] = []
         self.program = "a client"
@@ -171,6 +172,8 @@ class Broker:
         assert (kind, topic.name) == (self.transactions, STATE_TOPIC)
         if self.homeless and not partition:
             raise NotReadyError("no owner")
+        if self.opens and not partition:
+            await skip(1_000)
         return ("b:1", self.coordinator, "c:1")[partition]
 
     def open_here(self, kind: object) -> list[Coordinator]:
@@ -525,6 +528,12 @@ def test_a_member_gets_the_questions_of_the_others_although_a_broker_hangs() -> 
         began_s = now_s()
         assert (await broker.ask(AskUndecided(producer_group="shop"))).questions == [there]
         assert now_s() - began_s < MEMBER_S
+        broker.third.silent, broker.opens = False, True
+        broker.third.answer = AdminAnswer(questions=[there])
+        began_s = now_s()
+        assert (await broker.ask(AskUndecided(producer_group="shop"))).questions == [there]
+        assert now_s() - began_s < MEMBER_S
+        broker.third.silent, broker.opens = True, False
         broker.other.silent = True
         began_s = now_s()
         assert (await broker.ask(AskUndecided(producer_group="shop"))).questions == []

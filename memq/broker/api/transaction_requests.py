@@ -220,17 +220,21 @@ class TransactionRequests:
     async def _others(self) -> list[str]:
         """Return the addresses of the other brokers with coordinators.
 
-        A service partition without an owner keeps its questions.
+        A service partition without an owner keeps its questions, and so does one that is being opened here.
         """
-        topic, found = await self._hosts.service_topic(create=False), dict[str, None]()
+        topic = await self._hosts.service_topic(create=False)
         if topic is None:
             return []
-        for part in topic.partitions:
-            with suppress(RetryableError):
-                home = await self._hosts.service_in(self._hosts.transactions, topic, part.partition)
-                if isinstance(home, str):
-                    found[home] = None
-        return list(found)
+        homes = await asyncio.gather(*(self._home_of(topic, part.partition) for part in topic.partitions))
+        return list(dict.fromkeys(home for home in homes if home))
+
+    async def _home_of(self, topic: Topic, partition: int) -> str:
+        """Return the address of the other broker with a service partition; "" if it is here, or nowhere now."""
+        with suppress(RetryableError, TimeoutError):
+            async with asyncio.timeout(HOME_S):
+                home = await self._hosts.service_in(self._hosts.transactions, topic, partition)
+                return home if isinstance(home, str) else ""
+        return ""
 
     async def _new_hold(self, named: WireTransaction, each: WireTransactionBlock) -> NewHold:
         topic = await self._writable(each.topic, each.topic_id, each.partition)
