@@ -76,12 +76,23 @@ class UnitState(NamedTuple):
 
 @dataclass(slots=True)
 class Shortfall:
-    """Records of units that a pointer should have shown, and that are missing."""
+    """Records of units that a pointer should have shown, and that are missing.
+
+    `units` has for each shard of that pointer the last unit before it, and its own. A late pointer with a unit between
+    them may bring the records; none says anything for a state of an earlier release.
+    """
 
     offset: int
     time_ms: int
     records: int
     cause: str
+    units: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def may_come_with(self, pointer: Pointer) -> bool:
+        """Whether a late pointer may have these records; a copy of a later batch does not."""
+        units = [(entry.producer, entry.last_sequence) for entry in pointer.named if entry.is_shard]
+        bounds = ((self.units.get(shard, (0, 0)), number) for shard, number in units)
+        return not self.units or any(before < number < last for (before, last), number in bounds)
 
 
 @dataclass(slots=True)
@@ -94,6 +105,7 @@ class ReleaseFacts:
     shards: dict[int, UnitState] = field(default_factory=dict)
     short: list[Shortfall] = field(default_factory=list)
     begun: bool = False
+    met: dict[int, tuple[int, int]] = field(default_factory=dict)  # of the last pointer, as `Shortfall.units`
 
     def meet(self, pointer: Pointer, *, whole: bool) -> int | None:
         """Return how many new held records a pointer states; None if that is not known.
@@ -101,6 +113,7 @@ class ReleaseFacts:
         `whole`: no pointer before it is missing, so a new shard has no earlier unit.
         """
         stated, known, named = 0, True, False
+        self.met = {}
         whole &= self.begun
         for entry in pointer.named:
             if not entry.is_shard:
@@ -114,6 +127,7 @@ class ReleaseFacts:
             else:
                 stated += entry.records - before.records
             self.shards[entry.producer] = UnitState(entry.last_sequence, entry.records or UNKNOWN)
+            self.met[entry.producer] = before.number, entry.last_sequence
         return stated if known and named else None
 
     def compare(self, pointer: Pointer, offset: int, time_ms: int, stated: int | None, found: int) -> int:
@@ -126,18 +140,22 @@ class ReleaseFacts:
             ]
             cause = f"units up to {', '.join(units[:3])} have {stated} records, {found} are there"
             if len(self.short) < SHORTFALLS_MAX:
-                self.short.append(Shortfall(offset, time_ms, stated - found, cause))
+                self.short.append(Shortfall(offset, time_ms, stated - found, cause, self.met))
             else:
                 self.short[-1].records += stated - found
             return 0
         surplus = found - stated
-        while surplus and self.short:
-            filled = min(surplus, self.short[-1].records)
-            surplus -= filled
-            self.short[-1].records -= filled
-            if not self.short[-1].records:
-                self.short.pop()
+        for short in reversed(self.short):
+            if surplus and short.may_come_with(pointer):
+                filled = min(surplus, short.records)
+                surplus -= filled
+                short.records -= filled
+        self.short = [short for short in self.short if short.records]
         return surplus
+
+    def awaited_with(self, pointer: Pointer) -> int:
+        """Return how many missing records a late pointer may bring."""
+        return sum(short.records for short in self.short if short.may_come_with(pointer))
 
     def forget(self) -> None:
         """Begin the counts again: a pointer was not read that may have units."""

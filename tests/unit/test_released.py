@@ -330,6 +330,21 @@ def test_an_owner_that_states_no_counts_for_a_known_unit_changes_nothing() -> No
     assert facts.meet(pointer(kind="opened", named=(unit(4, 7),)), whole=True) == 2
 
 
+def test_a_copy_of_a_later_batch_brings_no_missing_records() -> None:
+    """A late pointer does, if its unit is one of those that were missing."""
+    facts = ReleaseFacts(begun=True)
+    first, third, second = (pointer(kind="data", named=(unit(*each),)) for each in ((1, 3), (3, 9), (2, 6)))
+    assert facts.compare(first, 0, NOW_MS, facts.meet(first, whole=True), 3) == 0
+    assert facts.compare(third, 1, NOW_MS, facts.meet(third, whole=True), 3) == 0
+    for copy in (first, third):
+        assert facts.awaited_with(copy) == 0
+        assert facts.compare(copy, 2, NOW_MS, facts.meet(copy, whole=True), 3) == 3
+    assert [each.records for each in facts.short] == [3]
+    assert facts.awaited_with(second) == 3
+    assert facts.compare(second, 4, NOW_MS, facts.meet(second, whole=True), 3) == 0
+    assert facts.short == []
+
+
 def test_units_that_pointers_name_are_not_on_their_way_also_without_counts() -> None:
     facts = ReleaseFacts({SHARD: UnitState(3, UNKNOWN)})
     assert facts.pending(ShardCounts(0, SHARD, released=3, released_records=9, done=1, done_records=4)) == 0

@@ -133,11 +133,12 @@ class HeldAudit:
         known = {entry.producer: facts.shards.get(entry.producer, UnitState(0, 0)) for entry in pointer.named}
         shards = [entry for entry in pointer.named if entry.is_shard]
         old = [entry for entry in shards if entry.last_sequence <= known[entry.producer].number]
+        awaited = facts.awaited_with(pointer)
         stated = facts.meet(pointer, whole=not self._facts.expired)
         found = sum(next_ - first for _, first, next_ in blocks)
         new = found
         if old and (stated is not None or len(old) == len(shards)):  # others came before, by another pointer
-            new = min(found, (stated or 0) + sum(short.records for short in facts.short))
+            new = min(found, (stated or 0) + awaited)
         surplus = facts.compare(pointer, offset, time_ms, stated, new)
         if surplus:
             cause = "more held records than their shards have released"
