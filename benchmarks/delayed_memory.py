@@ -24,7 +24,7 @@ from memq.format.key import held_object_key, run_key
 from memq.format.state_log.entry import OpenedState, StateEntry
 from memq.format.state_log.snapshot import encode_snapshot
 from memq.holds.machine import HOLDS_MACHINE, HoldDecision, HoldMachine, HoldsDecision, encode_decision
-from memq.holds.runs import FarKeeper, FarParts
+from memq.holds.run_keeper import RunKeeper, RunKeeperParts
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -70,8 +70,8 @@ class Owner:
             (folder / name).mkdir(exist_ok=True)
         self.store = FilesystemHandler(folder / "objects", folder / "tmp")
         self.brought = self.puts = 0
-        self.far = FarKeeper(
-            FarParts(
+        self.runs = RunKeeper(
+            RunKeeperParts(
                 machine=self.machine,
                 store=self.store,
                 runtime=self.runtime,
@@ -159,12 +159,12 @@ async def measure(holds: int, near: int, partitions: int, rate: int, folder: Pat
     empty_mib, began_s = rss_mib(), time.process_time()
     for _ in range(0, near, BATCH):
         owner.hold(BATCH, 60_000, 3_000_000)
-    work = [asyncio.create_task(each.far.run()) for each in owners]
+    work = [asyncio.create_task(each.runs.run()) for each in owners]
     greatest_mib = 0.0
     for number in range(0, holds, BATCH):
         owner = owners[number // BATCH % partitions]
         owner.hold(BATCH, 2 * 3_600_000, DAYS_MS)
-        owner.far.wake()
+        owner.runs.wake()
         clock.pass_time(BATCH * 1_000 / rate)
         await asyncio.sleep(0)
         while len(owner.machine.open) > near + 20_000:  # noqa: ASYNC110  # the keeper sets no event for others
@@ -178,11 +178,11 @@ async def measure(holds: int, near: int, partitions: int, rate: int, folder: Pat
         await asyncio.sleep(2)
     seconds = time.process_time() - began_s
     gc.collect()
-    grown_mib, runs = rss_mib() - empty_mib, [run for each in owners for run in each.machine.far.runs.values()]
+    grown_mib, runs = rss_mib() - empty_mib, [run for each in owners for run in each.machine.spilled.runs.values()]
     waiting = sum(each.machine.waiting_count for each in owners)
     print(f"{waiting} wait, {sum(len(each.machine.open) for each in owners)} in memory, {len(runs)} objects of runs")
     print(f"memory {grown_mib:.1f} MiB more than empty ({greatest_mib - empty_mib:.1f} MiB at most meanwhile)")
-    print(f"ids of moved records: {sum(len(each.machine.far.save().recent) for each in owners)} sets")
+    print(f"ids of moved records: {sum(len(each.machine.spilled.save().recent) for each in owners)} sets")
     print(f"{before} PUTs of runs, {sum(each.run.size for each in runs) / (1 << 20):.1f} MiB in them")
     print(f"{seconds:.0f} CPU seconds for all, with merges")
     owner = owners[0]

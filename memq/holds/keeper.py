@@ -20,7 +20,6 @@ from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.key import held_object_key
 from memq.format.state_log.held_run import RunEntry
-from memq.holds.far import FarPlace
 from memq.holds.machine import (
     HOLDS_MACHINE,
     DoneDecision,
@@ -36,7 +35,8 @@ from memq.holds.machine import (
     UnitCount,
     encode_decision,
 )
-from memq.holds.runs import FarKeeper, FarParts
+from memq.holds.run_keeper import RunKeeper, RunKeeperParts
+from memq.holds.spilled_holds import SpilledPlace
 from memq.limits import KIB, MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -147,7 +147,7 @@ class HoldKeeper:
         self._cancelling: set[HoldId] = set()
         self._deciding: Sequence[Unit] = ()  # units of a decision that does not count yet: their holds are in no heap
         self._expect_all()
-        far = FarParts(
+        runs = RunKeeperParts(
             machine=machine,
             store=parts.store,
             runtime=parts.runtime,
@@ -159,7 +159,7 @@ class HoldKeeper:
             moved=self._expect_all,
             new_key=lambda: parts.run_key(parts.runtime.random.getrandbits(64)),
         )
-        self._far = FarKeeper(far)
+        self._runs = RunKeeper(runs)
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -208,11 +208,11 @@ class HoldKeeper:
                     del left[each]
         return [states[each] for each in holds]
 
-    async def _place(self, hold: HoldId) -> FarPlace | None:
+    async def _place(self, hold: HoldId) -> SpilledPlace | None:
         """Return where a hold lies in a run, None if it does not. Its id says when it is due (H6)."""
-        return None if self._machine.state_in_memory(hold) else await self._far.find(hold)
+        return None if self._machine.state_in_memory(hold) else await self._runs.find(hold)
 
-    async def _drop(self, places: Mapping[HoldId, FarPlace | None]) -> dict[HoldId, HoldState | None]:
+    async def _drop(self, places: Mapping[HoldId, SpilledPlace | None]) -> dict[HoldId, HoldState | None]:
         """Propose to drop holds, and return their states."""
         found = tuple(places.values()) if any(places.values()) else ()
         decision = DropDecision(self._now_ms(), tuple(places), found)
@@ -224,7 +224,7 @@ class HoldKeeper:
             self._cancelling -= fresh
         states = dict(zip(places, answers, strict=True))  # type: ignore[call-overload]  # the machine answers with states
         self._parts.counters.delayed_cancelled_records += sum(states[each] is HoldState.DROPPED for each in fresh)
-        self._far.wake()
+        self._runs.wake()
         return states
 
     @property
@@ -238,7 +238,7 @@ class HoldKeeper:
         left = (each for each in units if each.unit.r > self._sent.get(each.unit.target, 0))
         released = (each.holds[0].block.due_ms for each in left)  # those of a unit are in the order of their due times
         waiting = (self._first_due(target) for target in list(self._machine.waiting))
-        due_ms = min((each for each in (*released, *waiting, self._far.overdue_ms()) if each), default=None)
+        due_ms = min((each for each in (*released, *waiting, self._runs.overdue_ms()) if each), default=None)
         return 0.0 if due_ms is None else max(0.0, (self._now_ms() - due_ms) / 1_000)
 
     async def prove(self) -> None:
@@ -250,7 +250,7 @@ class HoldKeeper:
         found: dict[Target, tuple[int, int]] = {}
         for target, count in list(self._machine.waiting.items()):
             due_ms = self._first_due(target)
-            found[target] = count, await self._far.first_due(target, due_ms) or due_ms or 0
+            found[target] = count, await self._runs.first_due(target, due_ms) or due_ms or 0
         return found
 
     async def waiting(self, topic_id: str, *, undelivered: bool = False) -> dict[Target, tuple[int, int]]:
@@ -270,11 +270,11 @@ class HoldKeeper:
         return self._parts.shard
 
     async def state_of(self, hold: HoldId) -> HoldState | None:
-        """Return the state of a hold, None if it is not known. Raises: as `FarKeeper.find`."""
+        """Return the state of a hold, None if it is not known. Raises: as `RunKeeper.find`."""
         await known_outcome(self._log.fresh())
         known = self._machine.state_of(hold)
-        if known is None and not any(hold in state.dropped for state in self._machine.far.runs.values()):
-            known = HoldState.HELD if await self._far.find(hold) is not None else None
+        if known is None and not any(hold in state.dropped for state in self._machine.spilled.runs.values()):
+            known = HoldState.HELD if await self._runs.find(hold) is not None else None
         return known
 
     async def units(self, topic_id: str) -> dict[Target, UnitCount]:
@@ -327,7 +327,7 @@ class HoldKeeper:
                 if state is HoldState.HELD:
                     self._expect(new.target, new.id, new.due_ms)
                     self._parts.counters.delayed_records += bool(new.due_ms)
-                    self._far.wake()
+                    self._runs.wake()
                 if not future.done():
                     future.set_result(state)
         finally:
@@ -399,7 +399,7 @@ class HoldKeeper:
             for unit in units:  # a commit may have taken the number of a unit meanwhile, which then changes nothing
                 self._expect_again(unit)
             self._deciding = ()
-            self._far.wake()
+            self._runs.wake()
             for target in dict.fromkeys(unit.target for unit in units):
                 self._send_to(target)
             if pause_s:
@@ -433,7 +433,7 @@ class HoldKeeper:
 
     async def _keep_runs(self) -> None:
         with suppress(MemqError):  # the log has ended: the next owner continues
-            await self._far.run()
+            await self._runs.run()
 
     def _expect_again(self, unit: Unit) -> None:
         """Expect the holds of a unit that are not released."""

@@ -9,7 +9,7 @@ it (H3, H5).
 The machine knows what has ended, so that a block that comes again is not held again. `before_ms` of a `HoldDecision`
 says what may be forgotten. All times are in the decisions (S3): the fold reads no clock.
 
-Holds that are due late leave the memory: `memq.holds.far` has those in runs. No decision needs the content of a run.
+Holds that are due late leave the memory: `spilled_holds.py` has those in runs. No decision needs the content of a run.
 
 A staged hold is the part of a transaction for one target that lies in staged objects: its `key` is that of a manifest.
 """
@@ -25,7 +25,15 @@ from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import due_time_of
 from memq.format.key import is_manifest_key
-from memq.holds.far import BringDecision, FarHolds, FarPlace, MarkDecision, MergeDecision, RunDecision, SavedFar
+from memq.holds.spilled_holds import (
+    BringDecision,
+    MarkDecision,
+    MergeDecision,
+    RunDecision,
+    SavedRuns,
+    SpilledHolds,
+    SpilledPlace,
+)
 from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
 
@@ -86,7 +94,7 @@ class DropDecision(msgspec.Struct, frozen=True, tag="drop", omit_defaults=True):
 
     now_ms: int
     holds: tuple[HoldId, ...]
-    places: tuple[FarPlace | None, ...] = ()
+    places: tuple[SpilledPlace | None, ...] = ()
 
 
 class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
@@ -96,8 +104,8 @@ class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
     units: tuple[tuple[Target, int], ...]
 
 
-FarDecision = MarkDecision | RunDecision | MergeDecision | BringDecision
-HoldsDecision = HoldDecision | HoldStagedDecision | ReleaseDecision | DropDecision | DoneDecision | FarDecision
+SpillDecision = MarkDecision | RunDecision | MergeDecision | BringDecision
+HoldsDecision = HoldDecision | HoldStagedDecision | ReleaseDecision | DropDecision | DoneDecision | SpillDecision
 
 
 class Hold(msgspec.Struct, gc=False):
@@ -156,8 +164,8 @@ class _SavedHolds(msgspec.Struct, frozen=True):
     ended: list[tuple[HoldId, HoldState, int]]
     totals: list[tuple[Target, int]] = []  # a Struct copies the default
     dropped: list[tuple[Target, int]] = []
-    far: SavedFar | None = None
-    far_counts: list[tuple[Target, int]] = []  # holds of each target in runs
+    spilled: SavedRuns | None = msgspec.field(default=None, name="far")
+    spilled_counts: list[tuple[Target, int]] = msgspec.field(default_factory=list, name="far_counts")  # by target
 
 
 class _EncodedHolds(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,8 +179,8 @@ class _EncodedHolds(msgspec.Struct, frozen=True, omit_defaults=True):
     ended: list[msgspec.Raw]
     totals: list[tuple[Target, int]]
     dropped: list[tuple[Target, int]]
-    far: SavedFar | None = None
-    far_counts: list[tuple[Target, int]] = []
+    spilled: SavedRuns | None = msgspec.field(default=None, name="far")
+    spilled_counts: list[tuple[Target, int]] = msgspec.field(default_factory=list, name="far_counts")
 
 
 _FORMAT: MachineFormat[HoldsDecision, _SavedHolds] = MachineFormat(
@@ -207,7 +215,7 @@ class HoldMachine:
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
         self.waiting: dict[Target, int] = {}  # holds of each target that have a due time, those in runs included
         self.waiting_count = 0  # of all targets
-        self.far = FarHolds()
+        self.spilled = SpilledHolds()
         self._released: set[HoldId] = set()  # those in `units`
         self._ended: dict[HoldId, tuple[HoldState, int]] = {}  # with the time of the end, Unix ms; the oldest first
         self.lanes: dict[str, dict[HoldId, None]] = {}  # the open holds of each lane with a name
@@ -231,18 +239,20 @@ class HoldMachine:
                 self._done(decision)
                 return None
             case MarkDecision():
-                return self.far.begin(hold.block.id for hold in self.open.values() if hold.is_due_at(decision.from_ms))
+                return self.spilled.begin(
+                    hold.block.id for hold in self.open.values() if hold.is_due_at(decision.from_ms)
+                )
             case RunDecision():
                 return self._move(decision)
             case MergeDecision():
-                return self.far.merge(decision)
+                return self.spilled.merge(decision)
             case BringDecision():
                 return self._bring(decision)
 
     def state_of(self, hold: HoldId) -> HoldState | None:
         """Return the state of a hold; None for one that is unknown, was forgotten, or is in a run for long."""
         known = self.state_in_memory(hold)
-        return HoldState.HELD if known is None and self.far.is_recent(hold) else known
+        return HoldState.HELD if known is None and self.spilled.is_recent(hold) else known
 
     def state_in_memory(self, hold: HoldId) -> HoldState | None:
         """Return the same without runs."""
@@ -303,7 +313,7 @@ class HoldMachine:
                 self._ended[hold.block.id] = HoldState.RELEASED, now_ms
         for id_, (target, block) in late.items():
             if id_ in delivered:
-                self.far.replace(block)
+                self.spilled.replace(block)
                 self._count(target, -1)
                 self._ended[id_] = HoldState.RELEASED, now_ms
 
@@ -311,7 +321,7 @@ class HoldMachine:
 
     def _hold(self, decision: HoldDecision) -> tuple[HoldState | None, ...]:
         self._forget(decision.before_ms)
-        self.far.forget(decision.before_ms)
+        self.spilled.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
 
     def _hold_staged(self, decision: HoldStagedDecision) -> tuple[HoldState | None, ...]:
@@ -340,8 +350,8 @@ class HoldMachine:
         if known is not None:
             self._close(known)
             self._unname(known.key)
-        elif self.far.is_recent(block.id):
-            self.far.replace(block)
+        elif self.spilled.is_recent(block.id):
+            self.spilled.replace(block)
             self._count(lane.target, -1)
         self._insert(key, lane, block)
         if not lane.lane:
@@ -366,7 +376,7 @@ class HoldMachine:
         del self.open[hold.block.id]
         if not hold.lane:
             self._count(hold.target, -1)
-            self.far.left(hold.block)
+            self.spilled.left(hold.block)
         else:
             del self.lanes[hold.lane][hold.block.id]
             if not self.lanes[hold.lane]:
@@ -399,7 +409,7 @@ class HoldMachine:
         places = decision.places or (None,) * len(decision.holds)
         return tuple(self._drop(*each, decision.now_ms) for each in zip(decision.holds, places, strict=False))
 
-    def _drop(self, hold: HoldId, place: FarPlace | None, now_ms: int) -> HoldState | None:
+    def _drop(self, hold: HoldId, place: SpilledPlace | None, now_ms: int) -> HoldState | None:
         known = self.open.get(hold)
         if known is not None:
             self._close(known)
@@ -408,7 +418,7 @@ class HoldMachine:
                 self.dropped[known.target] = self.dropped.get(known.target, 0) + known.block.counted
             self._ended[hold] = HoldState.DROPPED, now_ms
         elif place is not None and hold not in self._released and hold not in self._ended:
-            dropped = self.far.drop(hold, place)
+            dropped = self.spilled.drop(hold, place)
             if dropped is None:
                 return HoldState.HELD
             if dropped:
@@ -464,14 +474,14 @@ class HoldMachine:
 
     def _move(self, decision: RunDecision) -> bool:
         """Let marked holds leave the memory."""
-        moved = self.far.take(decision)
+        moved = self.spilled.take(decision)
         for hold in moved:
             self._unname(self.open.pop(hold).key)
         return bool(moved)
 
     def _bring(self, decision: BringDecision) -> bool:
         """Let holds of a run come back into memory."""
-        run = self.far.bring(decision)
+        run = self.spilled.bring(decision)
         for key, lanes in decision.objects if run is not None else ():
             for lane in lanes:
                 for block in lane.blocks:
@@ -502,16 +512,16 @@ class HoldMachine:
 
     def begin_snapshot(self) -> Iterator[bytes]:
         """See `memq.state_log.SlicedMachine`."""
-        far = None if self.far.empty else self.far.save()
+        spilled = None if self.spilled.empty else self.spilled.save()
         numbers, totals, dropped = (list(each.items()) for each in (self.numbers, self.totals, self.dropped))
         saved = _EncodedHolds(1, self.life, [], [], numbers, [], totals, dropped)
-        if far is not None:
-            saved = msgspec.structs.replace(saved, version=2, far=far, far_counts=self._far_counts())
+        if spilled is not None:
+            saved = msgspec.structs.replace(saved, version=2, spilled=spilled, spilled_counts=self._spilled_counts())
         if any(map(is_manifest_key, self.objects)):
             saved = msgspec.structs.replace(saved, version=STATE_VERSION)
         return _pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
 
-    def _far_counts(self) -> list[tuple[Target, int]]:
+    def _spilled_counts(self) -> list[tuple[Target, int]]:
         """Return how many holds of each target are in runs."""
         counts = dict(self.waiting)
         for hold in self.open.values():
@@ -543,11 +553,11 @@ class HoldMachine:
             self.totals.setdefault(target, sum(each.records for each in left.values()))
         self._count_units()
         self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}
-        for target, count in saved.far_counts:
+        for target, count in saved.spilled_counts:
             self._count(target, count)
-        if saved.far is not None:
+        if saved.spilled is not None:
             try:
-                self.far.restore(saved.far)
+                self.spilled.restore(saved.spilled)
             except ValueError as error:
                 raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
 

@@ -13,15 +13,15 @@ from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.listener.dead_letter_queue import waiting_letters
-from memq.client.listener.side_records import (
+from memq.client.listener.retry_records import (
     LetterNote,
     OriginalRecord,
     RetryNote,
     letter_headers,
     read_retry,
-    side_settings,
+    retry_topic_settings,
 )
-from memq.client.listener.side_topics import SideTopics
+from memq.client.listener.retry_topics import RetryTopics
 from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, NotFoundError, StoreError
 from memq.testing import Cluster
@@ -33,7 +33,7 @@ from tests.component.live_reports import ReceivedReports
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         for name, partitions in (("billing.dead-letters", 1), ("billing.retry", 8)):
-            cluster.create_topic(name, partitions=partitions, settings=side_settings(name))
+            cluster.create_topic(name, partitions=partitions, settings=retry_topic_settings(name))
         yield cluster
 
 
@@ -115,13 +115,13 @@ def test_letters_that_come_during_the_call_wait_for_the_next_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letter(cluster, "0")
-    enqueue = SideTopics.enqueue_retry
+    enqueue = RetryTopics.enqueue_retry
 
-    async def fail_again(side: SideTopics, note: RetryNote, *fields: Any) -> AsyncDelivery:
+    async def fail_again(side: RetryTopics, note: RetryNote, *fields: Any) -> AsyncDelivery:
         await side.send_letter(LetterNote(note.origin, "dead", 1, 99, "again"), b"1", None, (), None)
         return await enqueue(side, note, *fields)
 
-    monkeypatch.setattr(SideTopics, "enqueue_retry", fail_again)
+    monkeypatch.setattr(RetryTopics, "enqueue_retry", fail_again)
     with memq.DeadLetterQueue(cluster.address, "billing") as queue:
         assert queue.redrive() == 1
         assert waiting(queue) == ["1"]

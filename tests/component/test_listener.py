@@ -12,7 +12,7 @@ import pytest
 
 import memq
 from memq.audit.live.service import live_audit
-from memq.client.listener.side_records import read_letter, read_retry
+from memq.client.listener.retry_records import read_letter, read_retry
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import MIB
 from memq.runtime.clock import SystemClock

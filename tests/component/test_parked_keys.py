@@ -11,8 +11,8 @@ from memq.client.admin import AsyncAdmin
 from memq.client.listener.dead_letter_queue import AsyncDeadLetterQueue
 from memq.client.listener.open_records import OrderKey
 from memq.client.listener.parked_keys import ParkedKeys
-from memq.client.listener.side_records import LetterNote, LetterState, OriginalRecord
-from memq.client.listener.side_topics import SideTopics
+from memq.client.listener.retry_records import LetterNote, LetterState, OriginalRecord
+from memq.client.listener.retry_topics import RetryTopics
 from memq.errors import NotReadyError
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -30,7 +30,7 @@ class Group:
         self.admin = admin
         self.keys: dict[OrderKey, Position | None] = {}
         self.parked = ParkedKeys("billing", admin, [address], runtime, self.keys)
-        self.side = SideTopics("billing", runtime, [parse_address(address)], admin, audit=False)
+        self.side = RetryTopics("billing", runtime, [parse_address(address)], admin, audit=False)
         self.queue = AsyncDeadLetterQueue(address, "billing", runtime=runtime)
 
     async def letter(self, key: OrderKey, state: LetterState = "parked") -> Position:

@@ -32,9 +32,9 @@ COUNT = 40  # delayed records of each kind; those in a run must be more than SPI
 READ = 10  # records that a group has read
 _QUICK = """
 import sys
-from memq.holds import runs
+from memq.holds import run_keeper
 from memq.state_log import state_log
-runs.NEAR_S, runs.SPILL_HOLDS, state_log.SNAPSHOT_S = 5.0, 16, 1.0
+run_keeper.NEAR_S, run_keeper.SPILL_HOLDS, state_log.SNAPSHOT_S = 5.0, 16, 1.0
 from memq.cli import main
 sys.exit(main())
 """

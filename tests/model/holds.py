@@ -14,14 +14,6 @@ from dataclasses import dataclass, field
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence, due_time_of
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
-from memq.holds.far import (
-    BringDecision,
-    FarPlace,
-    MarkDecision,
-    MergeDecision,
-    ReplacedRun,
-    RunDecision,
-)
 from memq.holds.machine import (
     DoneDecision,
     DropDecision,
@@ -33,6 +25,14 @@ from memq.holds.machine import (
     ReleaseDecision,
     Unit,
     encode_decision,
+)
+from memq.holds.spilled_holds import (
+    BringDecision,
+    MarkDecision,
+    MergeDecision,
+    ReplacedRun,
+    RunDecision,
+    SpilledPlace,
 )
 
 TARGETS = tuple(Target("clicks", "ab" * 16, partition) for partition in range(2))
@@ -73,7 +73,7 @@ class Schedule:
         self.runs: dict[str, list[RunEntry]] = {}  # the content of all runs that were written
         self.written: list[tuple[int, HeldRun]] = []  # runs that marks wait for
         self.merges: list[MergeDecision] = []
-        self.places: dict[HoldId, FarPlace] = {}  # where an owner has found holds, perhaps long ago
+        self.places: dict[HoldId, SpilledPlace] = {}  # where an owner has found holds, perhaps long ago
 
     def run(self) -> Counter[str]:
         """Run all steps. Raises: BrokenHoldError."""
@@ -128,7 +128,7 @@ class Schedule:
             return
         found = self.live().get(hold)
         if found is not None and self.draw.random() < 0.7:
-            self.places[hold] = FarPlace(found, due_time_of(hold.first), self.target_of(hold), 1)
+            self.places[hold] = SpilledPlace(found, due_time_of(hold.first), self.target_of(hold), 1)
         (state,) = self.decide(DropDecision(self.now_ms, (hold,), (self.places.get(hold),)))
         self.met[f"cancelled: {state!r}"] += 1
         if state is HoldState.DROPPED:
@@ -187,7 +187,7 @@ class Schedule:
         restored.restore(self.machine.snapshot())
         if _content(restored) != _content(self.machine) or restored.numbers != self.machine.numbers:
             raise BrokenHoldError("a snapshot has other units")
-        if restored.waiting != self.machine.waiting or restored.far.marked != self.machine.far.marked:
+        if restored.waiting != self.machine.waiting or restored.spilled.marked != self.machine.spilled.marked:
             raise BrokenHoldError("a snapshot has other counts, or other marked holds")
         self.machine = restored
         self.met["restored"] += 1
@@ -198,7 +198,7 @@ class Schedule:
         """An owner begins to move some holds, and writes their run."""
         number = self.machine.apply(encode_decision(MarkDecision(self.now_ms + self.draw.randint(0, 30))))
         assert isinstance(number, int), f"the number of a mark is {number!r}"
-        held = (self.machine.open[hold] for hold in self.machine.far.marked)
+        held = (self.machine.open[hold] for hold in self.machine.spilled.marked)
         holds = sorted((RunEntry(each.block, each.target, each.key) for each in held), key=lambda each: each.place)
         if holds:
             self.written.append((number, self.write(holds)))
@@ -216,7 +216,7 @@ class Schedule:
         if not self.written:
             return
         mark, run = self.written[-1] if self.draw.random() < 0.8 else self.draw.choice(self.written)
-        moved = list(self.machine.far.marked)
+        moved = list(self.machine.spilled.marked)
         counts = self.machine.apply(encode_decision(RunDecision(mark, (run,), self.now_ms)))
         self.met["moved" if counts else "old mark"] += 1
         if counts:
@@ -224,7 +224,7 @@ class Schedule:
 
     def bring(self) -> None:
         """The first holds of a run come back, in an order that an owner may have read long ago."""
-        runs = list(self.machine.far.runs.values())
+        runs = list(self.machine.spilled.runs.values())
         if not runs:
             return
         begun = [each for each in runs if each.at > (0, 0, 0)]
@@ -242,7 +242,7 @@ class Schedule:
 
     def begin_merge(self) -> None:
         """An owner merges two runs, or writes one again."""
-        runs = list(self.machine.far.runs.values())
+        runs = list(self.machine.spilled.runs.values())
         chosen = self.draw.sample(runs, min(len(runs), self.draw.randint(1, 2)))
         live = [
             each
@@ -265,7 +265,7 @@ class Schedule:
         """Return the live holds in runs, with the keys of their runs."""
         return {
             each.block.id: key
-            for key, state in self.machine.far.runs.items()
+            for key, state in self.machine.spilled.runs.items()
             for each in self.runs[key]
             if each.place > state.at and each.block.id not in state.dropped
         }
@@ -277,7 +277,7 @@ class Schedule:
         needed, named = set(self.facts.named.values()), set(self.machine.objects)
         live = self.live()
         in_runs = {
-            each.key for key in self.machine.far.runs for each in self.runs[key] if live.get(each.block.id) == key
+            each.key for key in self.machine.spilled.runs for each in self.runs[key] if live.get(each.block.id) == key
         }
         if needed - named - in_runs:
             raise BrokenHoldError(f"{needed - named - in_runs} are needed, and not named")

@@ -14,7 +14,7 @@ from tests.simulation.bug import Change, Planted, after, body, omit, swap
 from tests.simulation.planted_bugs import plant
 from tests.soak import repetitions
 
-MACHINE, FAR = "memq.holds.machine", "memq.holds.far"
+MACHINE, SPILLED = "memq.holds.machine", "memq.holds.spilled_holds"
 BUGS: dict[str, tuple[str, Change]] = {
     "H1: a block that has ended is held again": (
         "HoldMachine._take",
@@ -41,22 +41,25 @@ BUGS: dict[str, tuple[str, Change]] = {
     ),
     "H5: the object of a dropped hold is named for ever": ("HoldMachine._drop", omit("self._unname")),
     "H5: a snapshot without units on their way": ("HoldMachine.begin_snapshot", swap("self._all_units()", "()")),
-    "H6: a hold that left the marked ones is live in the run": ("FarHolds.left", body("pass")),
-    "H6: a run of an earlier mark counts": ("FarHolds.take", swap("decision.mark == self.mark", "True")),
+    "H6: a hold that left the marked ones is live in the run": ("SpilledHolds.left", body("pass")),
+    "H6: a run of an earlier mark counts": ("SpilledHolds.take", swap("decision.mark == self.mark", "True")),
     "H6: holds move, and stay in memory": ("HoldMachine._move", swap("self.open.pop(hold)", "self.open[hold]")),
-    "H6: the ids of moved holds are forgotten at once": ("FarHolds.forget", body("self._recent.clear()")),
-    "H6: a block in a run that comes again is live twice": ("FarHolds.replace", body("pass")),
+    "H6: the ids of moved holds are forgotten at once": ("SpilledHolds.forget", body("self._recent.clear()")),
+    "H6: a block in a run that comes again is live twice": ("SpilledHolds.replace", body("pass")),
     "H6: a dropped hold of a run is brought": ("HoldMachine._bring", swap("block.id not in run.dropped", "True")),
-    "H6: holds of a run are brought twice": ("FarHolds.bring", swap("state.at != decision.before", "False")),
+    "H6: holds of a run are brought twice": ("SpilledHolds.bring", swap("state.at != decision.before", "False")),
     "H6: a merge forgets what was dropped meanwhile": (
-        "FarHolds.merge",
+        "SpilledHolds.merge",
         swap("list(state.dropped.items())[each.dropped:]", "()"),
     ),
-    "H6: a merge of a run that was brought meanwhile counts": ("FarHolds.merge", swap("state.at != each.at", "False")),
-    "H6: a snapshot without the runs": ("FarHolds.save", swap("self.runs.values()", "()")),
-    "H6: a snapshot without the marked holds": ("FarHolds.save", swap("list(self.marked)", "[]")),
+    "H6: a merge of a run that was brought meanwhile counts": (
+        "SpilledHolds.merge",
+        swap("state.at != each.at", "False"),
+    ),
+    "H6: a snapshot without the runs": ("SpilledHolds.save", swap("self.runs.values()", "()")),
+    "H6: a snapshot without the marked holds": ("SpilledHolds.save", swap("list(self.marked)", "[]")),
     "H6: a snapshot without the holds that left the marked ones": (
-        "FarHolds.save",
+        "SpilledHolds.save",
         swap("list(self._unmarked.items())", "[]"),
     ),
 }
@@ -95,7 +98,7 @@ def test_the_schedules_of_held_records_reach_what_matters() -> None:
 @pytest.mark.parametrize("name", list(BUGS))
 def test_held_records_need_each_rule(name: str) -> None:
     target, change = BUGS[name]
-    with plant(Planted(name, FAR if target.startswith("FarHolds") else MACHINE, target, change)):
+    with plant(Planted(name, SPILLED if target.startswith("SpilledHolds") else MACHINE, target, change)):
         assert first_found(range(300)), "no promise is broken"
 
 

@@ -44,7 +44,7 @@ class CheckedCluster(SimCluster):
 
     def listen(self, rules: RetryRules) -> None:
         """Check the listeners of one group from now on, in place of those before."""
-        self.transient.on_side_topic = rules.published
+        self.transient.on_retry_topic = rules.published
         self._observers.on_listeners = rules.committed
 
     def leave(self) -> None:

@@ -39,16 +39,16 @@ from tests.simulation.reader import (
     Delivered,
     FindingError,
     LogEntry,
-    SideRecord,
+    RetryTopicRecord,
     Source,
     object_bytes,
     read_entry,
-    read_side_records,
+    read_retry_topic,
     resume,
 )
 from tests.simulation.report_rules import ReportRules, reports_landed
 from tests.simulation.retention_rules import RetentionRules
-from tests.simulation.retry_rules import is_side_topic
+from tests.simulation.retry_rules import is_retry_topic
 
 Objects = dict[str, bytes]
 ReferencePosition = tuple[ReadPartition, int]  # index in the reference stream
@@ -125,11 +125,11 @@ class Checker:
         self.on_committed: Callable[[str, ReadPartition, Position], None] | None = None
         self.on_delivered: Callable[[Delivered], None] = lambda found: None  # learns of each record of a log
         self.is_held: Callable[[str], bool] = lambda key: False  # whether a state log names an object
-        self.on_side_topic: Callable[[ReadPartition, LogEntry, list[SideRecord]], None] = (
+        self.on_retry_topic: Callable[[ReadPartition, LogEntry, list[RetryTopicRecord]], None] = (
             lambda partition, entry, records: None
         )
-        self.side_logs: dict[ReadPartition, ReadLog] = {}  # of listeners, whose records have rules of their own
-        self.copies = CopyRules((self.logs, self.reports.logs, self.side_logs), objects)
+        self.retry_logs: dict[ReadPartition, ReadLog] = {}  # of listeners, whose records have rules of their own
+        self.copies = CopyRules((self.logs, self.reports.logs, self.retry_logs), objects)
         self._objects = objects
         self._window_ms = window_ms
         self._fail = fail
@@ -276,10 +276,10 @@ class Checker:
             if publication.partition.topic == AUDIT_TOPIC:
                 self._name(entry)
                 self.reports.reported(publication.partition, entry)
-            elif is_side_topic(publication.partition.topic):
+            elif is_retry_topic(publication.partition.topic):
                 self._name(entry)
-                self.side_logs.setdefault(publication.partition, ReadLog()).entries.append(entry)
-                self.on_side_topic(publication.partition, entry, read_side_records(pointer, self._fetch))
+                self.retry_logs.setdefault(publication.partition, ReadLog()).entries.append(entry)
+                self.on_retry_topic(publication.partition, entry, read_retry_topic(pointer, self._fetch))
             else:
                 self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
         except (FindingError, MemqError) as error:

@@ -6,7 +6,7 @@ from tests.simulation.bug import Planted, before, body, instead, omit, swap
 
 DELAYS = ("delay",)
 KEEPER, MACHINE, TAKING = "memq.holds.keeper", "memq.holds.machine", "memq.broker.holds.taking"
-FAR = "memq.holds.far"
+SPILLED = "memq.holds.spilled_holds"
 
 DELAY_BUGS = (
     Planted(
@@ -134,24 +134,24 @@ DELAY_BUGS = (
     ),
     Planted(
         "H6: a cancel of a record in a run is lost",
-        FAR,
-        "FarHolds.drop",
+        SPILLED,
+        "SpilledHolds.drop",
         body("return True"),
         level="breezy",
         aspects=DELAYS,
     ),
     Planted(
         "H6: records of a run are brought back late",
-        "memq.holds.runs",
-        "FarKeeper._bring",
+        "memq.holds.run_keeper",
+        "RunKeeper._bring",
         swap("now_ms + self._pace.near_ms", "now_ms - 30_000"),
         level="calm",
         aspects=DELAYS,
     ),
     Planted(
         "H6: the next owner brings records of a run again",
-        FAR,
-        "FarHolds.save",
+        SPILLED,
+        "SpilledHolds.save",
         swap("(state.run, state.at, list(state.dropped.items()))", "(state.run, (0, 0, 0), [])"),
         level="breezy",
         aspects=("state-log", *DELAYS),

@@ -10,7 +10,7 @@ import msgspec
 import memq
 from memq.client.admin import AsyncAdmin
 from memq.client.listener.listener import AsyncListener
-from memq.client.listener.side_records import LANES
+from memq.client.listener.retry_records import LANES
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError
@@ -50,7 +50,7 @@ class ListenerLife(TopicChurn):
         waits: dict[str, str | int] = {"retention_groups": group, "retention_groups_ms_max": WAITS_MS}
         topic = await self._made(admin, name, waits if self._draw.random() < WAITS_RATE else {})
         for suffix, partitions in ((RETRIES, LANES), (LETTERS, 1)):
-            await self._make_side(admin, group + suffix, partitions)
+            await self._make_retry_topic(admin, group + suffix, partitions)
         ordered = self._draw.random() < 0.5
         rules = RetryRules(
             topic,
@@ -76,7 +76,7 @@ class ListenerLife(TopicChurn):
             await producer.close()
         await self._delete(admin, name)
 
-    async def _make_side(self, admin: AsyncAdmin, name: str, partitions: int) -> None:
+    async def _make_retry_topic(self, admin: AsyncAdmin, name: str, partitions: int) -> None:
         """Make a topic as listeners do, with the times of this run."""
         settings = msgspec.structs.asdict(self._cluster.shape.settings) | {"retention_ms": 0, "retention_bytes": 0}
         settings |= {"retention_groups": name, "retention_groups_ms_max": WAITS_MS}

@@ -33,7 +33,7 @@ def object_bytes(objects: Mapping[str, bytes], key: str, offset: int, length: in
     return body[offset : offset + length]
 
 
-SideRecord = tuple[int, bytes, tuple[tuple[str, bytes | None], ...]]  # index in the batch, value, headers
+RetryTopicRecord = tuple[int, bytes, tuple[tuple[str, bytes | None], ...]]  # index in the batch, value, headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class Delivered:
     value: bytes
 
 
-def read_side_records(pointer: Pointer, fetch: Fetch) -> list[SideRecord]:
+def read_retry_topic(pointer: Pointer, fetch: Fetch) -> list[RetryTopicRecord]:
     """Return the index, value and headers of each record that a sound pointer points to."""
     if pointer.kind != "data":
         return []
     location = pointer.locations[0]
     data = memoryview(fetch(location.key, location.offset, location.length))
-    found: list[SideRecord] = []
+    found: list[RetryTopicRecord] = []
     at = number = index = 0
     while at < len(data):
         length = parse_header(data, at).length

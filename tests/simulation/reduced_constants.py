@@ -25,11 +25,11 @@ FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 STATES = "memq.broker.service_hosts:STATE_PARTITIONS"
 PARTS = "memq.limits:TRANSACTION_TARGET_BYTES_MAX"  # a larger part of a transaction is staged
 RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged
-    "memq.holds.runs:NEAR_S": (4.0, 12.0),
-    "memq.holds.runs:SPILL_HOLDS": (1, 3),
-    "memq.holds.runs:AHEAD_HOLDS": (3, 10),
-    "memq.holds.runs:FANOUT": (2, 3),
-    "memq.holds.runs:DROPPED_MAX": (1, 4),
+    "memq.holds.run_keeper:NEAR_S": (4.0, 12.0),
+    "memq.holds.run_keeper:SPILL_HOLDS": (1, 3),
+    "memq.holds.run_keeper:AHEAD_HOLDS": (3, 10),
+    "memq.holds.run_keeper:FANOUT": (2, 3),
+    "memq.holds.run_keeper:DROPPED_MAX": (1, 4),
     "memq.holds.run_store:OBJECT_HOLDS": (2, 8),
     "memq.limits:RUN_BLOCK_HOLDS": (1, 3),
 }

@@ -10,9 +10,9 @@ RETRY_BUGS = (
         "memq.client.listener.core",
         "ListenerCore._send_again",
         swap(
-            "await self._side.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag)",
+            "await self._topics.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag)",
             "asyncio.ensure_future("
-            "self._side.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag))",
+            "self._topics.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag))",
         ),
         level="breezy",
         aspects=("retry",),
@@ -50,8 +50,8 @@ RETRY_BUGS = (
     ),
     Planted(
         "a dead letter without its cause",
-        "memq.client.listener.side_topics",
-        "SideTopics.send_letter",
+        "memq.client.listener.retry_topics",
+        "RetryTopics.send_letter",
         swap("letter_headers(note, headers)", "letter_headers(note._replace(cause=''), headers)"),
         level="calm",
         aspects=("retry",),
@@ -59,8 +59,8 @@ RETRY_BUGS = (
     ),
     Planted(
         "a retry without its error",
-        "memq.client.listener.side_topics",
-        "SideTopics.send_retry",
+        "memq.client.listener.retry_topics",
+        "RetryTopics.send_retry",
         swap("retry_headers(note, headers)", "retry_headers(note._replace(error=''), headers)"),
         level="calm",
         aspects=("retry",),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import memq
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import LogEntry, SideRecord
+from tests.simulation.reader import LogEntry, RetryTopicRecord
 
 RETRIES, LETTERS = ".retry", ".dead-letters"
 DELAYS_S = (0.3, 1.5)
@@ -21,7 +21,7 @@ TRIES = len(DELAYS_S) + 1
 ASKED_S = 0.8  # after which a handler asks to be called again
 
 
-def is_side_topic(name: str) -> bool:
+def is_retry_topic(name: str) -> bool:
     """Whether a topic belongs to a group of listeners."""
     return name.endswith((RETRIES, LETTERS))
 
@@ -35,7 +35,7 @@ def kind_of(value: bytes) -> str:
 
 @dataclass(slots=True)
 class Handled:
-    """One record of the topic, as its handlers and the side topics show it."""
+    """One record of the topic, as its handlers and the two topics of its group show it."""
 
     failed: dict[int, int] = field(default_factory=dict)  # by attempt: the due time of the next one, Unix ms
     retries: dict[int, None] = field(default_factory=dict)  # attempts that the retry topic has
@@ -66,7 +66,7 @@ class RetryRules:
         self._fail = fail
         self.ordered, self.blocks = ordered, blocks
         self._records: dict[bytes, Handled] = {}
-        self._sides: dict[ReadPartition, list[tuple[Position, bytes, int]]] = {}  # retries: position, value, attempt
+        self._retried: dict[ReadPartition, list[tuple[Position, bytes, int]]] = {}  # retries: position, value, attempt
 
     def _of(self, value: bytes) -> Handled:
         return self._records.setdefault(value, Handled())
@@ -123,8 +123,8 @@ class RetryRules:
 
     # ---- queue ----------------------------------------------------------------------------------
 
-    def published(self, partition: ReadPartition, entry: LogEntry, records: Iterable[SideRecord]) -> None:
-        """Records of a side topic are in the queue; late ones of an earlier group are not checked."""
+    def published(self, partition: ReadPartition, entry: LogEntry, records: Iterable[RetryTopicRecord]) -> None:
+        """Records of a topic of the group are in the queue; late ones of an earlier group are not checked."""
         if partition.topic not in (self.group + RETRIES, self.group + LETTERS):
             return
         for index, value, headers in records:
@@ -140,7 +140,7 @@ class RetryRules:
                     )
                 record.retries[attempt] = None
                 at = Position(partition.partition, entry.offset, index)
-                self._sides.setdefault(partition, []).append((at, value, attempt))
+                self._retried.setdefault(partition, []).append((at, value, attempt))
             else:
                 self._check_letter(value, texts)
                 record.letter = True
@@ -164,7 +164,7 @@ class RetryRules:
                     break
                 if self._is_open(log, index) and not self._of(each.value).retries:
                     self._fail(f"{position} of {group} is stored, and record {each.value[:40]!r} before it is open")
-        for at, value, attempt in self._sides.get(partition, ()):
+        for at, value, attempt in self._retried.get(partition, ()):
             record = self._of(value)
             if at < position and not record.complete and not any(later > attempt for later in record.retries):
                 self._fail(

@@ -173,7 +173,7 @@ async def _waiting_in(holds: HoldMachine, store: MemoryHandler) -> set[HoldId]:
     found = {each.block.id for each in holds.open.values() if not each.lane}
     for units in holds.units.values():
         found.update(hold.block.id for unit in units.values() for hold in unit.holds if not hold.lane)
-    for state in holds.far.runs.values():
+    for state in holds.spilled.runs.values():
         async for some in RunReader(store).blocks(state.run, state.at):
             found.update(each.block.id for each in some if each.block.id not in state.dropped)
     return found

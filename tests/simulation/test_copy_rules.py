@@ -20,7 +20,7 @@ LOGS = {
 def begun_log(partition: ReadPartition) -> Log:
     """Return a log that has sequence 0 of a producer, in batch 0, in a run with listeners."""
     log = Log(partition=partition)
-    log.checker.on_side_topic = lambda partition, entry, records: None
+    log.checker.on_retry_topic = lambda partition, entry, records: None
     log.open(1)
     log.batch([block(0, log.send(0))], 0)
     return log

@@ -37,7 +37,7 @@ def rules(log: ReadLog, found: list[str]) -> RetryRules:
 
 @pytest.fixture
 def entry() -> LogEntry:
-    """An entry of a side topic, whose records the tests give."""
+    """An entry of a topic of the group, whose records the tests give."""
     return LogEntry(0, 0, cast(Pointer, None), ())
 
 

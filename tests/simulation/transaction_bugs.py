@@ -116,7 +116,7 @@ TRANSACTION_BUGS = (
     ),
     Planted(
         "T4: a checker that does not know rolls back",
-        "memq.client.transactions.checks",
+        "memq.client.transactions.check_back",
         "TransactionChecks._check",
         swap("said is CheckAnswer.UNKNOWN", "False"),
         level="breezy",

@@ -16,10 +16,10 @@ from memq.format.held_object import HoldId, Target
 from memq.format.held_sequences import delayed_sequence
 from memq.format.state_log.held_run import open_run
 from memq.holds import keeper as keeper_module
-from memq.holds import run_store, runs
-from memq.holds.far import BringDecision, MergeDecision, RunDecision
+from memq.holds import run_keeper, run_store
 from memq.holds.keeper import NewHold
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine, HoldState
+from memq.holds.spilled_holds import BringDecision, MergeDecision, RunDecision
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.hold_shard import KEY_S, A, B, Shard, on_shard
 from tests.unit.instant_log import InstantLog
@@ -29,10 +29,10 @@ NEAR_S, FAR_S = 100, 125
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "NEAR_S", float(NEAR_S))
-    monkeypatch.setattr(runs, "SPILL_HOLDS", 3)
-    monkeypatch.setattr(runs, "FANOUT", 3)
-    monkeypatch.setattr(runs, "DROPPED_MAX", 3)
+    monkeypatch.setattr(run_keeper, "NEAR_S", float(NEAR_S))
+    monkeypatch.setattr(run_keeper, "SPILL_HOLDS", 3)
+    monkeypatch.setattr(run_keeper, "FANOUT", 3)
+    monkeypatch.setattr(run_keeper, "DROPPED_MAX", 3)
     monkeypatch.setattr(run_store, "RUN_BLOCK_HOLDS", 2)
 
 
@@ -95,7 +95,7 @@ def test_holds_that_are_due_late_leave_the_memory_and_come_back_in_time() -> Non
             (A, 4, [2]),
         ]
         assert [at_s for at_s, *_ in shard.appended] == [10, 300, 400, 1_000]
-        assert (shard.machine.far.runs, shard.keeper.waiting_count) == ({}, 0)
+        assert (shard.machine.spilled.runs, shard.keeper.waiting_count) == ({}, 0)
 
     on_shard(work)
 
@@ -178,7 +178,7 @@ def test_a_cancel_finds_a_hold_whose_run_is_merged_meanwhile() -> None:
         asked = asyncio.create_task(cancel(shard, (1, dues_ms[0])))
         await skip(10)
         assert await asked == [HoldState.DROPPED]
-        assert [run.run.level for run in shard.machine.far.runs.values()] == [1]
+        assert [run.run.level for run in shard.machine.spilled.runs.values()] == [1]
         await skip(600)
         assert sorted(each for _, _, holds in shard.units() for each in holds) == [2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -208,7 +208,7 @@ def test_runs_of_a_level_become_one_of_the_next(monkeypatch: pytest.MonkeyPatch)
             await skip(1)
         assert await cancel(shard, (9, dues_ms[2])) == [HoldState.DROPPED]
         await skip(1)
-        found = shard.machine.far.runs
+        found = shard.machine.spilled.runs
         assert [(each.run.level, each.run.count) for each in found.values()] == [(1, 4), (1, 4), (1, 1)]
         written = stored_runs(shard)
         assert [producer for key in found for producer in written[key]] == [1, 4, 7, 8, 5, 2, 3, 6, 9]
@@ -225,12 +225,12 @@ def test_a_merge_waits_for_that_of_another_service_partition_and_nothing_else_do
         for number in range(3):
             await hold(shard, 130, 140 + number, 500 + number, first=1 + 3 * number)
             await skip(1)
-        assert [each.run.level for each in shard.machine.far.runs.values()] == [0, 0, 0]
+        assert [each.run.level for each in shard.machine.spilled.runs.values()] == [0, 0, 0]
         await skip(30)
         assert in_memory(shard) != []  # those that come due soon are brought meanwhile
         shard.merging.release()
-        await skip(runs.TURN_S)
-        assert {each.run.level for each in shard.machine.far.runs.values()} == {1}
+        await skip(run_keeper.TURN_S)
+        assert {each.run.level for each in shard.machine.spilled.runs.values()} == {1}
         assert not shard.merging.locked()
         await skip(600)
         assert sum(len(holds) for _, _, holds in shard.units()) == 9
@@ -239,7 +239,7 @@ def test_a_merge_waits_for_that_of_another_service_partition_and_nothing_else_do
 
 
 def test_the_next_owner_merges_what_is_left_to_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "FANOUT", 9)
+    monkeypatch.setattr(run_keeper, "FANOUT", 9)
 
     async def work() -> None:
         shard = Shard()
@@ -248,11 +248,11 @@ def test_the_next_owner_merges_what_is_left_to_merge(monkeypatch: pytest.MonkeyP
             await hold(shard, 300 + number, 400 - 3 * number, 500 + number, first=1 + 3 * number)
             await skip(1)
         await shard.tasks.stop()
-        monkeypatch.setattr(runs, "FANOUT", 2)
+        monkeypatch.setattr(run_keeper, "FANOUT", 2)
         other = next_shard(shard)
         other.run()
         await skip(1)
-        found = [each.run for each in other.machine.far.runs.values()]
+        found = [each.run for each in other.machine.spilled.runs.values()]
         assert sorted((run.level, run.count) for run in found) == [(0, 3), (2, 12)]
         await skip(600)
         assert sorted(hold for _, _, holds in other.units() for hold in holds) == list(range(1, 16))
@@ -273,12 +273,12 @@ def test_a_run_with_many_dropped_holds_is_written_without_them() -> None:
         await cancel(shard, (3, dues_ms[2]))
         await skip(1)
         assert list(stored_runs(shard).values()) == [[1, 2, 3, 4], [4]]
-        ((key, state),) = shard.machine.far.runs.items()
+        ((key, state),) = shard.machine.spilled.runs.items()
         assert (stored_runs(shard)[key], state.dropped) == ([4], {})
         await cancel(shard, (4, dues_ms[3]))
         assert (shard.keeper.waiting_count, shard.machine.waiting) == (0, {})
         await skip(700)
-        assert (shard.units(), shard.machine.far.runs) == ([], {})
+        assert (shard.units(), shard.machine.spilled.runs) == ([], {})
 
     on_shard(work)
 
@@ -291,7 +291,7 @@ def test_holds_of_a_run_that_can_not_be_read_wait_and_others_do_not(
         shard.run()
         dues_ms = await hold(shard, 300, 310, 320)
         await skip(1)
-        (lost,) = shard.machine.far.runs
+        (lost,) = shard.machine.spilled.runs
         await hold(shard, 330, 340, 350, first=4)
         await skip(1)
         usual = shard.store.get_range
@@ -336,7 +336,7 @@ def test_the_next_owner_brings_holds_from_the_runs_that_a_snapshot_names() -> No
 
 
 def test_no_more_holds_are_brought_than_are_released_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "AHEAD_HOLDS", 4)
+    monkeypatch.setattr(run_keeper, "AHEAD_HOLDS", 4)
 
     async def work(shard: Shard) -> None:
         shard.run()
@@ -355,7 +355,7 @@ def test_no_more_holds_are_brought_than_are_released_next(monkeypatch: pytest.Mo
 
 def test_blocks_of_transactions_do_not_keep_holds_in_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no due time, and may stay in memory for long."""
-    monkeypatch.setattr(runs, "AHEAD_HOLDS", 4)
+    monkeypatch.setattr(run_keeper, "AHEAD_HOLDS", 4)
 
     async def work(shard: Shard) -> None:
         shard.run()
@@ -373,7 +373,7 @@ def test_a_run_with_fewer_holds_than_its_state_names_is_damaged() -> None:
         shard.run()
         await hold(shard, 300, 400, 500)
         await skip(1)
-        ((_, state),) = shard.machine.far.runs.items()
+        ((_, state),) = shard.machine.spilled.runs.items()
         await run_store.check_run(run_store.RunReader(shard.store), state.run)
         more = msgspec.structs.replace(state.run, count=4)
         with pytest.raises(CorruptDataError, match="has 3 holds, and its state names 4"):
@@ -438,7 +438,7 @@ def test_a_run_that_is_stored_with_other_bytes_is_not_named(
         await hold(shard, 300, 400, 500)
         await skip(30)
         first, second = stored_runs(shard)
-        assert list(shard.machine.far.runs) == [second]
+        assert list(shard.machine.spilled.runs) == [second]
         assert first != second
 
     on_shard(work)
@@ -453,7 +453,7 @@ def test_a_run_that_was_named_late_is_written_again() -> None:
         shard.log.delay_s = 0
         await skip(KEY_S + 2)
         first, second = stored_runs(shard)
-        assert list(shard.machine.far.runs) == [second]
+        assert list(shard.machine.spilled.runs) == [second]
         assert len(shard.decisions(MergeDecision)) == 1
         assert ("held-run-late", f"run '{first}' was named late, and is written again") in shard.events
 
@@ -467,7 +467,7 @@ def test_a_merge_that_takes_too_long_is_tried_again_after_a_pause(monkeypatch: p
 
         async def slow(key: str, *arguments: Any) -> Any:
             nonlocal tries
-            if key.startswith("runs/") and len(shard.machine.far.runs) == 3:
+            if key.startswith("runs/") and len(shard.machine.spilled.runs) == 3:
                 tries += 1
                 await skip(KEY_S + 1)
             return await put(key, *arguments)
@@ -505,7 +505,7 @@ def test_all_waiting_holds_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_bring_fits_into_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "DECISION_BYTES", 300)
+    monkeypatch.setattr(run_keeper, "DECISION_BYTES", 300)
     monkeypatch.setattr(run_store, "RUN_BLOCK_HOLDS", 8)
 
     async def work(shard: Shard) -> None:

@@ -13,7 +13,7 @@ from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch
 from memq.client.listener import open_records
 from memq.client.listener.open_records import OpenRecords, Work
-from memq.client.listener.side_records import OriginalRecord, RetryNote, retry_headers
+from memq.client.listener.retry_records import OriginalRecord, RetryNote, retry_headers
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
 
 RETRIES = "g.retry"

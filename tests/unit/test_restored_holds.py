@@ -18,7 +18,6 @@ from memq.format.key import held_object_key, run_key, state_part_key, state_snap
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
-from memq.holds.far import MarkDecision, RunDecision
 from memq.holds.machine import (
     HOLDS_MACHINE,
     DropDecision,
@@ -30,6 +29,7 @@ from memq.holds.machine import (
     Unit,
     encode_decision,
 )
+from memq.holds.spilled_holds import MarkDecision, RunDecision
 from memq.notification import Publication, Span
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
@@ -285,7 +285,7 @@ def test_a_restore_ends_holds_in_runs_that_targets_have() -> None:
         await bucket.landed(1, 3)
         first, _, report = await bucket.restore()
         assert (first.open, first.waiting, report.findings) == ({}, {TARGET: 1}, [])
-        assert sorted(hold.producer for hold in first.far.runs[run.key].dropped) == [1, 3]
+        assert sorted(hold.producer for hold in first.spilled.runs[run.key].dropped) == [1, 3]
 
     in_bucket(work)
 
@@ -399,6 +399,6 @@ def test_a_restore_reports_runs_and_held_objects_that_it_can_not_read() -> None:
         bucket.store.objects[run.key] = bucket.store.objects[run.key][:-40]
         first, _, report = await bucket.restore()
         assert [name for name, _ in report.findings][:2] == [f"object '{damaged}'", f"run '{run.key}'"]
-        assert list(first.far.runs) == [run.key], "its holds are not given up"
+        assert list(first.spilled.runs) == [run.key], "its holds are not given up"
 
     in_bucket(work)

@@ -12,7 +12,7 @@ import pytest
 
 from memq.client.producer.producer import Producer
 from memq.client.producer.settings import producer_settings
-from memq.client.transactions.checks import ANSWER_TRIES, ASK_AGAIN_S, TransactionChecks
+from memq.client.transactions.check_back import ANSWER_TRIES, ASK_AGAIN_S, TransactionChecks
 from memq.client.transactions.core import TransactionalCore
 from memq.client.transactions.undecided import CheckAnswer, UndecidedTransaction, checked_note
 from memq.errors import (

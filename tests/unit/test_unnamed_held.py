@@ -20,7 +20,6 @@ from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisio
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
-from memq.holds.far import BringDecision, MarkDecision, MergeDecision, ReplacedRun, RunDecision
 from memq.holds.machine import (
     HOLDS_MACHINE,
     DoneDecision,
@@ -32,6 +31,7 @@ from memq.holds.machine import (
     Unit,
     encode_decision,
 )
+from memq.holds.spilled_holds import BringDecision, MarkDecision, MergeDecision, ReplacedRun, RunDecision
 from memq.notification import Publication
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads

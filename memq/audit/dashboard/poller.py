@@ -29,7 +29,7 @@ from memq.audit.live.view import doubted
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin import AsyncAdmin
 from memq.client.group_admin import GroupDescription, PartitionProgress
-from memq.client.listener.side_records import LETTERS_SUFFIX
+from memq.client.listener.retry_records import LETTERS_SUFFIX
 from memq.client.log_answers import LogAnswers
 from memq.errors import DeniedError, MemqError, NotFoundError
 from memq.protocol.messages import TopicMetadata

@@ -135,7 +135,7 @@ class RestoredHolds:
         """Return the holds in runs that are due by the clock of some broker; check that all runs can be read."""
         reader, found = RunReader(self._store), dict[HoldId, tuple[Target, HeldBlock]]()
         until_ms = self._now_ms + CLOCK_ERROR_MS
-        for state in holds.far.runs.values():
+        for state in holds.spilled.runs.values():
             try:
                 await check_run(reader, state.run)
                 async for some in reader.blocks(state.run, state.at):

@@ -67,7 +67,7 @@ class UnnamedHeld:
     async def _add_late(self, state: HoldMachine, keys: Container[str], named: set[str]) -> None:
         """Add the keys that runs name."""
         reader = RunReader(self._store)
-        for each in state.far.runs.values():
+        for each in state.spilled.runs.values():
             try:
                 async for holds in reader.blocks(each.run, each.at):
                     named.update(hold.key for hold in holds if hold.key in keys)

@@ -100,12 +100,12 @@ class UnnamedSnapshots:
             reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
         except NotFoundError as error:
             raise LogLostError(f"state log {log.partition} of topic '{log.topic}': {error}") from error
-        named = set(machines.holds.far.runs)
+        named = set(machines.holds.spilled.runs)
         for saved in await self._snapshots.all(prefix):
             holds = HoldMachine()
             if HOLDS_MACHINE in saved.machines:
                 holds.restore(saved.machines[HOLDS_MACHINE])
-            named |= holds.far.runs.keys()
+            named |= holds.spilled.runs.keys()
         return named
 
     async def _snapshots_in(self, reading: StateLogReading, entries: Mapping[str, ObjectEntry]) -> list[str]:

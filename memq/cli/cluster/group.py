@@ -21,7 +21,7 @@ from memq.cli.output import (
 from memq.client.admin import Admin, AsyncAdmin
 from memq.client.group_admin import GroupDescription
 from memq.client.group_migration import GroupMigration, migrate_groups
-from memq.client.listener.side_topics import delete_side_topics
+from memq.client.listener.retry_topics import delete_retry_topics
 from memq.errors import AlreadyExistsError, InvalidNameError, NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
@@ -127,7 +127,7 @@ async def _delete(brokers: str, name: str, *, with_topics: bool) -> None:
             if not (with_topics and own):  # a call that was interrupted has deleted the group
                 raise
         if with_topics:
-            for topic in await delete_side_topics(admin, name):
+            for topic in await delete_retry_topics(admin, name):
                 print_message(f"topic {topic} is deleted")
         elif own:
             print_message(f"topics of the group stay: {', '.join(own)} (memq group delete {name} --with-topics)")
@@ -136,7 +136,7 @@ async def _delete(brokers: str, name: str, *, with_topics: bool) -> None:
 async def _own_topics(admin: AsyncAdmin, name: str, *, refuse: bool) -> list[str]:
     """Return the topics that listeners have made for a group. Raises: AlreadyExistsError with `refuse`."""
     try:
-        return await delete_side_topics(admin, name, dry_run=True)
+        return await delete_retry_topics(admin, name, dry_run=True)
     except InvalidNameError:  # too long for such topics, or a group of memq's own
         return []
     except AlreadyExistsError:

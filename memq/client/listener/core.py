@@ -22,9 +22,9 @@ from memq.client.consumer.settings import BEGINNING
 from memq.client.listener.answers import HandlerAnswer, Message
 from memq.client.listener.open_records import OpenPartition, OpenRecords, Work
 from memq.client.listener.parked_keys import PARKED_CHECK_S, ParkedKeys
+from memq.client.listener.retry_records import LetterNote, RetryNote
+from memq.client.listener.retry_topics import RetryTopics
 from memq.client.listener.settings import Again, GivenUp, ListenerSettings, outcome_of
-from memq.client.listener.side_records import LetterNote, RetryNote
-from memq.client.listener.side_topics import SideTopics
 from memq.errors import ClosedError, InvalidRequestError, RetryableError, TooLargeError
 from memq.limits import MIB
 from memq.runtime.clock import backoff_s
@@ -94,7 +94,7 @@ class ListenerCore:
             runtime=runtime,
         )
         reads = settings.consumer
-        self._side = SideTopics(
+        self._topics = RetryTopics(
             settings.group,
             runtime,
             addresses,
@@ -103,7 +103,7 @@ class ListenerCore:
             client_id=reads.client_id,
             zone=reads.zone,
         )
-        self._open = OpenRecords(self._side.retry, ordered=settings.ordered, ahead=2 * settings.concurrency)
+        self._open = OpenRecords(self._topics.retry, ordered=settings.ordered, ahead=2 * settings.concurrency)
         self._parked = ParkedKeys(settings.group, self._admin, self._brokers, runtime, self._open.parked)
         self._sources: list[_Source] = []
         self._starting = asyncio.Lock()
@@ -145,7 +145,7 @@ class ListenerCore:
             self._open_sources()
         reads, retries = self._sources
         await reads.consumer.start()
-        await self._side.make()
+        await self._topics.make()
         await retries.consumer.start()
         self._started = True
         for source in self._sources:
@@ -158,8 +158,8 @@ class ListenerCore:
         reads = self.settings.consumer
         retries = replace(
             reads,
-            topics=(self._side.retry,),
-            group=self._side.retry,
+            topics=(self._topics.retry,),
+            group=self._topics.retry,
             start=BEGINNING,
             wanted=None,
             prefetch_bytes_max=min(reads.prefetch_bytes_max, RETRY_PREFETCH_BYTES_MAX),
@@ -205,7 +205,7 @@ class ListenerCore:
             for source in self._sources:
                 await source.consumer.close()
         finally:
-            await self._side.close()
+            await self._topics.close()
             await self._admin.close()
 
     def _fail(self, error: BaseException) -> None:
@@ -333,10 +333,10 @@ class ListenerCore:
             return GivenUp("dead", work.fault)
         if work.parked:
             return GivenUp("parked", "an earlier record of the key is parked", parks_key=True)
-        if work.origin.topic not in self.settings.consumer.topics and work.origin.topic != self._side.retry:
+        if work.origin.topic not in self.settings.consumer.topics and work.origin.topic != self._topics.retry:
             self._events.warning(
                 "listener.foreign-topic",
-                f"a retry in '{self._side.retry}' is of topic '{work.origin.topic}', which this listener does not "
+                f"a retry in '{self._topics.retry}' is of topic '{work.origin.topic}', which this listener does not "
                 "read: all listeners of a group must have the same topics",
             )
             work.attempt -= 1
@@ -390,7 +390,7 @@ class ListenerCore:
         if work.key is None:
             note = RetryNote(work.origin, work.attempt + 1, due_ms, work.letter, outcome.error)
             try:
-                await self._side.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag)
+                await self._topics.send_retry(note, work.record.value, work.record.key, work.headers, work.record.tag)
             except TooLargeError:
                 pass
             else:
@@ -402,7 +402,7 @@ class ListenerCore:
         now_ms = self._runtime.clock.wall_ms()
         attempts = work.attempt - int(work.parked)
         note = LetterNote(work.origin, outcome.state, attempts, now_ms, outcome.cause)
-        at = await self._side.send_letter(note, work.record.value, work.record.key, work.headers, work.record.tag)
+        at = await self._topics.send_letter(note, work.record.value, work.record.key, work.headers, work.record.tag)
         if outcome.parks_key and work.key is not None:
             self._parked.add(work.key, at)
         if outcome.state == "parked":

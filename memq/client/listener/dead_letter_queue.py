@@ -20,7 +20,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.listener.parked_keys import handled_positions
-from memq.client.listener.side_records import (
+from memq.client.listener.retry_records import (
     LETTERS_SUFFIX,
     LetterNote,
     LetterState,
@@ -29,7 +29,7 @@ from memq.client.listener.side_records import (
     letters_topic,
     read_letter,
 )
-from memq.client.listener.side_topics import SideTopics, check_side_topic
+from memq.client.listener.retry_topics import RetryTopics, check_retry_topic
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.blocks.columns import RecordHeaders
 from memq.runtime.network import format_address
@@ -85,11 +85,11 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         addresses = bootstrap_addresses(brokers)
         self._brokers = [format_address(address) for address in addresses]
         self._admin = AsyncAdmin(self._brokers, connect_timeout_ms=connect_timeout_ms, runtime=self._runtime)
-        self._side = SideTopics(group, self._runtime, addresses, self._admin, audit=True)
+        self._topics = RetryTopics(group, self._runtime, addresses, self._admin, audit=True)
 
     async def close(self) -> None:
         """Disconnect."""
-        await self._side.close()
+        await self._topics.close()
         await self._admin.close()
 
     async def letters(self, limit: int = LETTERS_MAX) -> list[Letter]:
@@ -139,7 +139,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         """
         await self._check()
         self.strangers = []
-        await self._side.make()  # the retry topic may have been deleted: one that a send makes lacks its settings
+        await self._topics.make()  # the retry topic may have been deleted: one that a send makes lacks its settings
         return await self._handle(count, self._send_back)
 
     async def purge(self, count: int | None = None) -> int:
@@ -147,7 +147,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
 
         Raises: AlreadyExistsError for a topic of that name that is not the group's.
         """
-        check_side_topic(await self._check())
+        check_retry_topic(await self._check())
         purged = await self._handle(count, None)
         handled = await handled_positions(self._admin, self._topic)
         if handled:
@@ -232,10 +232,10 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
             origin = OriginalRecord(letter.topic, letter.origin, letter.timestamp_ms)
             if letter.cut:
                 note = LetterNote(origin, letter.state, letter.attempts, letter.dead_ms, letter.cause, cut=True)
-                await self._side.send_letter(note, None, letter.key, (), letter.tag)
+                await self._topics.send_letter(note, None, letter.key, (), letter.tag)
                 continue
             retry = RetryNote(origin, 1, self._runtime.clock.wall_ms(), str(letter.position), letter.cause)
-            sent.append(await self._side.enqueue_retry(retry, letter.value, letter.key, letter.headers, letter.tag))
+            sent.append(await self._topics.enqueue_retry(retry, letter.value, letter.key, letter.headers, letter.tag))
         for delivery in sent:
             await delivery
         return len(sent)

@@ -20,7 +20,7 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Record, TopicPartition
 from memq.client.consumer.fetch.ready_batches import ReadyBatch
 from memq.client.consumer.progress import LedgerEntry
-from memq.client.listener.side_records import OriginalRecord, read_retry
+from memq.client.listener.retry_records import OriginalRecord, read_retry
 from memq.errors import InvalidRequestError
 from memq.format.blocks.columns import RecordHeaders
 from memq.limits import MIB

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.listener.open_records import OrderKey
-from memq.client.listener.side_records import letters_topic, read_letter
+from memq.client.listener.retry_records import letters_topic, read_letter
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.runtime.runtime import Runtime
 from memq.topic import Position

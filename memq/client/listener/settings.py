@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from memq.client.arguments import check_number, check_switch
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, HandlerAnswer, Park, Retry, cause_of
-from memq.client.listener.side_records import LetterState, letters_topic, retry_topic
+from memq.client.listener.retry_records import LetterState, letters_topic, retry_topic
 from memq.errors import InvalidRequestError, InvalidSettingError
 
 # Delays between the 16 attempts of a record, in s.

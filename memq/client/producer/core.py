@@ -21,7 +21,7 @@ from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, ProducerObserver, SenderParts
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
-from memq.client.transactions.checks import TransactionChecks
+from memq.client.transactions.check_back import TransactionChecks
 from memq.client.transactions.core import TransactionalCore
 from memq.client.transactions.staging import PartStager
 from memq.errors import (

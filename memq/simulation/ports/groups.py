@@ -21,9 +21,9 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
-from memq.holds.far import BringDecision, RunDecision
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
+from memq.holds.spilled_holds import BringDecision, RunDecision
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
@@ -58,11 +58,11 @@ class StateLogs:
             self._transactions.append(machines.transactions)
             fold = self._folds[partition] = StateFold(machines.by_name())
         entry, holds = decode_state_entry(body), self.holds[partition]
-        marked, runs = {hold: holds.open[hold].key for hold in holds.far.marked}, set(holds.far.runs)
+        marked, runs = {hold: holds.open[hold].key for hold in holds.spilled.marked}, set(holds.spilled.runs)
         met = fold.meet(offset, entry)
         spans = self._run_spans.setdefault(partition, {})
-        spans.update({key: [offset] for key in holds.far.runs.keys() - runs})
-        for key in runs - holds.far.runs.keys():
+        spans.update({key: [offset] for key in holds.spilled.runs.keys() - runs})
+        for key in runs - holds.spilled.runs.keys():
             spans[key].append(offset)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
@@ -134,7 +134,7 @@ class StateLogs:
 
     def names(self, key: str) -> bool:
         """Whether the state of a log names an object of held blocks, or a run."""
-        named = any(key in holds.objects or key in holds.far.runs for holds in self.holds.values())
+        named = any(key in holds.objects or key in holds.spilled.runs for holds in self.holds.values())
         return named or key in self.late.values()
 
     def waiting(self) -> set[HoldId]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 
 from memq.client.admin import AsyncAdmin
-from memq.client.listener.side_records import (
+from memq.client.listener.retry_records import (
     LANES,
     LetterNote,
     RetryNote,
@@ -17,7 +17,7 @@ from memq.client.listener.side_records import (
     letters_topic,
     retry_headers,
     retry_topic,
-    side_settings,
+    retry_topic_settings,
 )
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
@@ -41,7 +41,7 @@ _RETRY_S_MAX = 5.0
 _CLOSE_S = 5.0
 
 
-def check_side_topic(topic: Topic) -> None:
+def check_retry_topic(topic: Topic) -> None:
     """Raises: AlreadyExistsError when a topic is not its group's, but that of a user with the same name.
 
     Listeners make their topics with a setting that names the reader group. No other topic has a use for it.
@@ -54,7 +54,7 @@ def check_side_topic(topic: Topic) -> None:
         )
 
 
-async def delete_side_topics(admin: AsyncAdmin, group: str, *, dry_run: bool = False) -> list[str]:
+async def delete_retry_topics(admin: AsyncAdmin, group: str, *, dry_run: bool = False) -> list[str]:
     """Delete the two topics of a group, with their reader groups, and return their names.
 
     Raises: AlreadyExistsError, before anything is deleted, for a topic that is not the group's; InvalidRequestError for
@@ -63,7 +63,7 @@ async def delete_side_topics(admin: AsyncAdmin, group: str, *, dry_run: bool = F
     found = list[str]()
     for name in (retry_topic(group), letters_topic(group)):
         with suppress(NotFoundError):
-            check_side_topic((await admin.topic(name)).topic)
+            check_retry_topic((await admin.topic(name)).topic)
             found.append(name)
     if not dry_run:
         for name in found:
@@ -74,7 +74,7 @@ async def delete_side_topics(admin: AsyncAdmin, group: str, *, dry_run: bool = F
     return found
 
 
-class SideTopics:
+class RetryTopics:
     """Sends to the two topics of a group. `admin` is open; the producer connects at the first record."""
 
     def __init__(
@@ -108,9 +108,9 @@ class SideTopics:
         await self._make(self.letters, 1)
 
     async def _make(self, name: str, partitions: int) -> Topic:
-        settings = side_settings(name)
+        settings = retry_topic_settings(name)
         topic = await self._admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=True)
-        check_side_topic(topic)
+        check_retry_topic(topic)
         return topic
 
     async def send_retry(

@@ -36,15 +36,15 @@ _LETTER_NAMES = (_TOPIC, _POSITION, _TIME, _STATE, _ATTEMPTS, _DIED, _CUT, _CAUS
 
 def retry_topic(group: str) -> str:
     """Return the name of a group's retry topic: `<group>.retry`. Raises: InvalidNameError."""
-    return _side_topic(group, RETRY_SUFFIX)
+    return _topic_of_group(group, RETRY_SUFFIX)
 
 
 def letters_topic(group: str) -> str:
     """Return the name of a group's dead-letter topic, `<group>.dead-letters`. Raises: InvalidNameError."""
-    return _side_topic(group, LETTERS_SUFFIX)
+    return _topic_of_group(group, LETTERS_SUFFIX)
 
 
-def _side_topic(group: str, suffix: str) -> str:
+def _topic_of_group(group: str, suffix: str) -> str:
     name = check_group(group) + suffix
     if len(name) > NAME_CHARS_MAX:
         left = NAME_CHARS_MAX - len(LETTERS_SUFFIX)
@@ -55,8 +55,8 @@ def _side_topic(group: str, suffix: str) -> str:
     return name
 
 
-def side_settings(name: str) -> dict[str, int | bool | str]:
-    """Return the settings of a side topic: records stay until the group of the same name is behind them.
+def retry_topic_settings(name: str) -> dict[str, int | bool | str]:
+    """Return the settings of such a topic: records stay until the group of the same name is behind them.
 
     They stay for 7 days at least, and for 366 days at most.
     """

@@ -69,7 +69,7 @@ class BringDecision(msgspec.Struct, frozen=True, tag="bring"):
     objects: tuple[tuple[str, tuple[HeldLane, ...]], ...]
 
 
-class FarPlace(msgspec.Struct, frozen=True, array_like=True):
+class SpilledPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where a hold lies that is to be dropped: key of the run, due time, target.
 
     `records` are as `HeldBlock.counted`.
@@ -93,7 +93,7 @@ class RunState(msgspec.Struct):
         return self.run.first <= place <= self.run.last and place > self.at
 
 
-class SavedFar(msgspec.Struct, frozen=True, array_like=True):
+class SavedRuns(msgspec.Struct, frozen=True, array_like=True):
     """The runs of a state in its snapshot.
 
     An id in `recent` has 8 bytes of its producer, and 8 of its sequence.
@@ -139,7 +139,7 @@ class RecentIds:
         return found
 
 
-class FarHolds:
+class SpilledHolds:
     """The runs of one service partition."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class FarHolds:
             del self.runs[decision.run]
         return state
 
-    def drop(self, hold: HoldId, place: FarPlace) -> bool | None:
+    def drop(self, hold: HoldId, place: SpilledPlace) -> bool | None:
         """Drop a hold that lies in a run; whether it was live there, None if the state does not name this run."""
         state = self.runs.get(place.run)
         if state is None:
@@ -244,13 +244,13 @@ class FarHolds:
 
     # ---- snapshots -------------------------------------------------------------------------------
 
-    def save(self) -> SavedFar:
+    def save(self) -> SavedRuns:
         """Return the state."""
         runs = [(state.run, state.at, list(state.dropped.items())) for state in self.runs.values()]
         recent = [(ids.moved_ms, _bytes_of(ids.producers), _bytes_of(ids.firsts)) for ids in self._recent]
-        return SavedFar(self.mark, list(self.marked), list(self._unmarked.items()), runs, recent)
+        return SavedRuns(self.mark, list(self.marked), list(self._unmarked.items()), runs, recent)
 
-    def restore(self, saved: SavedFar) -> None:
+    def restore(self, saved: SavedRuns) -> None:
         """Take a saved state. Raises: ValueError for ids of a wrong length."""
         self.mark = saved.mark
         self.marked, self._unmarked = dict.fromkeys(saved.marked), dict(saved.unmarked)

@@ -10,15 +10,6 @@ from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
-from memq.holds.far import (
-    BringDecision,
-    FarPlace,
-    MarkDecision,
-    MergeDecision,
-    RecentIds,
-    ReplacedRun,
-    RunDecision,
-)
 from memq.holds.machine import (
     DoneDecision,
     DropDecision,
@@ -29,6 +20,15 @@ from memq.holds.machine import (
     ReleaseDecision,
     Unit,
     encode_decision,
+)
+from memq.holds.spilled_holds import (
+    BringDecision,
+    MarkDecision,
+    MergeDecision,
+    RecentIds,
+    ReplacedRun,
+    RunDecision,
+    SpilledPlace,
 )
 
 A, B = Target("clicks", "ab" * 16, 0), Target("orders", "cd" * 16, 1)
@@ -67,7 +67,7 @@ def moved(machine: HoldMachine, key: str, *holds: HoldId, now_ms: int = 50) -> N
 
 
 def drop(machine: HoldMachine, hold: HoldId, run: str = "", target: Target = A) -> HoldState | None:
-    place = FarPlace(run, 100 * hold.producer, target, 1) if run else None
+    place = SpilledPlace(run, 100 * hold.producer, target, 1) if run else None
     (state,) = decide(machine, DropDecision(7, (hold,), (place,)))
     return state  # type: ignore[no-any-return]
 
@@ -97,7 +97,7 @@ def test_holds_that_move_into_a_run_leave_the_memory_and_are_counted() -> None:
     assert (machine.state_of(TWO), machine.state_in_memory(TWO)) == (HoldState.HELD, None)
     restored = copy_of(machine)
     assert (restored.waiting, restored.waiting_count, restored.undelivered()) == ({A: 3}, 3, {A})
-    assert restored.far.runs == machine.far.runs
+    assert restored.spilled.runs == machine.spilled.runs
 
 
 def test_a_state_without_runs_has_the_version_that_earlier_brokers_read() -> None:
@@ -117,7 +117,7 @@ def test_a_hold_that_leaves_marked_ones_is_dead_in_the_run() -> None:
     machine = copy_of(machine)
     run = run_of("run", ONE, TWO, THREE)
     assert decide(machine, RunDecision(mark, (run,), 50)) is True
-    assert list(machine.far.runs["run"].dropped) == [ONE, TWO]
+    assert list(machine.spilled.runs["run"].dropped) == [ONE, TWO]
     assert machine.waiting == {A: 1}
     assert bring(machine, "run", ONE, TWO, THREE)
     assert list(machine.open) == [THREE]
@@ -132,7 +132,7 @@ def test_only_the_run_of_the_last_mark_counts() -> None:
     assert decide(machine, RunDecision(first, (run_of("early", ONE, TWO),), 50)) is False
     assert decide(machine, RunDecision(second, (run_of("late", TWO),), 50)) is True
     assert decide(machine, RunDecision(second, (run_of("again", TWO),), 50)) is False
-    assert (list(machine.open), list(machine.far.runs)) == ([ONE], ["late"])
+    assert (list(machine.open), list(machine.spilled.runs)) == ([ONE], ["late"])
 
 
 def test_a_hold_in_a_run_is_dropped_once() -> None:
@@ -148,7 +148,7 @@ def test_a_hold_in_a_run_is_dropped_once() -> None:
     assert drop(machine, ONE, "run") is None, "its end is forgotten"
     assert machine.waiting == {A: 2}
     assert bring(machine, "run", ONE, TWO)
-    assert (list(machine.open), list(machine.far.runs)) == ([THREE, TWO], [])
+    assert (list(machine.open), list(machine.spilled.runs)) == ([THREE, TWO], [])
 
 
 def test_a_hold_that_was_brought_is_dropped_in_memory() -> None:
@@ -157,7 +157,7 @@ def test_a_hold_that_was_brought_is_dropped_in_memory() -> None:
     assert bring(machine, "run", ONE)
     assert machine.objects == {"object 1": 1}
     assert drop(machine, ONE, "run") is HoldState.DROPPED
-    assert (machine.far.runs["run"].dropped, machine.waiting, machine.objects) == ({}, {A: 1}, {})
+    assert (machine.spilled.runs["run"].dropped, machine.waiting, machine.objects) == ({}, {A: 1}, {})
 
 
 def test_holds_of_a_run_are_brought_once() -> None:
@@ -167,7 +167,7 @@ def test_holds_of_a_run_are_brought_once() -> None:
     assert not bring(machine, "run", ONE), "its place is another one now"
     assert machine.waiting == {A: 2}
     assert bring(machine, "run", TWO, before=1)
-    assert (list(machine.open), machine.waiting, machine.far.runs) == ([ONE, TWO], {A: 2}, {})
+    assert (list(machine.open), machine.waiting, machine.spilled.runs) == ([ONE, TWO], {A: 2}, {})
     assert not bring(machine, "run", TWO, before=1)
 
 
@@ -180,7 +180,7 @@ def test_a_merge_keeps_what_was_dropped_meanwhile() -> None:
     drop(machine, THREE, "odd")
     merge = MergeDecision(replaced, (run_of("low", ONE, level=1), run_of("high", THREE, FOUR, level=1)))
     assert decide(machine, merge) is True
-    assert {key: list(state.dropped) for key, state in machine.far.runs.items()} == {"low": [], "high": [THREE]}
+    assert {key: list(state.dropped) for key, state in machine.spilled.runs.items()} == {"low": [], "high": [THREE]}
     assert decide(machine, merge) is False
     assert drop(machine, TWO, "even") is HoldState.DROPPED, "its end is known"
     assert drop(machine, FOUR, "even") is HoldState.HELD
@@ -192,7 +192,7 @@ def test_a_merge_of_a_run_that_was_brought_meanwhile_does_not_count() -> None:
     merge = MergeDecision((ReplacedRun("run", (0, 0, 0), 0),), (run_of("merged", ONE, TWO),))
     bring(machine, "run", ONE)
     assert decide(machine, merge) is False
-    assert list(machine.far.runs) == ["run"]
+    assert list(machine.spilled.runs) == ["run"]
 
 
 def test_a_block_that_comes_again_under_another_object_leaves_its_run() -> None:
@@ -221,7 +221,7 @@ def test_a_cancel_with_an_old_place_of_a_hold_that_was_brought_and_forgotten_cha
     decide(machine, DoneDecision(5, ((A, 1),)))
     hold(machine, THREE, before_ms=60)
     assert drop(machine, ONE, "run") is None
-    assert (machine.waiting, machine.far.runs["run"].dropped, machine.dropped) == ({A: 2}, {}, {})
+    assert (machine.waiting, machine.spilled.runs["run"].dropped, machine.dropped) == ({A: 2}, {}, {})
 
 
 def test_the_ids_of_moved_holds_are_known_for_a_time() -> None:
@@ -253,7 +253,7 @@ def test_holds_whose_ids_do_not_say_when_they_are_due_stay_in_memory() -> None:
     early = HoldId(7, 0)  # of an earlier release
     hold(machine, early, ONE)
     decide(machine, MarkDecision(0))
-    assert list(machine.far.marked) == [ONE]
+    assert list(machine.spilled.marked) == [ONE]
 
 
 def test_a_drop_in_a_run_counts_its_records() -> None:
@@ -268,9 +268,9 @@ def test_sets_of_ids_become_larger_ones() -> None:
     machine = HoldMachine()
     for producer in range(1, 9):
         moved(machine, f"run {producer}", HoldId(producer, delayed_sequence(100 * producer)), now_ms=producer)
-    assert len(machine.far.save().recent) == 1
+    assert len(machine.spilled.save().recent) == 1
     ids = (HoldId(producer, delayed_sequence(100 * producer)) for producer in range(1, 9))
-    assert all(machine.far.is_recent(each) for each in ids)
+    assert all(machine.spilled.is_recent(each) for each in ids)
 
 
 def test_a_state_with_broken_ids_is_damage() -> None:

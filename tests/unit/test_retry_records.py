@@ -7,15 +7,7 @@ import pytest
 import memq
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.listener.answers import CAUSE_CHARS_MAX, HandlerAnswer
-from memq.client.listener.settings import (
-    RETRY_DELAYS_S,
-    Again,
-    GivenUp,
-    ListenerSettings,
-    WhenFailing,
-    outcome_of,
-)
-from memq.client.listener.side_records import (
+from memq.client.listener.retry_records import (
     LANES,
     LetterNote,
     OriginalRecord,
@@ -27,6 +19,14 @@ from memq.client.listener.side_records import (
     read_retry,
     retry_headers,
     retry_topic,
+)
+from memq.client.listener.settings import (
+    RETRY_DELAYS_S,
+    Again,
+    GivenUp,
+    ListenerSettings,
+    WhenFailing,
+    outcome_of,
 )
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError
 from memq.topic import Position

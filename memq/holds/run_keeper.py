@@ -23,17 +23,17 @@ from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import due_time_of
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunPlace
-from memq.holds.far import (
+from memq.holds.machine import HoldMachine, HoldsDecision
+from memq.holds.run_store import RunOutput, RunReader
+from memq.holds.spilled_holds import (
     BringDecision,
-    FarPlace,
     MarkDecision,
     MergeDecision,
     ReplacedRun,
     RunDecision,
     RunState,
+    SpilledPlace,
 )
-from memq.holds.machine import HoldMachine, HoldsDecision
-from memq.holds.run_store import RunOutput, RunReader
 from memq.limits import KIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -64,7 +64,7 @@ class RunPace:
     dropped_max: int = field(default_factory=lambda: DROPPED_MAX)
 
     @property
-    def far_ms(self) -> int:
+    def spill_ms(self) -> int:
         """Holds that are due so late move; those of a run are brought up to this time at once."""
         return self.near_ms + self.near_ms // 4
 
@@ -78,8 +78,8 @@ class _Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FarParts:
-    """The parts that a `FarKeeper` uses.
+class RunKeeperParts:
+    """The parts that a `RunKeeper` uses.
 
     `merging` is a turn that all service partitions of a broker share. `propose` puts a decision into the log.
     `brought` gets holds that are in memory again, `moved` is called when some have left it. `new_key` returns the key
@@ -98,13 +98,13 @@ class FarParts:
     new_key: Callable[[], str]
 
 
-class FarKeeper:
+class RunKeeper:
     """See the module. Raises: MemqError when the log has ended."""
 
-    def __init__(self, parts: FarParts, pace: RunPace | None = None) -> None:
+    def __init__(self, parts: RunKeeperParts, pace: RunPace | None = None) -> None:
         self._parts = parts
         self._machine = parts.machine
-        self._far = parts.machine.far
+        self._spilled = parts.machine.spilled
         self._pace = pace or RunPace()
         self._reader = RunReader(parts.store, parts.events)
         self._changed = asyncio.Event()
@@ -142,14 +142,14 @@ class FarKeeper:
             if not self._may_try(state.run.key):
                 continue
             try:
-                decision, holds = await self._next_holds(state, now_ms + self._pace.far_ms)
+                decision, holds = await self._next_holds(state, now_ms + self._pace.spill_ms)
             except MemqError as error:
                 self._failed(state.run.key, f"run '{state.run.key}' can't be read", error)
                 continue
             self._retries.pop(state.run.key, None)
             if decision is not None and await self._parts.propose(decision):
                 self._parts.brought(holds)
-                if state.run.key not in self._far.runs:
+                if state.run.key not in self._spilled.runs:
                     self._next.pop(state.run.key, None)
             return True
         return False
@@ -177,7 +177,7 @@ class FarKeeper:
         return sum(0 < hold.block.due_ms <= due_ms for hold in self._machine.open.values())
 
     def _runs(self) -> list[RunState]:
-        return list(self._far.runs.values())
+        return list(self._spilled.runs.values())
 
     def _due_ms(self, state: RunState) -> int:
         """Return when the next hold of a run is due, or a time before."""
@@ -196,17 +196,17 @@ class FarKeeper:
         pace, machine = self._pace, self._machine
         if len(machine.open) - self._near_count < pace.spill_holds or not self._may_try("move"):
             return False
-        from_ms = self._now_ms() + pace.far_ms
+        from_ms = self._now_ms() + pace.spill_ms
         late = sum(hold.is_due_at(from_ms) for hold in machine.open.values())
         self._near_count = len(machine.open) - late
         if late < pace.spill_holds:
             return False
         mark = await self._parts.propose(MarkDecision(from_ms))
-        if mark != self._far.mark:
+        if mark != self._spilled.mark:
             return False
-        marked = [machine.open[each] for each in self._far.marked]
+        marked = [machine.open[each] for each in self._spilled.marked]
         holds = sorted((RunEntry(hold.block, hold.target, hold.key) for hold in marked), key=place_in_run)
-        output, began_s = RunOutput(self._parts.store, self._parts.new_key, 0, self._far.mark), self._now_s()
+        output, began_s = RunOutput(self._parts.store, self._parts.new_key, 0, self._spilled.mark), self._now_s()
         try:
             await output.add(holds)
             runs = await output.finish()
@@ -217,7 +217,7 @@ class FarKeeper:
             self._failed("move", "holds that are due late stay in memory", slow)
             return False
         self._retries.pop("move", None)
-        if runs and await self._parts.propose(RunDecision(self._far.mark, runs, self._now_ms())):
+        if runs and await self._parts.propose(RunDecision(self._spilled.mark, runs, self._now_ms())):
             self._parts.moved()
             self._note_late(began_s, runs)
         return True
@@ -293,7 +293,7 @@ class FarKeeper:
 
     # ---- questions -------------------------------------------------------------------------------
 
-    async def find(self, hold: HoldId) -> FarPlace | None:
+    async def find(self, hold: HoldId) -> SpilledPlace | None:
         """Return where a hold lies that was not brought. Raises: NotReadyError when a run can't be read."""
         due_ms = due_time_of(hold.first)
         place = (due_ms, hold.producer, hold.first)
@@ -303,7 +303,7 @@ class FarKeeper:
             try:
                 async for found in self._reader.blocks(state.run, (due_ms, hold.producer, hold.first - 1)):
                     if found[0].place == place and place > state.at:
-                        return FarPlace(state.run.key, due_ms, found[0].target, found[0].block.counted)
+                        return SpilledPlace(state.run.key, due_ms, found[0].target, found[0].block.counted)
                     break
             except MemqError as error:
                 raise NotReadyError(f"run '{state.run.key}' can't be read now: {error}") from error
@@ -354,7 +354,7 @@ class FarKeeper:
 
     def _idle_s(self) -> float | None:
         """Return for how long there is nothing to do; a wall clock may jump, so not for long with runs."""
-        if not self._far.runs and not self._retries:
+        if not self._spilled.runs and not self._retries:
             return None
         waits = [each.at_s - self._now_s() for each in self._retries.values()]
         now_ms = self._now_ms()
