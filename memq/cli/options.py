@@ -191,20 +191,22 @@ def _parse_point(what: str, text: str, now_ms: int, hint: str) -> Point:
         raise InvalidSettingError(f"bad {what} '{text[:60]}'", hint=hint) from error
 
 
-def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:
+def _parse_time(text: str, now_ms: int | None, hint: str) -> datetime.datetime:
+    """Return a time in UTC; without `now_ms`, none is before now. Raises: InvalidSettingError."""
+    shown = text[:60] if now_ms is None else f"@{text[:60]}"
     try:
         if re.fullmatch(r"\d{1,16}", text):
             return _moment(parse_unix_ms(text))
         if text.startswith("-"):
             ago_ms = parse_time_ms(text[1:])
-            if ago_ms is not None:
+            if ago_ms is not None and now_ms is not None:
                 return _moment(now_ms - ago_ms)
         else:
             moment = datetime.datetime.fromisoformat(text)
             return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint) from error
-    raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint)
+        raise InvalidSettingError(f"bad time '{shown}'", hint=hint) from error
+    raise InvalidSettingError(f"bad time '{shown}'", hint=hint)
 
 
 def delay_of(deliver_at: str | None, deliver_after: str | None, now_ms: int) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def delay_of(deliver_at: str | None, deliver_after: str | None, now_ms: int) -> 
     if deliver_at is not None and deliver_after is not None:
         raise click.UsageError("--deliver-at and --deliver-after exclude each other")
     if deliver_at is not None:
-        at = _parse_time(deliver_at.removeprefix("@"), 0, "write --deliver-at YYYY-MM-DDTHH:MM:SSZ, or Unix ms")
+        at = _parse_time(deliver_at.removeprefix("@"), None, "write --deliver-at YYYY-MM-DDTHH:MM:SSZ, or Unix ms")
         _check_delay("--deliver-at", deliver_at, (at - _moment(now_ms)) // datetime.timedelta(milliseconds=1))
         return {"deliver_at": at}
     if deliver_after is None:

@@ -164,7 +164,7 @@ class _SavedHolds(msgspec.Struct, frozen=True):
     ended: list[tuple[HoldId, HoldState, int]]
     totals: list[tuple[Target, int]] = []  # a Struct copies the default
     dropped: list[tuple[Target, int]] = []
-    spilled: SavedRuns | None = msgspec.field(default=None, name="far")
+    spilled: SavedRuns | None = msgspec.field(default=None, name="far")  # stored snapshots have these names
     spilled_counts: list[tuple[Target, int]] = msgspec.field(default_factory=list, name="far_counts")  # by target
 
 

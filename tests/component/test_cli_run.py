@@ -285,6 +285,14 @@ def test_a_line_that_is_too_large_is_named_by_its_number(capsys: pytest.CaptureF
     assert "memq topic alter clicks --set record_bytes_max=SIZE" in err
 
 
+def test_a_producer_says_that_delayed_records_are_held_also_without_acks(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lines").write_bytes(b"a\nb\n")
+    with Cluster() as cluster:
+        ask = ["produce", "clicks", "lines", "--deliver-after", "1h", "--acks", "0", "-b", cluster.address]
+        assert run(ask) == 0
+    assert "2 records, 2 B: 2 held until they are due" in said(capsys)[1]
+
+
 @pytest.mark.parametrize("options", [[], ["-K", ":"], ["-p", "0"], ["-H", "a=b"]])
 def test_the_first_of_several_lines_that_are_too_large_is_named(
     options: list[str], capsys: pytest.CaptureFixture[str]

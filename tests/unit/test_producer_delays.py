@@ -77,8 +77,9 @@ def test_options_of_a_delay_become_arguments_of_send() -> None:
             delay_of(None, delay, NOW_MS)
     with pytest.raises(InvalidSettingError, match="--deliver-at '2030-01-31T08:00:00Z' is over the limit"):
         delay_of("2030-01-31T08:00:00Z", None, YEAR_2029_MS - 86_400_000 * 366)
-    with pytest.raises(InvalidSettingError, match="bad time '@tomorrow'") as caught:
-        delay_of("tomorrow", None, NOW_MS)
-    assert "--deliver-at" in caught.value.hint
+    for at_text in ("tomorrow", "-1h"):
+        with pytest.raises(InvalidSettingError, match=f"bad time '{at_text}'") as caught:
+            delay_of(at_text, None, NOW_MS)
+        assert "--deliver-at" in caught.value.hint
     with pytest.raises(click.UsageError):
         delay_of("2030-01-31", "5m", NOW_MS)

@@ -114,7 +114,7 @@ def produce(
     if counts.error:
         print_message(f"failed: {_done(counts)}")
         raise counts.error
-    _summarize(counts, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
+    _summarize(counts, clock.monotonic() - started, as_json=as_json, acks=settings.acks, delayed=bool(delay))
 
 
 def _encode(text: str | None) -> bytes | None:
@@ -167,7 +167,7 @@ def _done(counts: SentCount) -> str:
     return f"{count_text(counts.records, 'record')} sent, {counts.acked:,} of them acked"
 
 
-def _summarize(counts: SentCount, seconds: float, *, as_json: bool, acks: str) -> None:
+def _summarize(counts: SentCount, seconds: float, *, as_json: bool, acks: str, delayed: bool) -> None:
     rate = counts.records / max(seconds, 1e-9)
     if as_json:
         print_json(
@@ -182,6 +182,8 @@ def _summarize(counts: SentCount, seconds: float, *, as_json: bool, acks: str) -
         )
         return
     acked = "not acked, as asked" if acks == "0" else f"{counts.acked:,} acked with {acks}"
+    if delayed:  # their acks say that the cluster holds them, whatever `acks` is
+        acked = f"{counts.acked:,} held until they are due"
     print_message(f"{count_text(counts.records, 'record')}, {size_text(counts.bytes)}: {acked}, {rate:,.0f} records/s")
 
 
