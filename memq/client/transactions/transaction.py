@@ -95,10 +95,10 @@ class Transaction(_TransactionState):
     ) -> None:
         """Add a record; arguments as those of `Producer.send`.
 
-        Records without key and partition go to one partition of their topic for each transaction.
-        Raises: as `Producer.send`; InvalidRequestError after the end; TooLargeError for over 64 MiB in a partition, or
-        over 4 MiB without a way to the store; DeniedError if the store refuses this process;
-        TransactionAbortedError, ProducerFencedError: it was rolled back.
+        Within a transaction, all records of a topic without key and partition go to one partition.
+        Raises: as `Producer.send`; InvalidRequestError after the end; TooLargeError for a record over 512 KiB, over
+        64 MiB of blocks in a partition, or over 4 MiB without a way to the store; DeniedError if the store refuses
+        this process; TransactionAbortedError, ProducerFencedError: it was rolled back.
         """
         transaction = self._open
         fields = check_fields(value, key, headers, timestamp_ms, tag)
