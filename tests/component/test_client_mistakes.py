@@ -125,6 +125,8 @@ ANY: Any = memq  # without the types that would say the same
             InvalidRequestError,
             "end has no position of a, b, only of A",
         ),
+        (lambda: ANY.Listener(HERE, "g.retry", "g", print), InvalidRequestError, "is the retry topic of group 'g'"),
+        (lambda: ANY.Listener(HERE, "g.dead-letters", "g", print), InvalidRequestError, "has the dead letters of gro"),
         (lambda: ANY.Consumer(HERE, "c", tags=["a", 1]), TypeError, "or a list of texts, not ['a', 1]"),
         (
             lambda: ANY.Producer(HERE, transactional_id="pay", name="n"),

@@ -175,6 +175,24 @@ def test_a_block_is_sealed_at_its_size_and_before_a_record_that_does_not_fit(mon
     on_cluster(work)
 
 
+def test_a_transaction_takes_no_more_bytes_for_a_partition_than_fit_into_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "BLOCK_BYTES", 10)
+    set_bound(monkeypatch, "TRANSACTION_STAGED_BYTES_MAX", 1_000)
+
+    async def work(cluster: Cluster) -> None:
+        transaction = await cluster.core.begin()
+        way = cast(Any, Way())
+        transaction.add(way, fields(b"x" * 700), 0)
+        transaction.add(way, fields(b"x" * 700), 1)
+        with pytest.raises(TooLargeError, match="bytes in topic 'clicks' partition 1, 1000 are allowed") as refused:
+            transaction.add(way, fields(b"x" * 700), 1)
+        assert "fewer records" in refused.value.hint
+
+    on_cluster(work)
+
+
 def test_a_block_is_filled_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(cluster: Cluster) -> None:
         transaction = await cluster.core.begin()

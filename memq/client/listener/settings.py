@@ -42,12 +42,17 @@ class ListenerSettings:
         Raises: InvalidSettingError, InvalidRequestError, InvalidNameError.
         """
         self.consumer.check()
-        letters_topic(self.group)  # the longer name
+        letters = letters_topic(self.group)  # the longer name
         own = retry_topic(self.group)
         if own in self.consumer.topics:
             raise InvalidRequestError(
                 f"topic '{own}' is the retry topic of group '{self.group}'",
                 hint="name only the original topics; a listener reads its retry topic by itself",
+            )
+        if letters in self.consumer.topics:
+            raise InvalidRequestError(
+                f"topic '{letters}' has the dead letters of group '{self.group}', which would come again without end",
+                hint="handle them in another group, or send them back with memq dlq redrive",
             )
         check_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX, int)
         check_number("drain_s", self.drain_s, 0, 86_400)

@@ -241,7 +241,8 @@ class OpenTransaction:
             raise TooLargeError(f"a record of {len(data)} bytes in a transaction, {HOLD_BYTES_MAX} are allowed")
         if target.bytes > TRANSACTION_STAGED_BYTES_MAX:  # T5: one batch
             raise TooLargeError(
-                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_STAGED_BYTES_MAX} are allowed"
+                f"a transaction has {target.bytes} bytes in {place}, {TRANSACTION_STAGED_BYTES_MAX} are allowed",
+                hint="send fewer records in each transaction, or spread them over more partitions",
             )
         if target.staged:
             return
