@@ -31,6 +31,7 @@ from memq.groups.machine import (
     ForgetDecision,
     GroupMachine,
     ImportDecision,
+    MembersDecision,
     StalePlanError,
     copy_of,
     difference,
@@ -41,6 +42,7 @@ from memq.groups.machine import (
     portions,
     shared_wanted,
 )
+from memq.groups.pieces import PIECE_BYTES_MAX, pieces_of
 from memq.notification import FormerGroup, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
@@ -270,7 +272,7 @@ class GroupCoordinator:
                 continue
             asking = self._asking(group, after)
             try:
-                await self._propose(difference(group, before, after))
+                await self._propose_members(difference(group, before, after))
             except StalePlanError:
                 continue
             for member in asking:  # at once: the next decision would expire members whose joins have no answer yet
@@ -278,8 +280,20 @@ class GroupCoordinator:
             self._heard_in(group).next_ms = 0
             return ends
 
+    async def _propose_members(self, decision: MembersDecision) -> None:
+        """Put a decision about members into the log, in one entry or in pieces (`memq.groups.pieces`)."""
+        body = encode_decision(decision)
+        if len(body) <= PIECE_BYTES_MAX:
+            return await self._propose_body(body)
+        for piece in pieces_of(decision.group, body):
+            await self._propose(piece)
+        return None
+
     async def _propose(self, decision: Decision) -> None:
-        answer = await known_outcome(self._log.propose(GROUPS_MACHINE, encode_decision(decision)))
+        await self._propose_body(encode_decision(decision))
+
+    async def _propose_body(self, body: bytes) -> None:
+        answer = await known_outcome(self._log.propose(GROUPS_MACHINE, body))
         if isinstance(answer, MemqError | StalePlanError):
             raise answer
 

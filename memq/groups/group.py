@@ -34,7 +34,7 @@ from memq.groups import OUTSIDE_GENERATION, Membership
 from memq.notification import active_members, check_position
 from memq.topic import Committed, ReadPartition, check_name
 
-GROUP_MEMBERS_MAX = 1_000
+GROUP_MEMBERS_MAX = 10_000
 PARTITIONS_PER_MEMBER_MAX = 65_536
 SESSION_TIMEOUT_MS_MIN = 100
 SESSION_TIMEOUT_MS_MAX = 3_600_000
@@ -228,16 +228,16 @@ class Group(msgspec.Struct):
         name: str,
         generation: int,
         positions: Mapping[ReadPartition, Committed],
-        now_ms: int,
         number: int = 0,
     ) -> None:
         """Refuse a commit that the member may not make; note its `number`, as in `Groups.commit`.
+
+        It expires nobody: call `expire` first, if members have times.
 
         Raises: GenerationFencedError, for all positions, when one partition is not held, or after a later commit of
         the member. InvalidRequestError for a position of another partition, or for a commit from outside (member "",
         generation -1) while the group has members.
         """
-        self.expire(now_ms)
         for partition, committed in positions.items():
             check_position(partition, committed)
         if name == "" and generation == OUTSIDE_GENERATION:
@@ -302,9 +302,26 @@ class Group(msgspec.Struct):
 
 
 class PlannedGroup(Group):
-    """A copy of a membership: all changes of one decision make one generation, which `settle` makes."""
+    """A copy of a membership: all changes of one decision make one generation, which `settle` makes.
+
+    No member is silent for too long before `ends_ms`. So thousands of changes do not check all members each time.
+    """
 
     changed: bool = False
+    ends_ms: int = 0
+
+    def expire(self, now_ms: int) -> None:
+        """See `Group.expire`."""
+        if now_ms >= self.ends_ms:
+            super().expire(now_ms)
+            ends_ms = (member.heard_ms + member.session_timeout_ms for member in self.members.values())
+            self.ends_ms = min(ends_ms, default=now_ms)
+
+    def join(self, name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int, now_ms: int) -> Membership:
+        """See `Group.join`."""
+        known = super().join(name, wanted, session_timeout_ms, now_ms)
+        self.ends_ms = min(self.ends_ms, now_ms + session_timeout_ms)
+        return known
 
     def _change(self) -> None:
         self.changed = True

@@ -17,20 +17,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
+from awscrt.checksums import crc32c
 
 from memq.errors import (
+    CorruptDataError,
     GenerationFencedError,
     InvalidRequestError,
     NotFoundError,
 )
 from memq.groups.group import Group, HeldPartition, Member, PlannedGroup
+from memq.groups.pieces import GatheredPieces, PieceDecision
 from memq.limits import KIB
 from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 GROUPS_MACHINE = "groups"  # its name in the log
-STATE_VERSION = 1
+STATE_VERSION = 2  # 1: without pieces of decisions
 WANTED_SETS_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
@@ -139,7 +142,15 @@ class RestoredDecision(msgspec.Struct, frozen=True, tag="restored"):
     all: bool = False
 
 
-Decision = MembersDecision | CommitDecision | DeleteDecision | ForgetDecision | ImportDecision | RestoredDecision
+Decision = (
+    MembersDecision
+    | CommitDecision
+    | DeleteDecision
+    | ForgetDecision
+    | ImportDecision
+    | RestoredDecision
+    | PieceDecision
+)
 
 
 class StoredGroup(msgspec.Struct):
@@ -155,10 +166,11 @@ class _SavedGroup(msgspec.Struct, frozen=True):
     positions: tuple[PackedPositions, ...]
 
 
-class _SavedGroups(msgspec.Struct, frozen=True):
+class _SavedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int
     floor: int
     groups: dict[str, _SavedGroup]
+    gathered: dict[str, GatheredPieces] = {}
 
 
 _FORMAT: MachineFormat[Decision, _SavedGroups] = MachineFormat(
@@ -296,11 +308,12 @@ class GroupMachine:
 
     `apply` returns None, or the error for the caller: the decision then changed nothing. The generation of a group
     never goes back, also not when the group is deleted and made again (G1): `floor` is the highest one of a deleted
-    group.
+    group. `gathered` has the pieces of decisions about members whose last piece does not count yet, by group.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, StoredGroup] = {}
+        self.gathered: dict[str, GatheredPieces] = {}
         self.floor = 0
 
     def apply(self, body: bytes) -> Answer:
@@ -320,6 +333,8 @@ class GroupMachine:
                     self._import(decision)
                 case RestoredDecision():
                     self._take_restored(decision)
+                case PieceDecision():
+                    self._gather(decision)
         except (GenerationFencedError, InvalidRequestError, NotFoundError, StalePlanError) as error:
             return error
         return None
@@ -334,6 +349,7 @@ class GroupMachine:
         membership = stored.membership
         if membership.generation != decision.base:
             raise StalePlanError(f"group '{decision.group}' is in generation {membership.generation}")
+        self.gathered.pop(decision.group, None)  # pieces of a decision that can't count any more
         for name in decision.gone:
             membership.members.pop(name, None)
         for name, changed in decision.changed.items():
@@ -343,10 +359,30 @@ class GroupMachine:
         membership.generation = decision.generation
         self.groups[decision.group] = stored
 
+    def _gather(self, decision: PieceDecision) -> None:
+        """Take a piece of a decision, which is applied with its last piece."""
+        if decision.number == 0:  # what an earlier owner has left behind ends here
+            self.gathered[decision.group] = GatheredPieces(decision.checksum, decision.count, [])
+        gathered = self.gathered.get(decision.group)
+        if gathered is None or not gathered.is_next(decision):
+            raise StalePlanError(
+                f"piece {decision.number} of a decision about group '{decision.group}' does not follow"
+            )
+        body = gathered.add(decision)
+        if body is None:
+            return
+        del self.gathered[decision.group]
+        whole = decode_decision(body)
+        if crc32c(body) != decision.checksum or not isinstance(whole, MembersDecision):
+            raise CorruptDataError(
+                f"the pieces of a decision about group '{decision.group}' are not one of its members"
+            )
+        self._change_members(whole)
+
     def _commit(self, decision: CommitDecision) -> None:
         stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
         positions = unpack_positions(decision.positions)
-        stored.membership.check_commit(decision.member, decision.generation, positions, 0, decision.number)
+        stored.membership.check_commit(decision.member, decision.generation, positions, decision.number)
         stored.positions |= positions
         self.groups[decision.group] = stored
 
@@ -357,6 +393,7 @@ class GroupMachine:
         stored.membership.check_no_members(f"group '{group}' can't be deleted")
         self.floor = max(self.floor, stored.membership.generation)
         del self.groups[group]
+        self.gathered.pop(group, None)
 
     def _import(self, decision: ImportDecision) -> None:
         stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
@@ -393,12 +430,14 @@ class GroupMachine:
             )
             for name, stored in sorted(self.groups.items())
         }
-        return _FORMAT.encode_state(_SavedGroups(STATE_VERSION, self.floor, groups))
+        gathered = dict(sorted(self.gathered.items()))
+        return _FORMAT.encode_state(_SavedGroups(STATE_VERSION if gathered else 1, self.floor, groups, gathered))
 
     def restore(self, state: bytes) -> None:
         """Take the groups of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
         saved = _FORMAT.decode_state(state)
         self.floor = saved.floor
+        self.gathered = dict(saved.gathered)
         self.groups = {
             name: StoredGroup(
                 Group(group.generation, {member: _restored(stored) for member, stored in group.members.items()}),

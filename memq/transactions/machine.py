@@ -400,7 +400,7 @@ class TransactionMachine:
         stored = self._groups.groups.get(group) or StoredGroup(Group(self._groups.floor), {})
         after = unpack_positions(moves.after)
         try:
-            stored.membership.check_commit(moves.member, moves.generation, after, 0)
+            stored.membership.check_commit(moves.member, moves.generation, after)
         except GenerationFencedError as error:
             return error
         except InvalidRequestError as error:

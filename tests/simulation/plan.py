@@ -24,7 +24,15 @@ from memq.simulation.ports.wrong_answers import (
 )
 from memq.topic import BROADCAST_GROUP
 from tests.simulation.plan_settings import draw_settings, that_remembers_names
-from tests.simulation.reduced_constants import CLOCK_ERROR, PARTS, SNAPSHOTS, Constants, constants_of, draw_constants
+from tests.simulation.reduced_constants import (
+    CLOCK_ERROR,
+    PARTS,
+    PIECES,
+    SNAPSHOTS,
+    Constants,
+    constants_of,
+    draw_constants,
+)
 from tests.simulation.wishes import WISHES, Wish
 
 ASPECTS = (
@@ -52,7 +60,7 @@ ASPECTS = (
     "truncate",  # logs are cut
     "refuse",
     "filter",
-    "state-log",  # snapshots of state logs come often
+    "state-log",  # snapshots of state logs come often, and decisions about members are in pieces
     "operator",  # truncates the topic
     "seal",
     "delay",  # delayed records, some of them cancelled
@@ -487,8 +495,9 @@ def _with_filters(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 
 def _with_state_logs(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Let snapshots of state logs come often."""
-    return replace(plan, constants={**plan.constants, SNAPSHOTS: draw.choice([3.0, 15.0])})
+    """Let snapshots of state logs come often, and decisions about members be in pieces."""
+    small = {SNAPSHOTS: draw.choice([3.0, 15.0]), PIECES: draw.choice([60, 150, 300])}
+    return replace(plan, constants={**plan.constants, **small})
 
 
 def _with_an_operator(plan: Plan, level: str, draw: random.Random) -> Plan:

@@ -24,6 +24,7 @@ SNAPSHOTS = "memq.state_log.state_log:SNAPSHOT_S"
 FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 STATES = "memq.broker.service_hosts:STATE_PARTITIONS"
 PARTS = "memq.limits:TRANSACTION_TARGET_BYTES_MAX"  # a larger part of a transaction is staged
+PIECES = "memq.groups.pieces:PIECE_BYTES_MAX"
 RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged
     "memq.holds.run_keeper:NEAR_S": (4.0, 12.0),
     "memq.holds.run_keeper:SPILL_HOLDS": (1, 3),

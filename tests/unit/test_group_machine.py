@@ -204,9 +204,9 @@ def test_a_machine_refuses_bytes_that_are_no_decision_and_states_of_a_newer_memq
     saved = machine.snapshot()
     with pytest.raises(CorruptDataError):
         machine.restore(saved[:-1])
-    newer = saved.replace(b"version\x01", b"version\x02")
+    newer = saved.replace(b"version\x01", b"version\x03")
     assert newer != saved
-    with pytest.raises(UnsupportedFormatError, match="version 2"):
+    with pytest.raises(UnsupportedFormatError, match="version 3"):
         machine.restore(newer)
 
 

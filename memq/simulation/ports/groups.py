@@ -21,6 +21,7 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
+from memq.groups.pieces import PieceDecision
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.holds.spilled_holds import BringDecision, RunDecision
@@ -47,6 +48,8 @@ class StateLogs:
         self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
         self.late: dict[HoldId, str] = {}  # holds in runs, with the objects that have them
         self.run_decisions: Counter[str] = Counter()  # that count, by kind
+        self.pieced = 0  # decisions about members in more than one piece
+        self._pieces: dict[tuple[ReadPartition, str], list[bytes]] = {}  # of each group, as they landed
         self._run_spans: dict[ReadPartition, dict[str, list[int]]] = {}  # offsets of a run's first and last entry
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
@@ -81,7 +84,15 @@ class StateLogs:
 
     def _decided(self, log: ReadPartition, decision: Decision) -> None:
         observer, machine = self._observer(), self._machines[log]
-        if isinstance(decision, MembersDecision):
+        if isinstance(decision, PieceDecision):
+            before = self._pieces.pop((log, decision.group), []) if decision.number else []
+            found = [*before, decision.piece]
+            if len(found) < decision.count:
+                self._pieces[log, decision.group] = found
+            else:
+                self.pieced += len(found) > 1
+                self._decided(log, decode_decision(b"".join(found)))
+        elif isinstance(decision, MembersDecision):
             state = machine.membership(decision.group)
             for name in state.members:
                 joined = name in decision.changed and state.members[name].joined > decision.base

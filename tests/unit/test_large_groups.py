@@ -1,0 +1,355 @@
+"""Groups of 10,000 members: decisions in pieces, each of which takes effect with its last piece or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+import pytest
+
+from memq.errors import CorruptDataError, MovedError, TooLargeError
+from memq.groups import coordinator as coordinator_module
+from memq.groups import pieces as pieces_module
+from memq.groups.coordinator import GroupCoordinator
+from memq.groups.group import GROUP_MEMBERS_MAX, Group, PlannedGroup
+from memq.groups.machine import (
+    GROUPS_MACHINE,
+    CommitDecision,
+    DeleteDecision,
+    GroupMachine,
+    ImportDecision,
+    MembersDecision,
+    StalePlanError,
+    copy_of,
+    decode_decision,
+    difference,
+    encode_decision,
+    pack_positions,
+    shared_wanted,
+)
+from memq.groups.pieces import PIECE_BYTES_MAX, PieceDecision, pieces_of
+from memq.limits import POINTER_BYTES_MAX
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
+from memq.state_log.state_log import StateLog
+from memq.topic import Committed, Position, ReadPartition
+from tests.contract.manual_clock import ManualClock
+from tests.contract.state_log_queue import SERVICE, StateLogQueue
+from tests.skipping_loop import LoopClock, run_skipping
+from tests.unit.instant_log import InstantLog
+
+SESSION_MS = 8_000
+LOGS = shared_wanted(ReadPartition("clicks", "0a" * 16, number) for number in range(4))
+MANY = shared_wanted(ReadPartition("clicks", "0a" * 16, number) for number in range(10_000))
+Change = Callable[[PlannedGroup], object]
+
+# What the release before decisions in pieces wrote: two members join, and one of them commits.
+FORMER_DECISIONS = (
+    (
+        "86a474797065a76d656d62657273a567726f7570a167a46261736500aa67656e65726174696f6e01a76368616e67656481a16195cd1f40010091"
+        "93a174a23061920002919301009193a174a23061920002a4676f6e6590"
+    ),
+    (
+        "86a474797065a76d656d62657273a567726f7570a167a46261736501aa67656e65726174696f6e02a76368616e67656482a16195cd1f40010091"
+        "93a174a23061920002929301009193a174a230619201029301029193a174a23061920001a16295cd1f4002009193a174a2306192000290a4676f"
+        "6e6590"
+    ),
+)
+FORMER_STATE = (
+    "83a776657273696f6e01a5666c6f6f7200a667726f75707381a16783aa67656e65726174696f6e02a76d656d6265727382a16195cd1f40010391"
+    "93a174a23061920002929301009193a174a230619201029301029193a174a23061920001a16295cd1f4002009193a174a2306192000290a9706f"
+    "736974696f6e739193a174a23061919700050106070890"
+)
+
+
+def planned(machine: GroupMachine, *changes: Change) -> bytes:
+    """Return the bytes of the decision that makes changes of group "g"."""
+    before = machine.membership("g")
+    after = copy_of(before)
+    for change in changes:
+        change(after)
+    return encode_decision(difference("g", before, after))
+
+
+def join(name: str, wanted: tuple[ReadPartition, ...] = LOGS) -> Change:
+    return lambda state: state.join(name, wanted, SESSION_MS, 0)
+
+
+def decide(machine: GroupMachine, *changes: Change) -> list[PieceDecision]:
+    """Make one decision in pieces."""
+    pieces = list(pieces_of("g", planned(machine, *changes)))
+    for piece in pieces:
+        body = encode_decision(piece)
+        assert len(body) < POINTER_BYTES_MAX - 200, "an entry takes the piece"
+        assert machine.apply(body) is None
+    return pieces
+
+
+def holders(machine: GroupMachine) -> dict[ReadPartition, str]:
+    found: dict[ReadPartition, str] = {}
+    for name, member in machine.membership("g").members.items():
+        for hold in member.holds:
+            assert found.setdefault(hold.partition, name) == name, "one holder"
+    return found
+
+
+def released(machine: GroupMachine) -> list[Change]:
+    """Return heartbeats of all members that release what is revoked."""
+    state = machine.membership("g")
+
+    def beat(name: str, given: list[ReadPartition]) -> Change:
+        return lambda after: after.heartbeat(name, state.generation, given, 0)
+
+    given = {name: [hold.partition for hold in member.holds if hold.revoking] for name, member in state.members.items()}
+    return [beat(name, each) for name, each in given.items() if each]
+
+
+def test_a_group_of_ten_thousand_members_balances_and_commits() -> None:
+    machine = GroupMachine()
+    names = [f"memq-{number:016x}" for number in range(GROUP_MEMBERS_MAX)]
+    assert len(names) == 10_000
+    early, late = names[:8_000], names[8_000:]
+    assert len(decide(machine, *(join(name, MANY) for name in early))) > 10
+    before = holders(machine)
+    decide(machine, *(join(name, MANY) for name in late))
+    decide(machine, *released(machine))
+    after = holders(machine)
+    moved = sum(before[each] != after[each] for each in MANY)
+    assert len(after) == len(MANY)
+    assert {len(member.holds) for member in machine.membership("g").members.values()} == {1}
+    assert moved <= 1.2 * len(late), "each late member needs one"
+
+    generation = machine.membership("g").generation
+    for partition, name in [*after.items()][:1_000]:
+        position = pack_positions({partition: Committed(Position(partition.partition, 7))})
+        assert machine.apply(encode_decision(CommitDecision("g", name, generation, 1, position))) is None
+    copy = GroupMachine()
+    copy.restore(machine.snapshot())
+    assert copy.groups == machine.groups
+
+    gone = set(names[:500])
+
+    def silence(state: Group) -> None:
+        for name, member in state.members.items():
+            member.heard_ms = 0 if name in gone else SESSION_MS
+        state.expire(SESSION_MS)
+
+    decide(machine, silence)
+    left = holders(machine)
+    assert machine.membership("g").members.keys() == set(names) - gone
+    assert len(left) == len(MANY)
+    assert all(left[each] == name for each, name in after.items() if name not in gone), "only what is free moves"
+    with pytest.raises(TooLargeError, match="at most 10000 members"):
+        decide(machine, *(join(f"more-{number}") for number in range(501)))
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch, size: int = 40) -> None:
+    monkeypatch.setattr(pieces_module, "PIECE_BYTES_MAX", size)
+    monkeypatch.setattr(coordinator_module, "PIECE_BYTES_MAX", size)
+
+
+def test_a_decision_takes_effect_with_its_last_piece_at_each_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    decide(machine, join("a"))
+    known = machine.membership("g").membership("a")
+    body = planned(machine, join("b"), join("c"))
+    *pieces, last = pieces_of("g", body)
+    assert len(pieces) > 2
+    later: list[GroupMachine] = []  # owners that begin with a snapshot from between two pieces
+    for piece in pieces:
+        for each in (machine, *later):
+            assert each.apply(encode_decision(piece)) is None
+            assert each.membership("g").membership("a") == known
+        later.append(GroupMachine())
+        later[-1].restore(machine.snapshot())
+    at = pack_positions({LOGS[0]: Committed(Position(0, 5))})
+    commit = encode_decision(CommitDecision("g", "a", known.generation, 4, at))
+    for each in (machine, *later):
+        assert each.apply(commit) is None, "member a holds all until the decision counts"
+        assert each.apply(encode_decision(last)) is None
+        assert each.membership("g").members.keys() == {"a", "b", "c"}
+        assert each.membership("g").members["a"].commits == 4
+        assert each.snapshot() == machine.snapshot()
+    assert not machine.gathered
+
+
+def test_pieces_that_an_owner_left_behind_are_no_part_of_the_next_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    left = list(pieces_of("g", planned(machine, join("a"))))
+    for piece in left[:2]:
+        machine.apply(encode_decision(piece))
+    decide(machine, join("b"))
+    assert machine.membership("g").members.keys() == {"b"}
+    for piece in left[2:]:
+        assert isinstance(machine.apply(encode_decision(piece)), StalePlanError)
+    assert machine.membership("g").members.keys() == {"b"}
+
+
+def test_a_piece_that_does_not_follow_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    first, second, third, *_ = pieces_of("g", planned(machine, join("a")))
+    other = list(pieces_of("g", planned(machine, join("another-member"))))
+    assert isinstance(machine.apply(encode_decision(second)), StalePlanError)
+    machine.apply(encode_decision(first))
+    for wrong in (third, other[1]):
+        assert isinstance(machine.apply(encode_decision(wrong)), StalePlanError)
+    assert machine.apply(encode_decision(second)) is None
+    assert machine.groups == {}
+
+
+def test_a_decision_in_pieces_counts_only_on_the_state_that_it_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    first, *others = pieces_of("g", planned(machine, join("a")))
+    machine.apply(encode_decision(first))
+    assert machine.apply(planned(machine, join("b"))) is None
+    assert {type(machine.apply(encode_decision(piece))) for piece in others} == {StalePlanError}
+    assert machine.membership("g").members.keys() == {"b"}
+    pieces = list(pieces_of("g", planned(machine, lambda state: state.leave("b", 0), join("a"))))
+    machine.apply(planned(machine, lambda state: state.leave("b", 0)))
+    answers = [machine.apply(encode_decision(piece)) for piece in pieces]
+    assert isinstance(answers[-1], StalePlanError)
+    assert machine.membership("g").members.keys() == set()
+
+
+def test_a_group_that_is_deleted_leaves_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    machine.apply(planned(machine, join("a")))
+    machine.apply(planned(machine, lambda state: state.leave("a", 0)))
+    first, *_ = pieces_of("g", planned(machine, join("b")))
+    machine.apply(encode_decision(first))
+    assert machine.apply(encode_decision(DeleteDecision("g"))) is None
+    assert machine.gathered == {}
+
+
+def test_pieces_of_other_bytes_are_corrupt() -> None:
+    whole = planned(GroupMachine(), join("a"))
+    for body in (whole[:-1], encode_decision(DeleteDecision("g"))):
+        (piece,) = pieces_of("g", body)
+        with pytest.raises(CorruptDataError):
+            GroupMachine().apply(encode_decision(piece))
+    with pytest.raises(CorruptDataError, match="group 'g'"):
+        GroupMachine().apply(encode_decision(PieceDecision("g", 1, 0, 1, whole)))
+
+
+def test_a_decision_of_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_module, "WHOLE_BYTES_MAX", 10)
+    assert [piece.piece for piece in pieces_of("g", b"x" * 10)] == [b"x" * 10]
+    with pytest.raises(TooLargeError, match="11 bytes, at most 10"):
+        next(pieces_of("g", b"x" * 11))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plan_without_checks_of_all_members_ends_as_one_with_them(seed: int) -> None:
+    draw = Random(seed)
+    plain, plan = PlannedGroup(), PlannedGroup()
+    now_ms = 0
+    for _ in range(300):
+        now_ms += draw.randrange(200)
+        name, session_ms = f"m{draw.randrange(9)}", draw.choice((200, 500, 2_000))
+        plain.ends_ms = 0  # checks all
+        for group in (plain, plan):
+            group.expire(now_ms)
+        if draw.random() < 0.5:
+            for group in (plain, plan):
+                group.join(name, tuple(LOGS), session_ms, now_ms)
+        elif name in plain.members:
+            for group in (plain, plan):
+                group.heartbeat(name, group.generation, (), now_ms)
+        for group in (plain, plan):
+            group.settle()
+        assert (plan.generation, plan.members) == (plain.generation, plain.members)
+
+
+# ---- of the release before ---------------------------------------------------------------------------
+
+
+def test_a_log_and_a_snapshot_of_the_former_release_are_read() -> None:
+    machine = GroupMachine()
+    for body in FORMER_DECISIONS:
+        assert machine.apply(bytes.fromhex(body)) is None
+    at = pack_positions({ReadPartition("t", "0a", 0): Committed(Position(0, 5, 1), mark=8)})
+    assert machine.apply(encode_decision(CommitDecision("g", "a", 2, 3, at))) is None
+    former = GroupMachine()
+    former.restore(bytes.fromhex(FORMER_STATE))
+    assert former.membership("g") == machine.membership("g")
+    assert former.snapshot().hex() == FORMER_STATE, "without pieces a state is as before"
+
+
+# ---- the owner of a log ------------------------------------------------------------------------------
+
+
+def test_a_coordinator_decides_about_many_members_in_several_entries() -> None:
+    async def work() -> None:
+        clock = ManualClock()
+        queue = StateLogQueue(clock)
+        coordinator = await queue.reopen(clock.monotonic())
+        names = [f"memq-{number:016x}" for number in range(1_500)]
+        await asyncio.gather(*(coordinator.join("g", name, LOGS, SESSION_MS) for name in names))
+        entries = len(queue.log(SERVICE).entries)
+        assert entries == 4  # `opened`, and three pieces
+        coordinator = await queue.reopen(clock.monotonic())
+        state = await coordinator.describe("g")
+        assert state.members.keys() == set(names)
+        assert state.generation == 1
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_an_owner_that_ends_between_two_pieces_has_answered_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+
+    async def work() -> None:
+        machine = GroupMachine()
+        log = InstantLog({GROUPS_MACHINE: machine})
+        log.before = lambda: log.errors.extend([MovedError("the log has another owner")] if log.applied else [])
+        with pytest.raises(MovedError):
+            await coordinator_of(log, machine).join("g", "a", LOGS, SESSION_MS)
+        assert len(log.applied) == 2
+        later = GroupMachine()
+        later.restore(machine.snapshot())
+        coordinator = coordinator_of(InstantLog({GROUPS_MACHINE: later}), later)
+        assert await coordinator.groups() == []
+        known = await coordinator.join("g", "b", LOGS, SESSION_MS)
+        assert (known.generation, known.assigned) == (1, LOGS)
+        assert later.membership("g").members.keys() == {"b"}
+
+    run_skipping(work())
+
+
+def test_a_coordinator_decides_again_if_its_pieces_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+
+    async def work() -> None:
+        machine = GroupMachine()
+        log = InstantLog({GROUPS_MACHINE: machine})
+        imported = [encode_decision(ImportDecision("g", 7, ()))]
+
+        def move() -> None:
+            if len(log.applied) == 2 and imported:  # a former group moves in between two pieces
+                machine.apply(imported.pop())
+
+        log.before = move
+        known = await coordinator_of(log, machine).join("g", "a", LOGS, SESSION_MS)
+        assert (known.generation, known.assigned) == (8, LOGS)
+
+    run_skipping(work())
+
+
+def coordinator_of(log: InstantLog, machine: GroupMachine) -> GroupCoordinator:
+    clock = LoopClock()
+    tasks = TaskOwner(lambda error: None, EventLog(clock))
+    return GroupCoordinator(cast(StateLog, log), machine, clock, tasks, 0.0)
+
+
+def test_a_small_decision_is_one_entry() -> None:
+    body = planned(GroupMachine(), join("a"))
+    assert len(body) < PIECE_BYTES_MAX
+    assert isinstance(decode_decision(body), MembersDecision)
