@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from memq.topic import Committed, ReadPartition
@@ -17,11 +17,14 @@ class Membership:
 
     A member delivers only records of `assigned`. It still holds the partitions in `revoking`, and must release them:
     finish, commit, then name them in the next heartbeat's `released`. Only then does another member get them.
+    `positions` are stored positions of partitions that are new in `assigned` (G3): only this member moves them from now
+    on. Partitions without a stored position are left out, and perhaps others: ask for those.
     """
 
     generation: int
     assigned: tuple[ReadPartition, ...]
     revoking: tuple[ReadPartition, ...] = ()
+    positions: Mapping[ReadPartition, Committed] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memq.errors import (
     GenerationFencedError,
@@ -21,7 +21,7 @@ from memq.errors import (
     ThrottledError,
     TooLargeError,
 )
-from memq.groups import GroupState, Membership
+from memq.groups import OUTSIDE_GENERATION, GroupState, Membership
 from memq.groups.group import Group, Member, check_member
 from memq.groups.machine import (
     GROUPS_MACHINE,
@@ -100,7 +100,7 @@ class GroupCoordinator:
         state = self._machine.membership(group)
         if member not in state.members:
             raise GenerationFencedError(f"member '{member}' has left group '{group}' again")
-        return state.membership(member)
+        return self._with_positions(group, member, state.membership(member), OUTSIDE_GENERATION)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
@@ -116,7 +116,17 @@ class GroupCoordinator:
             await self._decide(group, beat)
         membership = self._existing(group).current(member, generation)
         self._note(group, member)
-        return membership
+        return self._with_positions(group, member, membership, generation)
+
+    def _with_positions(self, group: str, member: str, membership: Membership, known: int) -> Membership:
+        """Add the positions of what the member has got since the generation that it knows (G3)."""
+        if membership.generation <= known:
+            return membership
+        stored = self._machine.groups[group]
+        holds = stored.membership.members[member].holds
+        news = [hold.partition for hold in holds if hold.since > known and not hold.revoking]
+        positions = {partition: stored.positions[partition] for partition in news if partition in stored.positions}
+        return replace(membership, positions=positions) if positions else membership
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""

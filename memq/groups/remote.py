@@ -142,4 +142,5 @@ def membership_of(answer: MembershipAnswer) -> Membership:
         answer.generation,
         tuple(partition_of(ref) for ref in answer.assigned),
         tuple(partition_of(ref) for ref in answer.revoking),
+        committed_of(answer.positions),
     )

@@ -60,11 +60,12 @@ class HeartbeatRequest(msgspec.Struct, kw_only=True):
 
 
 class MembershipAnswer(msgspec.Struct, kw_only=True):
-    """Answer to JOIN and HEARTBEAT."""
+    """Answer to JOIN and HEARTBEAT, as `Membership`: `positions` are of partitions that are new there."""
 
     generation: Int64
     assigned: list[PartitionRef] = []
     revoking: list[PartitionRef] = []
+    positions: list[WireCommitted] = []
 
 
 class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):

@@ -61,6 +61,28 @@ async def test_one_member_gets_all(groups: GroupedQueue, clock: ManualClock) -> 
 
 
 @over_groups
+async def test_a_member_gets_the_positions_with_its_partitions(groups: GroupedQueue, clock: ManualClock) -> None:
+    a, b = await two_members(groups)
+    assert (a.positions, b.positions) == ({}, {}), "nothing is stored"
+    mine = {a.assigned[0]: committed(5, partition=a.assigned[0].partition)}
+    others = {b.assigned[1]: committed(7, partition=b.assigned[1].partition)}
+    await groups.commit("report", "a", a.generation, mine)
+    await groups.commit("report", "b", b.generation, others)
+    assert (await beat(groups, "a", a)).positions == {}, "it has had these partitions"
+    await groups.leave("report", "b")
+    known = await beat(groups, "a", a)
+    assert known.assigned == tuple(FOUR)
+    assert known.positions == others
+    assert (await beat(groups, "a", a)).positions == others, "an answer may be lost"
+    assert (await beat(groups, "a", known)).positions == {}
+    again = await join(groups, "a")
+    assert again.positions == {**mine, **others}
+    await join(groups, "b")
+    known = await beat(groups, "a", again)
+    assert (len(known.revoking), known.positions) == (2, {})
+
+
+@over_groups
 async def test_a_partition_moves_only_after_it_was_released(groups: GroupedQueue, clock: ManualClock) -> None:
     await prepare(groups)
     a = await join(groups, "a")

@@ -28,6 +28,37 @@ GROUP_BUGS = (
         aspects=ON_STATE_LOGS,
     ),
     Planted(
+        "S7: a snapshot leaves out the pieces of a decision",
+        "memq.groups.machine",
+        "GroupMachine.snapshot",
+        swap("self.gathered.items()", "()"),
+        seed=1001,
+        aspects=ON_STATE_LOGS,
+    ),
+    Planted(
+        "S1: pieces that a former owner left behind are part of the next decision",
+        "memq.groups.machine",
+        "GroupMachine._gather",
+        each(
+            swap("decision.number == 0", "decision.group not in self.gathered"),
+            swap("gathered is None or not gathered.is_next(decision)", "gathered is None"),
+        ),
+        seed=1001,
+        aspects=ON_STATE_LOGS,
+    ),
+    Planted(
+        "G3: the position that comes with a partition is an old one",
+        "memq.groups.coordinator",
+        "GroupCoordinator._with_positions",
+        swap(
+            "{partition: stored.positions[partition] for partition in news if partition in stored.positions}",
+            "{partition: self.__dict__.setdefault('_old', {}).setdefault((group, partition), "
+            "stored.positions[partition]) for partition in news if partition in stored.positions}",
+        ),
+        seed=1003,
+        aspects=("crowd",),
+    ),
+    Planted(
         "S7: the sweep takes the last snapshot of a state log",
         "memq.broker.sweep.unnamed_snapshots",
         "UnnamedSnapshots._snapshots_in",

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from memq.client.consumer.group_membership import AssignmentEvents, MemberState
 from memq.groups import Membership
-from memq.topic import ReadPartition
+from memq.topic import Committed, Position, ReadPartition
 
 PARTS = tuple(ReadPartition("clicks", "0" * 32, number) for number in range(4))
 
@@ -227,3 +227,22 @@ def test_a_partition_that_is_given_back_is_not_assigned_before_the_group_has_hea
     assert (dict(member.granted), member.changes(), member.released) == ({}, AssignmentEvents(), PARTS[:1])
     member.answered(Membership(4, PARTS[:1]), PARTS[:1])
     assert member.changes() == AssignmentEvents(assigned=PARTS[:1])
+
+
+def test_a_member_takes_a_position_once_and_only_for_the_grant_that_it_came_with() -> None:
+    first, second, third = PARTS[:3]
+    stored = {part: Committed(Position(part.partition, 5)) for part in PARTS}
+    member = MemberState()
+    member.answered(Membership(1, (first, second), positions={first: stored[first], third: stored[third]}))
+    assert member.take_position(third, 1) is None, "it is not granted"
+    assert member.take_position(first, member.granted[first]) == stored[first]
+    assert member.take_position(first, member.granted[first]) is None
+    member.answered(Membership(2, (first, second), positions=stored))
+    assert member.take_position(first, member.granted[first]) is None, "it may have committed since the grant"
+    member.fenced()
+    member.answered(Membership(3, (first, second), positions=stored))
+    old = member.granted[first]
+    member.fenced()
+    member.answered(Membership(4, (first, second)))
+    assert member.granted[first] != old
+    assert member.take_position(first, member.granted[first]) is None

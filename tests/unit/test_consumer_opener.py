@@ -478,3 +478,29 @@ def test_the_audit_learns_where_reading_begins_and_why(run: Run) -> None:
     parts = [part for _, report in reports.tally.take(0, 1) for part in report.parts]
     begins = {(part.partition, begin.at, begin.reason) for part in parts for begin in part.begins}
     assert begins >= {(0, "0:0:0", "start"), (1, "1:100:0", "stored"), (1, "1:70:3", "seek")}
+
+
+def test_a_member_reads_from_a_position_that_came_with_the_partition_and_asks_for_none(run: Run) -> None:
+    async def work(member: Member) -> None:
+        member.opener.take_position = member.state.take_position
+        member.heard(Membership(1, (MOVED,), positions={MOVED: committed_at(7)}))
+        await skip(1)
+        assert (member.position.pointer_offset, member.answers.asked) == (7, 0)
+        member.store(9)
+        member.heard(Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)), Membership(4, (SLOW, MOVED)))
+        await skip(1)
+        assert (member.position.pointer_offset, member.answers.asked) == (9, 1), "the later grant came without one"
+
+    run(work, granted=None)
+
+
+def test_a_member_asks_for_the_positions_that_did_not_come(run: Run) -> None:
+    async def work(member: Member) -> None:
+        member.opener.take_position = member.state.take_position
+        member.store(3)
+        member.heard(Membership(1, (SLOW, MOVED), positions={SLOW: Committed(Position(0, 7))}))
+        await skip(1)
+        assert (member.position.pointer_offset, member.answers.asked) == (3, 1)
+        assert member.reading.assigned[SLOW].cursor.position.pointer_offset == 7
+
+    run(work, granted=None)

@@ -190,4 +190,5 @@ def _answer(membership: Membership) -> MembershipAnswer:
         generation=membership.generation,
         assigned=[ref_of(partition) for partition in membership.assigned],
         revoking=[ref_of(partition) for partition in membership.revoking],
+        positions=[wire_of(partition, committed) for partition, committed in membership.positions.items()],
     )

@@ -127,6 +127,7 @@ class ConsumerCore:
             self._group = GroupSession(
                 runtime, self._groups, settings.group_name, timeout_ms, self._group_changed, alone=alone
             )
+            self._opener.take_position = self._group.state.take_position
             self._committer = Committer(self._reading, self._group, self._ready_batches, runtime, self._events)
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memq.groups import Membership
-from memq.topic import ReadPartition
+from memq.topic import Committed, ReadPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class MemberState:
         self._released: dict[ReadPartition, None] = {}
         self._granted: dict[ReadPartition, int] = {}
         self._grants = 0
+        self._positions: dict[ReadPartition, tuple[int, Committed]] = {}  # that came with a grant, until they are taken
 
     @property
     def inside(self) -> bool:
@@ -68,6 +69,7 @@ class MemberState:
     def answered(self, membership: Membership, named: Iterable[ReadPartition] = ()) -> None:
         """Take an answer of the group to a heartbeat that gave back `named`, or to a join."""
         self.generation = membership.generation
+        before = self._granted
         for partition in named:
             self._released.pop(partition, None)
         assigned = dict.fromkeys(membership.assigned)
@@ -87,6 +89,15 @@ class MemberState:
             partition: None for partition in assigned if partition not in self._held and partition not in self._released
         }
         self._grant()
+        for partition, committed in membership.positions.items():
+            grant = self._granted.get(partition)
+            if grant is not None and before.get(partition) != grant:
+                self._positions[partition] = grant, committed
+
+    def take_position(self, partition: ReadPartition, grant: int) -> Committed | None:
+        """Return the stored position that came with a grant, once: this member moves it from then on (G3)."""
+        came_with, committed = self._positions.pop(partition, (grant, None))
+        return committed if came_with == grant else None
 
     def fenced(self) -> None:
         """The group does not know this member any more: everything is lost."""

@@ -27,8 +27,9 @@ _STALE_RETRY_S_MAX = 2.0
 class Opener:
     """Opens `wanted` partitions that are not read yet, in the background, after each `kick`.
 
-    A partition starts at the stored position of the group, else at the start of the settings. Its end is fixed at its
-    first opening. Each partition is opened by a task of its own: a log that fails delays no other.
+    A partition starts at the stored position of the group, else at the start of the settings. `take_position` returns
+    the position that came with a grant; the group is asked for the others. The end of a partition is fixed at its first
+    opening. Each partition is opened by a task of its own: a log that fails delays no other.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Opener:
         events: EventLog,
     ) -> None:
         self.failure: MemqError | None = None
+        self.take_position: Callable[[ReadPartition, int], Committed | None] = lambda partition, grant: None
         self._settings = settings
         self._groups = groups
         self._resolver = resolver
@@ -111,7 +113,10 @@ class Opener:
         }
         if not missing:
             return
-        stored = await self._committed(list(missing))
+        came = {partition: self.take_position(partition, grant) for partition, grant in missing.items()}
+        stored = {partition: committed for partition, committed in came.items() if committed is not None}
+        if len(stored) < len(missing):
+            stored |= await self._committed([partition for partition in missing if partition not in stored])
         for partition, grant in missing.items():
             self._opening[partition] = grant
             self._tasks.start(self._open_soon(partition, grant, stored.get(partition)), "consumer opens a partition")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memq.format.held_object import HoldId
 from memq.format.state_log.entry import StateDecisions, decode_state_entry
+from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import (
     GROUPS_MACHINE,
@@ -28,7 +29,7 @@ from memq.holds.spilled_holds import BringDecision, RunDecision
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, Position, ReadPartition
 from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionDecision, TransactionMachine
 from memq.transactions.machine import decode_decision as decode_transaction
 
@@ -162,6 +163,12 @@ class StateLogs:
         """Whether a transaction is prepared and undecided."""
         return any(lane in machine.prepared for machine in self._transactions)
 
+    def position(self, group: str, partition: ReadPartition) -> Position | None:
+        """Return the position of a group that is stored now; None without one."""
+        groups = (machine.groups.get(group) for machine in self._machines.values())
+        found = (stored.positions.get(partition) for stored in groups if stored is not None)
+        return next((committed.position for committed in found if committed is not None), None)
+
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
         return any(member in machine.membership(group).members for machine in self._machines.values())
@@ -172,6 +179,24 @@ class ObservedGroups(GroupCoordinator):
 
     logs: StateLogs
     observer: Callable[[], QueueObserver]
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `GroupCoordinator.join`."""
+        return self._observed(group, await super().join(group, member, partitions, session_timeout_ms))
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `GroupCoordinator.heartbeat`."""
+        return self._observed(group, await super().heartbeat(group, member, generation, released))
+
+    def _observed(self, group: str, membership: Membership) -> Membership:
+        """Notify the observer of the positions that the log has: no others may come with partitions (G3)."""
+        for partition in membership.positions:
+            self.observer().fetched(group, partition, self.logs.position(group, partition))
+        return membership
 
     async def commit(
         self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0
