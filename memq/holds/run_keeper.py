@@ -43,7 +43,7 @@ from memq.storage_handlers import StorageHandler
 
 NEAR_S = 3_600.0  # holds that are due within this time are in memory
 TURN_S = 0.5  # until a merge asks again whether it is its turn
-SPILL_HOLDS = 8_192  # that are due later, and in memory: 3 MB
+SPILL_HOLDS = 6_144  # that are due later, and in memory: 2 MB
 AHEAD_HOLDS = 16_384  # no more are brought while so many in memory are due before
 FANOUT = 8  # runs of one level that become one
 LEVEL_MAX = 4

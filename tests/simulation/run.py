@@ -15,9 +15,10 @@ from functools import partial
 from memq.runtime.clock import SystemClock
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.world import SimulationError
+from tests.simulation.aspects import ASPECTS
 from tests.simulation.coverage import Summary
 from tests.simulation.fresh_seeds import fresh_start
-from tests.simulation.plan import ASPECTS, draw_plan
+from tests.simulation.plan import draw_plan
 from tests.simulation.planted_bugs import BUGS, find
 from tests.simulation.scenario import Report, run_plan
 

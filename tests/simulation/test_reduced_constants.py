@@ -11,7 +11,8 @@ import pytest
 import memq.limits
 from memq.errors import InvalidSettingError
 from memq.topic import TopicSettings
-from tests.simulation.plan import ASPECTS, draw_plan
+from tests.simulation.aspects import ASPECTS
+from tests.simulation.plan import draw_plan
 from tests.simulation.reduced_constants import CLOCK_ERROR, TABLE, draw_constants, scaled
 
 

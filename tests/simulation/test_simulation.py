@@ -11,8 +11,9 @@ from itertools import product
 import pytest
 
 from memq.simulation.world.world import SimulationError
+from tests.simulation.aspects import ASPECTS
 from tests.simulation.fresh_seeds import fresh_start, some_of
-from tests.simulation.plan import ASPECTS, draw_plan
+from tests.simulation.plan import draw_plan
 from tests.simulation.run import level_of, repeat_command
 from tests.simulation.scenario import run_plan
 from tests.soak import repetitions
