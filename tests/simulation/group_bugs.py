@@ -12,7 +12,7 @@ GROUP_BUGS = (
         "memq.groups.machine",
         "GroupMachine._commit",
         omit("stored.membership.check_commit"),
-        seed=1001,
+        seed=1132,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -32,7 +32,7 @@ GROUP_BUGS = (
         "memq.groups.machine",
         "GroupMachine.snapshot",
         swap("self.gathered.items()", "()"),
-        seed=1001,
+        seed=1016,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -55,7 +55,8 @@ GROUP_BUGS = (
             "{partition: self.__dict__.setdefault('_old', {}).setdefault((group, partition), "
             "stored.positions[partition]) for partition in news if partition in stored.positions}",
         ),
-        seed=1003,
+        level="breezy",
+        seed=1019,
         aspects=("crowd",),
     ),
     Planted(
@@ -105,7 +106,7 @@ GROUP_BUGS = (
         "GroupSession._silent_ms",
         body("return 0.0"),
         level="stormy",
-        seed=1_069,
+        seed=1_075,
         aspects=("crowd",),
     ),
 )
