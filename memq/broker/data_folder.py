@@ -223,7 +223,7 @@ def read_identity(path: Path) -> Identity:
     try:
         found = msgspec.json.decode(body, type=Identity)
         check_name(found.id, "cluster")
-    except (msgspec.MsgspecError, MemqError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, MemqError) as error:
         raise CorruptDataError(f"'{file}' is damaged: {error}", hint="restore it; it names the cluster") from error
     if found.layout > LAYOUT_VERSION:
         raise UnsupportedFormatError(

@@ -91,7 +91,7 @@ def held_object_index(data: Buffer) -> tuple[HeldLane, ...]:
         raise CorruptDataError(f"index of held blocks of {length} bytes has another checksum than {checksum:08x}")
     try:
         lanes: tuple[HeldLane, ...] = _decode(view[begin : begin + length])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"index of held blocks can't be read: {error}") from error
     if any(block.offset + block.length > begin for lane in lanes for block in lane.blocks):
         raise CorruptDataError("index of held blocks names bytes that the object does not have")

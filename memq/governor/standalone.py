@@ -123,7 +123,7 @@ def load_registry(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
     try:
         known = [check_topic(msgspec.json.decode(body, type=Topic)) for _, body in topics]
         assigned = [msgspec.json.decode(body, type=Assignment) for _, _, body in assignments]
-    except (msgspec.MsgspecError, MemqError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, MemqError) as error:
         raise _damaged(file, "a topic or assignment", str(error)) from error
     _check_whole(file, known, assigned, used_ids)
     return Registry(known, assigned, used_ids, "".join(marks))

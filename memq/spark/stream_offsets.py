@@ -69,7 +69,7 @@ def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) 
     """
     try:
         topics = msgspec.convert(offsets, dict[str, TopicPositions], strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"offset {str(offsets)[:120]} can't be read: {error}") from error
     positions: StreamPositions = {}
     for partition in partitions:
@@ -151,7 +151,7 @@ def _totals(offset: object) -> tuple[int, int]:
         offset = json.loads(offset)
     try:
         topics = msgspec.convert(offset, dict[str, TopicPositions], strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeDecodeError):
         return 0, 0
     positions = [position for topic in topics.values() for position in topic.partitions.values()]
     return sum(position.records for position in positions), sum(position.bytes for position in positions)

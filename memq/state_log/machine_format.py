@@ -44,7 +44,7 @@ class MachineFormat(Generic[Decision, Saved]):
         """Return a decision. Raises: CorruptDataError."""
         try:
             decision: Decision = self._decode_decision(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CorruptDataError(f"{self._decision} can't be read: {error}") from error
         return decision
 
@@ -56,7 +56,7 @@ class MachineFormat(Generic[Decision, Saved]):
         """Return a saved state. Raises: UnsupportedFormatError for a newer version; CorruptDataError."""
         try:
             saved = self._decode_state(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CorruptDataError(f"{self._snapshot} can't be read: {error}") from error
         if not 1 <= saved.version <= self._version:
             raise UnsupportedFormatError(f"{self._snapshot} has version {saved.version}, above {self._version}")

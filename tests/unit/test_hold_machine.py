@@ -110,6 +110,9 @@ def test_a_snapshot_has_the_life_and_is_read_in_its_version_alone() -> None:
         HoldMachine().restore(b"\xc1")
     with pytest.raises(CorruptDataError, match="decision about held records can't be read"):
         decode_decision(b"\xc1")
+    text = b"\x82\xa4type\xa1\xff\xa1a\x01"  # a text that is no UTF-8, for which msgspec has another error
+    with pytest.raises(CorruptDataError, match="decision about held records can't be read"):
+        decode_decision(text)
 
 
 # ---- counts for the audit ------------------------------------------------------------------------

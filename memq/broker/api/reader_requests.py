@@ -284,7 +284,7 @@ def _wire_entry(entry: Entry) -> WireEntry:
     """Return an entry for an answer; a pointer that is no JSON would make the whole answer unreadable."""
     try:
         _JSON.decode(entry.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return WireEntry(
             offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(b"null"), damaged=bytes(entry.body)
         )

@@ -167,7 +167,7 @@ def decode_run_index(run: HeldRun, data: Buffer) -> RunIndex:
 def _index_in(data: Buffer) -> RunIndex:
     try:
         found: RunIndex = _decode_index(unpack_file(KIND_RUN_INDEX, data, f"index of a {_NAME}"))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"index of a {_NAME} can't be read: {error}") from error
     return found
 
@@ -186,7 +186,7 @@ def decode_run_block(index: RunIndex, entry: RunBlockEntry, data: Buffer) -> lis
             )
             for row in found.rows
         ]
-    except (msgspec.MsgspecError, IndexError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
         raise CorruptDataError(f"block of a {_NAME} can't be read: {error}") from error
 
 

@@ -91,7 +91,7 @@ def decode(path: str, data: bytes, kind: type[Value]) -> Value:
     """Return the value in a node. Raises: CorruptDataError naming the node."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptDataError(
             f"ZooKeeper node {path} holds no {getattr(kind, '__name__', kind)}: {error}",
             hint="something else writes below the path of the coordinator's URL; choose another one",

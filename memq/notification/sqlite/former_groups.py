@@ -184,7 +184,7 @@ def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
     _checked(row)
     try:
         membership = msgspec.json.decode(row[1], type=FormerMembership)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise damaged(f"the membership of group '{name}'", str(error)) from error
     for heard in connection.execute(
         "SELECT group_name, member, heard_ms, checksum FROM heard WHERE group_name = ?", (name,)
