@@ -49,6 +49,7 @@ LONG = frozenset(
         "an attempt after the release is complete",
         "auditor judges though a log was not read",
         "T2: a new instance commits what the former one had open",
+        "H3: an object that a store does not find for 10 s is dropped",
         "an owner reads on in a log that was cut and filled again",
     }
 )
