@@ -32,6 +32,8 @@ class CommitRules:
         """The queue answers a member; one that joins gets all partitions again, some of them only by a later answer."""
         if joined:
             self._joined[group, member] = membership.generation
+            # A broadcast consumer that starts again counts from its clock, which may have been set back.
+            self._numbers.pop((group, member), None)
             for key in [key for key in self._asked if key[0] == group and key[2] == member]:
                 del self._asked[key]
         for partition in membership.assigned:

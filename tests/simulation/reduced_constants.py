@@ -61,7 +61,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.spool.replay:WORKS_MAX": (1,),
     "memq.runtime.tasks:PARTITIONS_AT_ONCE_MAX": (1,),
     "memq.broker.api.staged_publisher:READS_AT_ONCE_MAX": (1,),
-    "memq.broker.sweep.sweep:SWEPT_KEYS_MAX": (5, 20),  # all logs and lists are read for each so many
+    "memq.broker.sweep.sweep:SWEPT_KEYS_MAX": (20, 50),  # all logs and lists are read for each so many
     "memq.format.packed_file:LISTED_MAX": (1, 3),
     "memq.governor.governor:CHANGES_AT_ONCE_MAX": (1,),
     # clients: polls, deliveries, what is fetched ahead, how long something is believed
