@@ -463,12 +463,15 @@ def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
 
 
 def _with_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Let most parts of transactions be staged."""
+    """Let most parts of transactions be staged; the sweep takes old ones, where no writer asks for old batches."""
     if plan.faults.chaos.log_cut_every_s:
         return plan
     if "transaction" not in plan.producers:
         plan = _with_held(plan, level, draw, "transaction")
-    return replace(plan, constants={**plan.constants, PARTS: draw.choice([100, 1_000])})
+    plan = replace(plan, constants={**plan.constants, PARTS: draw.choice([100, 1_000])})
+    if "staged" in plan.producers:
+        return plan
+    return replace(plan, shape=replace(plan.shape, staged_age_ms=2 * plan.shape.sweep_age_ms))
 
 
 def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:

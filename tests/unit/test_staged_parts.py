@@ -11,6 +11,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.holds.staged_parts import StagedParts, mark_committed
+from memq.broker.sweep import sweep as sweep_module
 from memq.broker.sweep.sweep import UNNAMED, UNPROVEN, Sweep
 from memq.broker.sweep.unproven_objects import committed_objects, is_decided
 from memq.errors import InvalidRequestError, TooOldError, TransactionAbortedError
@@ -310,8 +311,13 @@ def pointer_to(topic: Topic, key: str, now_ms: int) -> bytes:
     )
 
 
+@pytest.mark.parametrize("part_keys", [1, 100])
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_sweep_keeps_manifest_and_mark_while_a_pointer_names_an_object(*, atomic: bool) -> None:
+def test_a_sweep_keeps_manifest_and_mark_while_a_pointer_names_an_object(
+    monkeypatch: pytest.MonkeyPatch, *, atomic: bool, part_keys: int
+) -> None:
+    monkeypatch.setattr(sweep_module, "SWEPT_KEYS_MAX", part_keys)
+
     async def work(yard: HeldYard) -> None:
         topic = await yard.topic(topic_of("clicks"))
         manifest = manifest_of(3, created_ms=yard.clock.wall_ms(), atomic=atomic)

@@ -76,7 +76,9 @@ async def manifests_in_use(store: ObjectReader, listed: Collection[str], keys: C
                 return key
             return ""
 
-    found = set(await asyncio.gather(*(used(key) for key in keys if is_manifest_key(key)))) - {""}
+    # A mark and its manifest may be in different parts of a large pass.
+    manifests = {key if is_manifest_key(key) else manifest_of_mark(key) for key in keys} - {""}
+    found = set(await asyncio.gather(*(used(key) for key in manifests))) - {""}
     return {key for key in keys if key in found or manifest_of_mark(key) in found}
 
 
