@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from memq.groups import Membership
-from memq.topic import Position, ReadPartition
+from memq.topic import BROADCAST_GROUP, Position, ReadPartition
 
 Key = tuple[str, ReadPartition]  # group, partition
 
@@ -32,8 +32,9 @@ class CommitRules:
         """The queue answers a member; one that joins gets all partitions again, some of them only by a later answer."""
         if joined:
             self._joined[group, member] = membership.generation
-            # A broadcast consumer that starts again counts from its clock, which may have been set back.
-            self._numbers.pop((group, member), None)
+            if group.startswith(BROADCAST_GROUP):
+                # A consumer that starts again has the same member name, and counts from its clock, which may be set back.
+                self._numbers.pop((group, member), None)
             for key in [key for key in self._asked if key[0] == group and key[2] == member]:
                 del self._asked[key]
         for partition in membership.assigned:

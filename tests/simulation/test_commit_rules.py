@@ -54,3 +54,13 @@ def test_a_late_call_that_is_stored_is_found(rules: CommitRules, found: list[str
     rules.stored("g", "a", 4, 4, [(PARTITION, Position(0, 72, 0))])
     assert len(found) == 1
     assert "holds it since generation 6" in found[0]
+
+
+@pytest.mark.parametrize(("group", "found_count"), [("g", 1), ("_memq_broadcast-b", 0)])
+def test_only_a_broadcast_consumer_that_joins_again_may_count_from_less(
+    rules: CommitRules, found: list[str], group: str, found_count: int
+) -> None:
+    for number in (9, 3):
+        rules.granted(group, "b", Membership(1, (PARTITION,)), joined=True)
+        rules.stored(group, "b", 1, number, [(PARTITION, Position(0, 80, 0))])
+    assert len(found) == found_count

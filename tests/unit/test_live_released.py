@@ -157,6 +157,21 @@ def test_a_unit_without_a_record_is_a_loss_at_its_pointer_and_only_there() -> No
     assert harness.causes() == []
 
 
+def test_an_unreported_cancel_does_not_use_up_a_loss_at_a_pointer() -> None:
+    harness = HeldHarness()
+    harness.publish(pointer(kind="opened", epoch=2))
+    at = harness.queue(delayed(2), named=(unit(2, 4),), sealed_ms=NOW_MS, epoch=2)
+    harness.reported(("held", 2), ("committed", 3), last=True)
+    harness.shard(2, 4, 2, 4, 1)
+    for _ in range(2):
+        harness.settle(LATER_MS)
+        found = [(each.kind.value, each.offset, each.records) for each in harness.holding()]
+        assert found == [("lost", at, 3), ("unproven hole", -1, 1)]
+    harness.shard(error="away")
+    harness.settle()
+    assert len(harness.holding()) == 2, "what was judged stays"
+
+
 def test_a_pointer_that_comes_again_has_copies() -> None:
     harness = HeldHarness()
     harness.reported(("held", 2), last=True)

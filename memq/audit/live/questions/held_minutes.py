@@ -178,14 +178,18 @@ class HeldAudit:
             dropped = self._dropped() if not committed else 0
             over = (now_ms - self._active_ms) // MINUTE_MS
             for minute in sorted(minute for minute in minutes if minute < over):
-                counts = minutes[minute]
-                elsewhere = min(left, counts.missing)  # a finding about a pointer has them
+                counts, blind = minutes[minute], minute <= self._blind()
+                # A cancel explains delayed records alone, a loss at a pointer both kinds: so cancels come first.
+                spare = 0 if blind else counts.unproven if self._answer is None else dropped
+                unproven = min(counts.missing, spare)
+                dropped = max(dropped - unproven, 0)
+                elsewhere = min(left, counts.missing - unproven)  # a finding about a pointer has them
                 left -= elsewhere
                 missing = counts.missing - elsewhere
                 if missing > counts.lost + counts.unproven:
                     self._open.add((committed, minute))
-                unproven = missing if minute <= self._blind() else min(missing, dropped)
-                dropped = max(dropped - unproven, 0)
+                if blind:
+                    unproven = missing
                 if self._decides(minute, committed=committed):
                     self._find(committed, minute, counts, missing - unproven, unproven, now_ms)
                 elif missing < counts.lost + counts.unproven:
@@ -228,7 +232,8 @@ class HeldAudit:
 
     def _find(self, committed: bool, minute: int, counts: HeldMinute, lost: int, unproven: int, now_ms: int) -> None:
         counts.lost, counts.unproven = lost, unproven
-        blind = minute <= self._blind()
+        blind, state = minute <= self._blind(), self._state
+        unproven = sum(minutes[minute].unproven for minutes in (state.delayed, state.committed) if minute in minutes)
         self._note(Kind.LOST, LOST_COMMITTED if committed else LOST_HELD, minute, lost, -1, now_ms)
         self._note(Kind.HOLE, UNPROVEN_BLIND, minute, unproven if blind else 0, -1, now_ms)
         self._note(Kind.HOLE, UNPROVEN_HELD, minute, 0 if blind else unproven, -1, now_ms)
