@@ -80,14 +80,14 @@ async def opened_topic(
 ) -> AsyncIterator[OpenedTopic]:
     """Open a topic of the cluster at `brokers`.
 
-    `direct`: only with a way to its stores, whatever they hold.
+    `direct`: only with a way to its stores, whatever they hold. Requests to them then last as long as those of brokers.
     `s3` has the section `[s3]`; without it that of this process.
     Raises: UnreachableError, NotFoundError; DeniedError without such a way.
     """
     runtime = runtime or Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers))
     metadata = ClusterMetadata(runtime, pool)
-    stores = OpenStores(metadata, runtime, s3)
+    stores = OpenStores(metadata, runtime, s3, patient=direct)
     try:
         await pool.reach(CONNECT_TIMEOUT_MS / 1000)
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic

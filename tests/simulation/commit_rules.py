@@ -33,7 +33,7 @@ class CommitRules:
         if joined:
             self._joined[group, member] = membership.generation
             if group.startswith(BROADCAST_GROUP):
-                # A consumer that starts again has the same member name, and counts from its clock, which may be set back.
+                # A consumer that starts again has the same name, and counts from its clock, which may be set back.
                 self._numbers.pop((group, member), None)
             for key in [key for key in self._asked if key[0] == group and key[2] == member]:
                 del self._asked[key]
