@@ -78,7 +78,6 @@ CALM_SWEEP_AGE_MS = 25_000
 SWEEP_CONFIRM_MS = 12_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
 SEIZED_PAUSE_S_MAX = 2.5  # of processes whose partitions go to another owner
-IDLE_S = 150.0  # a topic may begin to be idle when the world is healed
 AUDITS_LATER_MS = 3_600_000
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
@@ -479,9 +478,7 @@ def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Pl
     if plan.faults.chaos.log_cut_every_s:
         return plan
     often = {"memq.broker.upkeep.idle_topics:ROUND_S": 1.0}
-    longer_s = plan.settle_s + (IDLE_S if kind == "idle" else 0)
-    constants = {**plan.constants, **often}
-    return replace(plan, producers=(*plan.producers, kind), constants=constants, settle_s=longer_s)
+    return replace(plan, producers=(*plan.producers, kind), constants={**plan.constants, **often})
 
 
 CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {

@@ -136,7 +136,7 @@ class AuditRules:
     def _check_sound(self, verdict: Verdict, logs: Mapping[ReadPartition, ReadLog]) -> None:
         for kind in WRONG:
             found = verdict.finding(kind)
-            holes = _batch_holes(logs.values()) if kind is Kind.BATCH_HOLE else 0
+            holes = _batch_holes(logs.values(), self._topic.settings.late_ms) if kind is Kind.BATCH_HOLE else 0
             if found.count != holes:
                 where = f": {found.findings[0]}" if found.findings else ""
                 self._fail(f"the audit names {found.count} of '{kind.value}', not {holes}{where}")
@@ -268,24 +268,29 @@ def object_reader(objects: Mapping[str, bytes]) -> ReadObject:
     return read
 
 
-def _batch_holes(logs: Iterable[ReadLog]) -> int:
-    """Return how many batches are missing before others of their epoch, in logs that were cut."""
-    numbers: dict[tuple[int, int], set[int]] = {}
-    begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
+def _batch_holes(logs: Iterable[ReadLog], late_ms: int) -> int:
+    """Return how many batches are missing before others of their epoch, in logs that were cut.
+
+    What follows within `late_ms` of the first pointer that retention left may be a copy of what it took. No batch
+    before such a one is known to be missing.
+    """
+    numbers: dict[tuple[int, int], set[int]] = {}  # by write partition and epoch
+    starts: dict[tuple[int, int], int | None] = {}
     for log in logs:
-        firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
-        for entry in log.entries if log.cut_at is not None else ():
-            epoch = (entry.pointer.partition, entry.pointer.epoch)
-            if entry.offset >= log.begin > 0:
-                firsts_left.setdefault(*epoch)
-            if entry.offset < log.begin or firsts_left.get(epoch[0]) == epoch[1]:
-                begun[epoch] = None
-            if entry.offset < log.begin:
-                continue
-            if entry.pointer.kind == "data":
-                numbers.setdefault(epoch, set()).add(entry.pointer.batch_sequence)
-    firsts = {epoch: min(found) if epoch in begun else 0 for epoch, found in numbers.items()}
-    return sum(max(found) + 1 - firsts[epoch] - len(found) for epoch, found in numbers.items())
+        copies_ms: dict[int, int] = {}  # by write partition
+        for entry in log.entries[log.begin :] if log.cut_at is not None else ():
+            pointer = entry.pointer
+            expired = log.begin > 0 and pointer.totals.records > 0
+            young = entry.time_ms > copies_ms.setdefault(pointer.partition, entry.time_ms + late_ms if expired else -1)
+            epoch = (pointer.partition, pointer.epoch)
+            starts.setdefault(epoch, 0 if young else None)
+            if pointer.kind == "data":
+                numbers.setdefault(epoch, set()).add(pointer.batch_sequence)
+                if young:
+                    start = starts[epoch]
+                    starts[epoch] = pointer.batch_sequence if start is None else min(start, pointer.batch_sequence)
+    found = ((numbers[epoch], start) for epoch, start in starts.items() if start is not None and epoch in numbers)
+    return sum(max(batches) + 1 - start - sum(each >= start for each in batches) for batches, start in found)
 
 
 def _sequences(logs: Iterable[ReadLog], *, left: bool) -> dict[Source, dict[int, None]]:

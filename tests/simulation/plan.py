@@ -17,6 +17,8 @@ from tests.simulation.wishes import Wish
 
 ASPECT_RATE = 0.3
 
+IDLE_WINDOWS = 4.0  # dedup windows in the life of a topic that expires
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -45,8 +47,12 @@ class Plan:
 
     @property
     def end_s(self) -> float:
-        """How long a healed world has until all are done: a rest that began in bad weather lasts into it."""
-        return self.settle_s + max(self.rest_s, self.named_rest_s_max)
+        """How long a healed world has until all are done: a rest that began in bad weather lasts into it.
+
+        A topic that expires rests and is read for up to two windows, and then is idle for one and a quarter.
+        """
+        idle_s = IDLE_WINDOWS * self.shape.settings.dedup_window_ms / 1000 if "idle" in self.producers else 0.0
+        return self.settle_s + max(self.rest_s, self.named_rest_s_max, idle_s)
 
 
 def draw_plan(

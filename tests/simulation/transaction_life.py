@@ -25,6 +25,7 @@ from tests.simulation.transaction_rules import SentTransaction, TransactionRules
 
 TIMEOUT_MS = 4_000
 ABORT_RATE, SLOW_RATE, EARLY_RATE, OPERATOR_RATE = 0.2, 0.1, 0.5, 0.3
+PACED_S_MAX = 100.0  # of the longest pauses between the transactions of a life
 CHECKED_RATE = 0.5  # of the runs
 LEFT_RATE, NEVER_KNOWN_RATE, KILL_RATE = 0.2, 0.05, 0.1
 VISIBLE_RATE = 0.3  # whose commit waits until all records are visible
@@ -89,7 +90,8 @@ class TransactionLife:
 
     async def _make_all(self) -> None:
         committed = number = 0
-        while committed < max(10, self._plan.blocks // self._life):
+        wanted = min(self._plan.blocks, int(PACED_S_MAX / self._plan.pace_s_max))
+        while committed < max(10, wanted // self._life):
             number += 1
             made = self._working = self._rules.begin(f"{self._node.name}.{self._life}.{number}")
             made.visible = random.Random(made.name).random() < VISIBLE_RATE
