@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from memq.errors import MemqError, UnreachableError
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, BoundPort, Network
+from memq.runtime.network import Address, BoundPort, Network, dispensable, host_of
 from memq.runtime.tasks import TaskOwner
 
 REQUEST_BYTES_MAX = 16 * 1024
@@ -74,12 +74,16 @@ class HttpPort:
         self._listener: BoundPort | None = None
         self._tasks = TaskOwner(lambda error: events.error("http-failed", repr(error), error), events)
         self._readiness = Readiness(check, self._tasks, events)
-        self._connections: dict[_HttpConnection, None] = {}
+        self._connections: dict[_HttpConnection, str] = {}  # oldest first, with the peer's host
 
     async def start(self, host: str, port: int) -> Address:
         """Listen; return the address. Raises: UnreachableError."""
-        self._listener = await self._network.listen(host, port, lambda: _HttpConnection(self))
+        self._listener = await self._network.listen(host, port, self.connection)
         return self._listener.address
+
+    def connection(self) -> asyncio.BufferedProtocol:
+        """Return the protocol of a new connection."""
+        return _HttpConnection(self)
 
     async def stop(self) -> None:
         """Close the port and all connections."""
@@ -89,10 +93,14 @@ class HttpPort:
             connection.close()
         await self._tasks.stop()
 
-    def joined(self, connection: _HttpConnection) -> bool:
-        """Count a connection; False when there are too many."""
-        self._connections[connection] = None
-        return len(self._connections) <= CONNECTIONS_MAX
+    def joined(self, connection: _HttpConnection, host: str) -> None:
+        """Take a connection. If there are too many, close the oldest one of the host that has most.
+
+        One without a request goes first. So peers that send half requests do not keep a health check out.
+        """
+        if len(self._connections) >= CONNECTIONS_MAX:
+            dispensable(self._connections, lambda each: not each.asked).close()
+        self._connections[connection] = host
 
     def left(self, connection: _HttpConnection) -> None:
         """Forget a connection."""
@@ -132,14 +140,13 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._buffer = bytearray(4096)
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._asked = False
+        self.asked = False  # whether a request is here
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time-out of the connection."""
         self._transport = cast(asyncio.Transport, transport)
         self._deadline = asyncio.get_running_loop().call_later(2 * REQUEST_TIMEOUT_S, self._transport.abort)
-        if not self._port.joined(self):
-            self._transport.abort()
+        self._port.joined(self, host_of(transport.get_extra_info("peername")))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where received bytes go."""
@@ -147,22 +154,22 @@ class _HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes; answer the first complete request."""
-        if self._asked:
+        if self.asked:
             return
         try:
             self._http.receive_data(bytes(self._buffer[:nbytes]))
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            self._asked = True
+            self.asked = True
             self.answer((400, TEXT, f"bad request: {error}\n".encode()), with_body=True)
             return
         if isinstance(event, h11.Request):
-            self._asked = True
+            self.asked = True
             self._port.answer(self, event.method, event.target)
 
     def eof_received(self) -> bool:
         """Keep the connection open for the answer to a request; close it without one."""
-        return self._asked
+        return self.asked
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -184,6 +191,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close at once."""
+        self._port.left(self)
         if self._transport is not None:
             self._transport.abort()
 

@@ -11,15 +11,17 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from memq.errors import UnreachableError
 
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
+ConnectionT = TypeVar("ConnectionT")
 
 
 class BoundPort(Protocol):
@@ -197,6 +199,22 @@ def peer_text(name: object) -> str:
     if isinstance(name, tuple) and len(name) >= 2:
         return format_address((str(name[0]), int(name[1])))
     return str(name)
+
+
+def host_of(name: object) -> str:
+    """Return the peer's host from a transport's `peername`, or other text of the network."""
+    return str(name[0]) if isinstance(name, tuple) and name else str(name)
+
+
+def dispensable(connections: Mapping[ConnectionT, str], is_idle: Callable[[ConnectionT], bool]) -> ConnectionT:
+    """Return the connection that makes room for a new one.
+
+    `connections` has the host of each, oldest first, and is not empty. It is the oldest one of the host that has most,
+    and an idle one if there is any. So peers that connect and ask nothing do not keep others out.
+    """
+    counts = Counter(connections.values())
+    found = [each for each in connections if is_idle(each)] or list(connections)
+    return max(found, key=lambda each: counts[connections[each]])  # the first of several
 
 
 def format_address(address: Address) -> str:

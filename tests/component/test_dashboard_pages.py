@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 import memq
 from memq.audit.dashboard.exposure import is_loopback
 from memq.audit.dashboard.poller import shown
-from memq.audit.dashboard.server import Dashboard
+from memq.audit.dashboard.server import CONNECTIONS_MAX, Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.finding import Finding, Kind
 from memq.errors import InvalidSettingError, UnreachableError
@@ -412,6 +413,17 @@ def test_a_browser_that_reads_nothing_does_not_keep_its_connection_at_the_stop(c
         browser.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         while not browser.recv(4096).endswith(b"...."):
             pass
+
+
+def test_half_requests_do_not_keep_a_browser_out(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        pages = stack.enter_context(served(cluster.address))
+        host, port = pages.url.removeprefix("http://").rstrip("/").split(":")
+        for _ in range(CONNECTIONS_MAX + 20):
+            stranger = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            stranger.sendall(b"GET / HTTP/1.1\r\nX")
+        for _ in range(3):
+            assert pages.ask("/")[0].status == 200
 
 
 def test_a_taken_port_is_an_error(pages: Served) -> None:

@@ -158,21 +158,81 @@ def test_half_a_request_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> No
     run(work())
 
 
-def test_too_many_connections_are_closed_and_the_port_continues() -> None:
+def test_half_requests_do_not_keep_a_health_check_out() -> None:
     async def work() -> None:
         async with http_port() as address:
-            opened = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]  # noqa: TID251 - bare peers
-            writers = [writer for _, writer in opened]
-            assert await ask(address, GET) == b""
-            opened[-1][1].write(GET)
-            assert b"alive" in await opened[-1][0].read(), "as many as that are let in"
-            for writer in writers:
+            opened = [await half_request(address) for _ in range(CONNECTIONS_MAX)]
+            for oldest in range(3):
+                assert b"alive" in await ask(address, GET)
+                assert await opened[oldest][0].read() == b"", "it made room"
+                opened.append(await half_request(address))
+            reader, writer = opened[-1]
+            writer.write(GET[9:])
+            assert b"alive" in await reader.read(), "as many as that are let in"
+            for _, writer in opened:
                 writer.close()
                 await writer.wait_closed()
-            while not await ask(address, GET):
-                pass  # until the port has noticed that they are gone
 
     run(work())
+
+
+async def half_request(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, and send the beginning of a request."""
+    reader, writer = await asyncio.open_connection(*address)  # noqa: TID251 - a bare peer
+    writer.write(GET[:9])
+    await writer.drain()
+    return reader, writer
+
+
+def test_the_host_with_most_connections_makes_room_half_requests_first() -> None:
+    async def work() -> None:
+        port = HttpPort(SocketNetwork(), sound, CollectorRegistry(), EventLog(SystemClock()))
+        asked, first = peer(port, "10.0.0.1"), peer(port, "10.0.0.2")
+        asked.receive(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        crowd = [peer(port, "10.0.0.3") for _ in range(CONNECTIONS_MAX - 2)]
+        for each in crowd[:5]:
+            assert not each.closed
+            peer(port, "10.0.0.2")
+            assert each.closed
+        assert not asked.closed
+        assert not first.closed
+        await port.stop()
+
+    run(work())
+
+
+class Peer(asyncio.Transport):
+    """The transport of a connection from a host, which notes whether it was closed."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__({"peername": (host, 5)})
+        self.closed = False
+        self.protocol: asyncio.BufferedProtocol | None = None
+
+    def receive(self, data: bytes) -> None:
+        """Let the connection receive bytes."""
+        assert self.protocol is not None
+        memoryview(self.protocol.get_buffer(len(data)))[: len(data)] = data
+        self.protocol.buffer_updated(len(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Drop what is sent."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+def peer(port: HttpPort, host: str) -> Peer:
+    """Connect from a host."""
+    transport = Peer(host)
+    transport.protocol = port.connection()
+    transport.protocol.connection_made(transport)
+    return transport
 
 
 @settings(max_examples=40)

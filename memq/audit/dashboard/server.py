@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from memq.audit.dashboard.audited import LiveSource
@@ -51,7 +51,7 @@ from memq.errors import (
 )
 from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
-from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, format_address
+from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, dispensable, format_address, host_of
 from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
 from memq.topic import check_name
@@ -354,6 +354,36 @@ def _key(text: str) -> bytes:
     return text.encode()
 
 
+class _Connection(H11Protocol):
+    """One connection to a browser; a new one over CONNECTIONS_MAX closes another.
+
+    `hosts` are all connections, oldest first, with their hosts.
+    """
+
+    def __init__(self, config: Config, state: ServerState, hosts: dict[_Connection, str]) -> None:
+        super().__init__(config, state, {})
+        self._hosts = hosts
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
+        """Take a connection."""
+        super().connection_made(transport)
+        if len(self._hosts) >= CONNECTIONS_MAX:
+            other = dispensable(self._hosts, _Connection.is_idle)
+            del self._hosts[other]
+            other.transport.abort()
+        self._hosts[self] = host_of(transport.get_extra_info("peername"))
+
+    def is_idle(self) -> bool:
+        """Whether no answer to a request is under way."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._hosts.pop(self, None)
+        super().connection_lost(exc)
+
+
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 
 
@@ -410,13 +440,14 @@ class Dashboard:
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            limit_concurrency=CONNECTIONS_MAX,
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
         )
         config.load()
 
+        hosts: dict[_Connection, str] = {}
+
         def connection() -> H11Protocol:
-            return H11Protocol(config, self._state, {})
+            return _Connection(config, self._state, hosts)
 
         # It is no BufferedProtocol: a real loop takes either kind.
         factory = cast(ProtocolFactory, connection)
