@@ -31,6 +31,7 @@ from memq.storage_handlers.files import sync_folder
 from memq.topic import check_name
 
 LAYOUT_VERSION = 1
+FOLDER_MODE = 0o700  # of new folders: other users read no data, and clients of theirs read through brokers
 _LOCK_BYTES_MAX = 64
 _SQLITE_HEAD = b"SQLite format 3\0"
 _APPLICATION_ID = slice(68, 72)  # https://www.sqlite.org/fileformat.html, section 1.3; 0 until the first checkpoint
@@ -115,11 +116,14 @@ class DataFolder:
 
 
 def _make_each(folders: Iterable[Path]) -> None:
-    """Create folders and fsync the parent of each new one: else a power loss could remove it."""
+    """Create folders that only their owner can open, and fsync the parent of each new one.
+
+    Without the fsync, a power loss could remove it.
+    """
     for folder in folders:
         if not folder.is_dir():
             with suppress(FileExistsError):
-                folder.mkdir()
+                folder.mkdir(FOLDER_MODE)
             if not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
             sync_folder(folder.parent)

@@ -44,6 +44,18 @@ def test_a_new_folder_has_all_parts_and_a_name(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_other_users_can_not_open_what_memq_creates(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(0o755)
+    DataFolder.open(kept / "new" / "data", Random(1)).close()
+    modes = {
+        path.relative_to(kept).as_posix(): path.stat().st_mode & 0o777 for path in kept.rglob("*") if path.is_dir()
+    }
+    assert modes.pop("new") == modes.pop("new/data") == 0o700
+    assert set(modes.values()) == {0o700}
+    assert kept.stat().st_mode & 0o777 == 0o755, "the operator's own"
+
+
 def test_the_name_stays_and_differs_from_folder_to_folder(tmp_path: Path) -> None:
     names = []
     for path, seed in ((tmp_path / "a", 1), (tmp_path / "b", 2), (tmp_path / "a", 3)):
