@@ -55,6 +55,11 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def raw_option(command: Command) -> Command:
+    """Add `--raw`: the command prints records to a terminal unchanged."""
+    return click.option("--raw", is_flag=True, help="Print control characters to a terminal as they are.")(command)
+
+
 def yes_option(command: Command) -> Command:
     """Add `--yes`: the command does not ask before an irreversible step."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)

@@ -6,11 +6,15 @@ import datetime
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Self
 
 import click
+
+_SHOWN_AS_THEY_ARE = frozenset("\n\t\u200c\u200d")  # the last two join letters and emoji
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # JSON escapes those below 0x20
 
 
 def print_message(text: str) -> None:
@@ -29,12 +33,35 @@ def confirm(question: str) -> None:
 
 def one_line(text: str) -> str:
     """Return `text` with control characters and line breaks made visible: an error is one line."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def write_records(content: bytes, *, raw: bool) -> None:
+    """Write records to stdout.
+
+    On a terminal without `raw`, characters that would control it, or reorder its text, are shown as escapes.
+    """
+    if not raw and sys.stdout.isatty():
+        text = content.decode("utf-8", "backslashreplace")
+        shown = (each if each in _SHOWN_AS_THEY_ARE else _visible(each) for each in text)
+        content = "".join(shown).encode()
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
 
 
 def print_json(value: object) -> None:
     """Print one JSON value on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    click.echo(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return one line of JSON, with escapes for what would control a terminal or reorder its text."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -203,7 +230,7 @@ class JsonLines(logging.Formatter):
         found |= {"logger": record.name, "event": event, "text": text}
         if record.exc_info:
             found["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False)
+        return json_text(found)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -13,8 +13,17 @@ from itertools import islice
 
 import click
 
-from memq.cli.options import LastRecords, Start, json_option, parse_start, s3_values, setting_options, settings_of
-from memq.cli.output import count_text, print_message
+from memq.cli.options import (
+    LastRecords,
+    Start,
+    json_option,
+    parse_start,
+    raw_option,
+    s3_values,
+    setting_options,
+    settings_of,
+)
+from memq.cli.output import count_text, print_message, write_records
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
 from memq.client.consumer.batch import Batch, Record, TopicPartition
 from memq.client.consumer.consumer import Consumer
@@ -95,6 +104,7 @@ class PrintedCount:
 @click.option(
     "--where", metavar="CONDITION", help="Only records with such headers: \"amount > 100 AND region = 'EU'\"."
 )
+@raw_option
 @json_option
 def consume(
     topic: str,
@@ -112,6 +122,7 @@ def consume(
     on_expired: OnExpired,
     tags: str | None,
     where: str | None,
+    raw: bool,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -140,7 +151,7 @@ def consume(
     try:
         position = (topic, group, broadcast, partition, start, until_end)
         request = ConsumeRequest(*position, on_damaged, on_expired, tags, where, s3)
-        _print_all(settings, request, count, printer, counts)
+        _print_all(settings, request, count, printer, counts, raw=raw)
     except KeyboardInterrupt:
         print_message(f"interrupted: {count_text(counts.records, 'record')} printed")
         raise
@@ -163,7 +174,13 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
 
 
 def _print_all(
-    settings: ClientSettings, request: ConsumeRequest, count: int | None, printer: Printer, counts: PrintedCount
+    settings: ClientSettings,
+    request: ConsumeRequest,
+    count: int | None,
+    printer: Printer,
+    counts: PrintedCount,
+    *,
+    raw: bool,
 ) -> None:
     """Print up to the end, or `count` records.
 
@@ -176,8 +193,7 @@ def _print_all(
             content, printed = printer(batch, None if count is None else count - counts.records)
             counts.records += printed
             counts.damaged += len(batch.damaged)
-            sys.stdout.buffer.write(content)
-            sys.stdout.buffer.flush()
+            write_records(content, raw=raw)
             if count is not None and counts.records >= count:
                 if request.commits and printed == len(batch):
                     consumer.commit(batch)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position, yes_option
-from memq.cli.output import confirm, count_text, print_json, print_message, print_pairs, print_table, time_text
+from memq.cli.options import broker_options, brokers_of, json_option, parse_position, raw_option, yes_option
+from memq.cli.output import (
+    confirm,
+    count_text,
+    print_json,
+    print_message,
+    print_pairs,
+    print_table,
+    time_text,
+    write_records,
+)
 from memq.cli.records.record_text import encode_record
 from memq.client.admin import AsyncAdmin
 from memq.client.listener.dead_letter_queue import LETTERS_MAX, DeadLetterQueue, Letter, waiting_letters
@@ -77,11 +85,13 @@ def _row(letter: Letter) -> tuple[object, ...]:
 @click.argument("position")
 @click.option("--value", "only_value", is_flag=True, help="Print only the value.")
 @broker_options
+@raw_option
 @json_option
 def show(
     group: str,
     position: str,
     only_value: bool,
+    raw: bool,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -99,8 +109,7 @@ def show(
                 f"the letter at {letter.position} has no value, since it is too large",
                 hint=f"memq get {letter.topic} {letter.origin}",
             )
-        sys.stdout.buffer.write(letter.value or b"")
-        sys.stdout.buffer.flush()
+        write_records(letter.value or b"", raw=raw)
     elif as_json:
         click.echo(_json_line(letter))
     else:

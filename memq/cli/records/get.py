@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from memq.cli.options import json_option, parse_position, s3_values, setting_options, settings_of
+from memq.cli.options import json_option, parse_position, raw_option, s3_values, setting_options, settings_of
+from memq.cli.output import write_records
 from memq.cli.records.consume import line_of_record
 from memq.client.consumer.consumer import read_record
 from memq.errors import NotFoundError, PositionExpiredError
@@ -18,11 +17,13 @@ from memq.settings import Value
 @click.argument("position")
 @setting_options("brokers")
 @click.option("-f", "--format", "form", metavar="FORMAT", help=r"Format of the record, such as '%t %p %k %s\n'.")
+@raw_option
 @json_option
 def get(
     topic: str,
     position: str,
     form: str | None,
+    raw: bool,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -42,5 +43,4 @@ def get(
         record = read_record(found.client().brokers, topic, at, s3=s3_values(found))
     except PositionExpiredError as error:
         raise NotFoundError(str(error), hint="retention or memq topic truncate has removed it") from error
-    sys.stdout.buffer.write(show(record, topic))
-    sys.stdout.buffer.flush()
+    write_records(show(record, topic), raw=raw)

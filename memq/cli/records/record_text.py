@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from memq.cli.output import json_text
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.settings import did_you_mean
 
@@ -175,7 +176,7 @@ def encode_record(
         record["value"] = None
     else:
         _put_bytes(record, "value", value)
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    return json_text(record)
 
 
 def decode_record(line: bytes) -> ReadRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import count_text, print_message, size_text, time_text
+from memq.cli.output import count_text, print_json, print_message, size_text, time_text
 from memq.cli.run import FAILED, OK
 from memq.errors import InvalidRequestError
 from memq.runtime.clock import SystemClock
@@ -131,7 +130,7 @@ class _PassReport:
 
     def _print(self, row: dict[str, object], key: str, what: str, size: int, modified_ms: int) -> None:
         if self._as_json:
-            click.echo(json.dumps(row))
+            print_json(row)
         else:
             click.echo(f"{key}: {what} ({size_text(size)}, written {time_text(modified_ms)})")
 
