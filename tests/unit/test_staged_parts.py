@@ -13,6 +13,7 @@ from awscrt.checksums import crc32c
 from memq.broker.holds.staged_parts import StagedParts, mark_committed
 from memq.broker.sweep import sweep as sweep_module
 from memq.broker.sweep.sweep import UNNAMED, UNPROVEN, Sweep
+from memq.broker.sweep.undecided_parts import manifests_in_use
 from memq.broker.sweep.unproven_objects import committed_objects, is_decided
 from memq.errors import InvalidRequestError, TooOldError, TransactionAbortedError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
@@ -332,6 +333,26 @@ def test_a_sweep_keeps_manifest_and_mark_while_a_pointer_names_an_object(
         own = {key, decided_key(key)}
         assert gone == {each for each in gone_batch if "/objects/" not in each} | (set() if atomic else own)
         assert staged_object.key in yard.store.objects
+
+    in_yard(work)
+
+
+def test_a_sweep_reads_manifests_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a set differs from process to process, and a simulated run must not."""
+
+    async def work(yard: HeldYard) -> None:
+        keys = {key for number in range(8) for key in await staged(yard, f"writer-{number}", marked=True)}
+        reads: list[str] = []
+        get = yard.store.get
+
+        async def note(key: str, *, checked: bool = True) -> bytes:
+            reads.append(key)
+            return await get(key, checked=checked)
+
+        monkeypatch.setattr(yard.store, "get", note)
+        await manifests_in_use(yard.store, keys, keys)
+        assert len(reads) == 8
+        assert reads == sorted(reads)
 
     in_yard(work)
 

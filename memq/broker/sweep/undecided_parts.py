@@ -40,7 +40,7 @@ async def undecided_keys(
     except (LogLostError, CorruptDataError, UnsupportedFormatError) as error:
         named, unsure = await _manifests(cluster, store, keys), str(error)
     found: set[str] = set()
-    for key in named:
+    for key in sorted(named):
         try:
             manifest, _ = await read_sealed(store, key, manifest_under)
         except NotFoundError as error:
@@ -77,7 +77,7 @@ async def manifests_in_use(store: ObjectReader, listed: Collection[str], keys: C
             return ""
 
     # A mark and its manifest may be in different parts of a large pass.
-    manifests = {key if is_manifest_key(key) else manifest_of_mark(key) for key in keys} - {""}
+    manifests = sorted({key if is_manifest_key(key) else manifest_of_mark(key) for key in keys} - {""})
     found = set(await asyncio.gather(*(used(key) for key in manifests))) - {""}
     return {key for key in keys if key in found or manifest_of_mark(key) in found}
 
@@ -96,7 +96,7 @@ async def _has_named(store: ObjectReader, manifest: Manifest, listed: Collection
 async def _manifests(cluster: str, store: ObjectReader, keys: Iterable[str]) -> set[str]:
     """Return the manifests of all writers of these objects."""
     writers = {writer_of(key) for key in keys}
-    return {entry.key for writer in writers async for entry in store.list(manifest_prefix(cluster, writer))}
+    return {entry.key for writer in sorted(writers) async for entry in store.list(manifest_prefix(cluster, writer))}
 
 
 def _keys_of(key: str, manifest: Manifest) -> set[str]:
