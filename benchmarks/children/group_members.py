@@ -7,20 +7,51 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import uvloop
 
 from benchmarks.children.commands import answer, commands_async, options
 from memq.broker.process import calm_collector
+from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.group_membership import MemberState
+from memq.client.consumer.group_owner import Answer, GroupOwner
+from memq.client.consumer.group_session import GroupSession
+from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, RetryableError
-from memq.groups import Membership
 from memq.groups.remote import RemoteGroups
-from memq.protocol.link import connect_link
+from memq.notification.remote import Ask
+from memq.protocol.frames import Api
+from memq.protocol.group_messages import HeartbeatRequest
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition
 
-HEARTBEAT_S = 3.0  # as consumers have it
 CONNECTING_AT_ONCE = 100
+
+
+class TimedAsk:
+    """Asks as `ask` does; notes how long requests take that do not wait for a change."""
+
+    def __init__(self, ask: Ask, crowd: Crowd) -> None:
+        self._ask = ask
+        self._crowd = crowd
+
+    async def __call__(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        began_s = time.monotonic()
+        self._crowd.requests += 1
+        try:
+            found = await self._ask(api, message, answer, timeout_s=timeout_s)
+        except RetryableError:
+            self._crowd.retries += 1
+            raise
+        except MemqError:
+            self._crowd.fenced += 1
+            raise
+        if api == Api.JOIN:
+            self._crowd.last_join_s = max(self._crowd.last_join_s, time.monotonic())
+        if not (isinstance(message, HeartbeatRequest) and message.wait_ms):
+            self._crowd.slow_s.append(time.monotonic() - began_s)
+        return found
 
 
 @dataclass
@@ -31,51 +62,42 @@ class Crowd:
     logs: list[ReadPartition]
     members: int  # of each group
     session_ms: int
-    holds: dict[tuple[int, int], Membership] = field(default_factory=dict)
+    states: dict[tuple[int, int], MemberState] = field(default_factory=dict)
     last_join_s: float = 0.0
     settled_s: dict[int, float] = field(default_factory=dict)
-    slow_s: list[float] = field(default_factory=list)  # how long requests took
+    slow_s: list[float] = field(default_factory=list)  # how long requests took that do not wait
+    requests: int = 0
     retries: int = 0
     fenced: int = 0
 
-    async def connect(self, address: str, limit: asyncio.Semaphore) -> RemoteGroups:
+    async def connect(self, address: str, limit: asyncio.Semaphore) -> GroupOwner:
+        pool = LinkPool(self.runtime, [parse_address(address)])
         async with limit:
-            link = await connect_link(self.runtime, None, parse_address(address), client="bench")
-        return RemoteGroups(link.request)
+            await pool.session(parse_address(address))
+        return GroupOwner(pool, BrokerRouter(pool), self.runtime.clock)
 
-    async def join(self, groups: RemoteGroups, group: int, number: int) -> None:
-        """Join, and send heartbeats until cancelled."""
-        name, member = f"g{group}", f"m{number}"
-        while True:
-            try:
-                known = await self._timed(groups, name, member, None)
-                self.last_join_s = max(self.last_join_s, time.monotonic())
-                while True:
-                    self.note(group, number, known)
-                    if not known.revoking:
-                        await asyncio.sleep(HEARTBEAT_S)
-                    known = await self._timed(groups, name, member, known)
-            except RetryableError:
-                self.retries += 1
-                await asyncio.sleep(0.2)
-            except MemqError:
-                self.fenced += 1
+    async def join(self, owner: GroupOwner, group: int, number: int) -> None:
+        """Stay in the group as a consumer does, until cancelled."""
+        groups = RemoteGroups(TimedAsk(owner, self))
+        session = GroupSession(
+            self.runtime, groups, f"g{group}", self.session_ms, lambda: self.note(group, number, session)
+        )
+        session.share(self.logs)
+        await session.run()
 
-    async def _timed(self, groups: RemoteGroups, name: str, member: str, known: Membership | None) -> Membership:
-        began_s = time.monotonic()
-        if known is None:
-            found = await groups.join(name, member, self.logs, self.session_ms)
-        else:
-            found = await groups.heartbeat(name, member, known.generation, known.revoking)
-        self.slow_s.append(time.monotonic() - began_s)
-        return found
-
-    def note(self, group: int, number: int, known: Membership) -> None:
-        """Note what a member holds; a group is settled when its members hold each partition once."""
-        self.holds[group, number] = known
-        held = [self.holds.get((group, each)) for each in range(self.members)]
-        assigned = [log for each in held if each is not None for log in each.assigned]
-        moving = any(each is None or each.revoking for each in held)
+    def note(self, group: int, number: int, session: GroupSession) -> None:
+        """Take the changes of a member; a group is settled when its members hold each partition once."""
+        state, changes = session.state, session.state.changes()
+        self.states[group, number] = state
+        for partition in changes.lost:
+            state.confirm_lost(partition)
+        for partition in changes.revoked:
+            state.confirm_revoked(partition)
+        for partition in changes.assigned:
+            state.confirm_assigned(partition)
+        held = [self.states.get((group, each)) for each in range(self.members)]
+        assigned = [log for each in held if each is not None for log in each.granted]
+        moving = any(each is None or each.released for each in held)
         if not moving and len(assigned) == len(set(assigned)) == len(self.logs):
             self.settled_s.setdefault(group, time.monotonic())
         else:
@@ -90,16 +112,17 @@ async def main(
     crowd = Crowd(Runtime(), logs, members, session_ms)
     limit = asyncio.Semaphore(CONNECTING_AT_ONCE)
     who = [(group, number) for group in range(groups) for number in range(members)]
-    queues = await asyncio.gather(*(crowd.connect(addresses[at % len(addresses)], limit) for at, _ in enumerate(who)))
+    owners = await asyncio.gather(*(crowd.connect(addresses[at % len(addresses)], limit) for at, _ in enumerate(who)))
     calm_collector()
-    answer(connected=len(queues))
+    answer(connected=len(owners))
     work: list[asyncio.Task[None]] = []
     async for command in commands_async():
         crowd.slow_s.clear()
+        crowd.requests = 0
         if command["command"] == "join":
             began_s = time.monotonic()
-            for remote, (group, number) in zip(queues, who, strict=True):
-                work.append(asyncio.create_task(crowd.join(remote, group, number)))
+            for owner, (group, number) in zip(owners, who, strict=True):
+                work.append(asyncio.create_task(crowd.join(owner, group, number)))
                 if len(work) % 100 == 0:
                     await asyncio.sleep(command["over_s"] * 100 / len(who))
             while len(crowd.settled_s) < groups and time.monotonic() < began_s + command["wait_s"]:  # noqa: ASYNC110
@@ -118,7 +141,7 @@ def facts(crowd: Crowd) -> dict[str, float]:
     """Return counts, and how long the requests took since the last command."""
     slow = sorted(crowd.slow_s) or [0.0]
     return {
-        "requests": len(crowd.slow_s),
+        "requests": crowd.requests,
         "p50_ms": 1_000 * slow[len(slow) // 2],
         "p99_ms": 1_000 * slow[int(0.99 * (len(slow) - 1))],
         "retries": crowd.retries,

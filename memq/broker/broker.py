@@ -449,7 +449,8 @@ class Broker:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s, settings = services.runtime.clock.monotonic(), services.settings
-            connections = [reader for reader in list(self.intake.readers) if isinstance(reader, Connection)]
+            readers = list(self.intake.readers)
+            connections = [each for each in readers if isinstance(each, Connection) and not _is_quiet(each)]
             for connection in connections:
                 _close_overdue(connection, now_s, settings)
             _shed(connections, settings.memory_bytes_max // UNSENT_SHARE)
@@ -465,6 +466,16 @@ def _public_address(advertise: str, bound: Address) -> str:
     """Return the advertised address: `advertise` (with the real port for 0), or the listening one."""
     host, port = parse_address(advertise) if advertise else bound
     return format_address((host, port or bound[1]))
+
+
+def _is_quiet(connection: Connection) -> bool:
+    """Whether nothing is incomplete: HELLO, a frame, unread answers, the end. Most connections are."""
+    return (
+        connection.ready
+        and connection.half_since_s is None
+        and connection.leaving_since_s is None
+        and not connection.outbox.congested
+    )
 
 
 def _close_overdue(connection: Connection, now_s: float, settings: BrokerSettings) -> None:

@@ -125,6 +125,26 @@ class ServiceHosts:
         topic = await self._topic()
         return await self.service_in(kind, topic, zlib.crc32(name.encode()) % len(topic.partitions))
 
+    def address_of(self, name: str) -> str:
+        """Return the address of the broker that has a name's service partition; "" without an owner."""
+        try:
+            topic = self._partitions.topic(STATE_TOPIC)
+        except NotFoundError:
+            return ""
+        return self._partitions.owners(topic)[zlib.crc32(name.encode()) % len(topic.partitions)].address
+
+    def service_here(self, kind: ServiceKind[Made], name: str) -> Made | None:
+        """Return the service that has a name if it is open here, without a wait; else None."""
+        try:
+            topic = self._partitions.topic(STATE_TOPIC)
+        except NotFoundError:
+            return None
+        partition = zlib.crc32(name.encode()) % len(topic.partitions)
+        host = self._hosts.get((topic.id, partition))
+        if host is None or not host.log.is_owner or not self._partitions.owns(topic, partition):
+            return None
+        return host.services[kind.machine]  # type: ignore[return-value]  # `kind` made it
+
     async def service_in(self, kind: ServiceKind[Made], topic: Topic, partition: int) -> Made | str:
         """Return the service of a service partition, or the address of its owner.
 

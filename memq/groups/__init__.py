@@ -25,6 +25,7 @@ class Membership:
     assigned: tuple[ReadPartition, ...]
     revoking: tuple[ReadPartition, ...] = ()
     positions: Mapping[ReadPartition, Committed] = field(default_factory=dict, compare=False)
+    waits: bool = field(default=False, compare=False)  # whether the next heartbeat may wait at the owner of the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +101,15 @@ class Groups(Protocol):
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members, with its positions."""
+        ...
+
+
+class WaitingGroups(Groups, Protocol):
+    """Groups whose heartbeats may wait for a change. Promises and errors: as `Groups`."""
+
+    async def await_change(self, group: str, member: str, generation: int, wait_ms: int) -> Membership | None:
+        """Send a heartbeat that waits for a change of the member's assignment, `wait_ms` at most.
+
+        None: the assignment is the one of `generation`. A membership may come at once, also without a change.
+        """
         ...

@@ -4,6 +4,9 @@ Heartbeats are no decisions. Their times are in memory only, so `GroupCoordinato
 for its session time-out, counted from the opening of the log plus F at the earliest (G4). F is a quarter of the session
 time-out. An owner answers heartbeats only with a proof younger than F, that it still has the log. So a former owner
 keeps no member alive for longer than F after the opening of the next one.
+
+A heartbeat that brings nothing may wait for a change (`keep_heartbeat`, ADR 43). It counts as heard when it came, and
+not when it is answered: its connection may be dead meanwhile. So it can't keep a silent member in the group.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from memq.groups.machine import (
     shared_wanted,
 )
 from memq.groups.pieces import PIECE_BYTES_MAX, pieces_of
+from memq.groups.waiting import TICK_MS, AnswerHeartbeat, WaitingHeartbeat, WaitingHeartbeats
 from memq.notification import FormerGroup, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
@@ -51,15 +55,22 @@ from memq.state_log.state_log import StateLog
 from memq.topic import Committed, ReadPartition, check_group
 
 FRESH_SHARE = 4  # F is this part of a session time-out
-EXPIRY_CHECK_S = 0.25  # between two searches for silent members
+WAIT_SHARE = 3  # a heartbeat waits for this part of a session at most: two of them must fit into one (G4)
+WAIT_SLACK_MS = 2 * TICK_MS  # by which an answer may come after the end of its wait
+EXPIRY_CHECK_S = TICK_MS / 1_000  # between two searches for silent members, and for heartbeats whose wait ends
 
 Change = Callable[[Group], object]
 
 
 @dataclass(slots=True)
 class _Heard:
-    """When members of a group were heard, and when one may be silent for too long (monotonic ms)."""
+    """When members of a group were heard, and when one may be silent for too long (monotonic ms).
 
+    Before the generation `since`, partitions may have been removed that no hold shows: by a former owner, or with their
+    topic.
+    """
+
+    since: int
     at_ms: dict[str, int] = field(default_factory=dict)
     next_ms: int = 0
 
@@ -81,6 +92,7 @@ class GroupCoordinator:
         self._heard: dict[str, _Heard] = {}
         self._waiting: dict[str, list[tuple[Change, asyncio.Future[None]]]] = {}
         self._deciding: set[str] = set()
+        self._beats = WaitingHeartbeats()
         self._tasks = tasks
 
     # ---- members ---------------------------------------------------------------------------------
@@ -118,6 +130,83 @@ class GroupCoordinator:
         self._note(group, member)
         return self._with_positions(group, member, membership, generation)
 
+    def keep_heartbeat(self, group: str, member: str, generation: int, wait_ms: int, answer: AnswerHeartbeat) -> bool:
+        """Keep a heartbeat until its member's assignment changes, `wait_ms` at most.
+
+        It releases no partitions. The wait has no task, and `answer` is called once. It takes a membership after a
+        change, None without one, or the error. A later heartbeat of the member ends the wait. False: `heartbeat` must
+        answer now. The member is unknown here, may be silent for too long, knows an older assignment, or has a session
+        that is too short for a wait.
+        """
+        stored = self._machine.groups.get(group)
+        known = stored.membership.members.get(member) if stored is not None else None
+        if stored is None or known is None or self._tasks.stopped or not self._log.is_owner:
+            return False
+        heard, now_ms = self._heard_in(group), self._now_ms()
+        if now_ms - self._heard_ms(heard, member, known) >= known.session_timeout_ms:
+            return False
+        wait_ms = min(wait_ms, known.session_timeout_ms // WAIT_SHARE) - WAIT_SLACK_MS
+        if wait_ms <= 0 or not known.joined <= generation <= stored.membership.generation:
+            return False
+        if _has_changed(heard, known, generation):
+            return False
+        self._note(group, member)
+        fresh_ms = known.session_timeout_ms // FRESH_SHARE
+        former = self._beats.add(WaitingHeartbeat(group, member, generation, now_ms + wait_ms, fresh_ms, answer))
+        if former is not None:
+            former.answer(NotReadyError(f"a later heartbeat of member '{member}' has come"))
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """How many heartbeats wait."""
+        return len(self._beats)
+
+    async def _answer_due(self) -> None:
+        """Answer the heartbeats that have waited long enough, all with one proof.
+
+        Raises: NotReadyError when the log has ended.
+        """
+        if not self._log.is_owner:
+            raise NotReadyError("the log of this coordinator has ended")
+        beats = self._beats.take_due(self._now_ms())
+        error: MemqError | None = _closed()
+        try:
+            if beats and not self._is_proved(min(beat.fresh_ms for beat in beats)):
+                await known_outcome(self._log.fresh())
+            error = None
+        except MemqError as failure:
+            error = failure
+        finally:
+            for beat in beats:
+                if error is None:
+                    self._answer_beat(beat)
+                else:
+                    beat.answer(error)
+
+    def _answer_beat(self, beat: WaitingHeartbeat, *, changed: bool = False) -> None:
+        """Answer a heartbeat with what counts now; the log is proved."""
+        state = self._machine.membership(beat.group)
+        try:
+            member = state.current_member(beat.member, beat.generation)
+        except MemqError as error:
+            return beat.answer(error)
+        if not changed and not _has_changed(self._heard_in(beat.group), member, beat.generation):
+            return beat.answer(None)
+        membership = state.membership(beat.member)
+        return beat.answer(self._with_positions(beat.group, beat.member, membership, beat.generation))
+
+    def _answer_changed(self, decision: MembersDecision) -> None:
+        """Answer the waiting heartbeats of the members that a decision has changed."""
+        for beat in self._beats.take_members(decision.group, (*decision.changed, *decision.gone)):
+            if self._is_proved(beat.fresh_ms):
+                self._answer_beat(beat, changed=True)
+            else:  # the entry was on its way for too long: the next tick gets a proof
+                self._beats.add(beat._replace(until_ms=0))
+
+    def _is_proved(self, fresh_ms: int) -> bool:
+        return self._clock.monotonic() - self._log.proved_s <= fresh_ms / 1_000
+
     def _with_positions(self, group: str, member: str, membership: Membership, known: int) -> Membership:
         """Add the positions of what the member has got since the generation that it knows (G3)."""
         if membership.generation <= known:
@@ -146,10 +235,15 @@ class GroupCoordinator:
                 await self._expire(group)
 
     async def run(self) -> None:
-        """Expire members until cancelled. Raises: MemqError when the log has ended."""
-        while True:
-            await asyncio.sleep(EXPIRY_CHECK_S)
-            await self.expire()
+        """Expire members, and answer waiting heartbeats. Raises: MemqError when the log has ended."""
+        try:
+            while True:
+                await asyncio.sleep(EXPIRY_CHECK_S)
+                await self.expire()
+                await self._answer_due()
+        finally:  # the members ask again, perhaps the next owner
+            for beat in self._beats.take_all():
+                beat.answer(_closed())
 
     async def _expire(self, group: str) -> None:
         if group in self._machine.groups and self._may_be_silent(group, self._machine.membership(group)):
@@ -228,6 +322,7 @@ class GroupCoordinator:
         for group, stored in list(self._machine.groups.items()):
             if gone & _partitions_of(stored.membership):
                 await self._decide(group, lambda state: state.forget(partitions))
+                self._heard_in(group).since = self._machine.membership(group).generation
         await self._propose(ForgetDecision(pack(partitions)))
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -281,13 +376,15 @@ class GroupCoordinator:
                     return ends
                 continue
             asking = self._asking(group, after)
+            decision = difference(group, before, after)
             try:
-                await self._propose_members(difference(group, before, after))
+                await self._propose_members(decision)
             except StalePlanError:
                 continue
             for member in asking:  # at once: the next decision would expire members whose joins have no answer yet
                 self._note(group, member)
             self._heard_in(group).next_ms = 0
+            self._answer_changed(decision)
             return ends
 
     async def _propose_members(self, decision: MembersDecision) -> None:
@@ -310,8 +407,7 @@ class GroupCoordinator:
     async def _prove(self, group: str, member: str) -> None:
         """Wait for a proof younger than F of this member's session."""
         known = self._machine.membership(group).members.get(member)
-        fresh_ms = known.session_timeout_ms // FRESH_SHARE if known is not None else 0
-        if known is None or self._clock.monotonic() - self._log.proved_s > fresh_ms / 1_000:
+        if known is None or not self._is_proved(known.session_timeout_ms // FRESH_SHARE):
             await known_outcome(self._log.fresh())
 
     def _existing(self, group: str) -> Group:
@@ -330,7 +426,10 @@ class GroupCoordinator:
             heard.at_ms[member] = max(self._heard_ms(heard, member, known), self._now_ms())
 
     def _heard_in(self, group: str) -> _Heard:
-        return self._heard.setdefault(group, _Heard())
+        heard = self._heard.get(group)
+        if heard is None:
+            heard = self._heard[group] = _Heard(since=self._machine.membership(group).generation)
+        return heard
 
     def _heard_ms(self, heard: _Heard, name: str, member: Member) -> int:
         return heard.at_ms.get(name, self._opened_ms + member.session_timeout_ms // FRESH_SHARE)
@@ -359,6 +458,14 @@ class GroupCoordinator:
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1_000)
+
+
+def _has_changed(heard: _Heard, member: Member, generation: int) -> bool:
+    """Whether the holds of a member may have changed since a generation."""
+    for hold in member.holds:
+        if hold.since > generation or hold.revoking > generation:
+            return True
+    return generation < heard.since
 
 
 def _closed() -> NotReadyError:

@@ -189,7 +189,7 @@ class Group(msgspec.Struct):
         Raises: GenerationFencedError when the member has expired, left, or joined again.
         """
         self.expire(now_ms)
-        member = self._current(name, generation)
+        member = self.current_member(name, generation)
         member.heard_ms = now_ms
         given = frozenset(released)
         kept = [hold for hold in member.holds if not (hold.partition in given and 0 < hold.revoking <= generation)]
@@ -203,7 +203,7 @@ class Group(msgspec.Struct):
 
         Raises: GenerationFencedError when the member has expired, left, or joined again after `generation`.
         """
-        self._current(name, generation)
+        self.current_member(name, generation)
         return self.membership(name)
 
     def leave(self, name: str, now_ms: int) -> None:
@@ -242,7 +242,7 @@ class Group(msgspec.Struct):
             check_position(partition, committed)
         if name == "" and generation == OUTSIDE_GENERATION:
             return self.check_no_members("positions can't be set")
-        current = self._current(name, generation)
+        current = self.current_member(name, generation)
         since = {hold.partition: hold.since for hold in current.holds}
         for partition in positions:
             if since.get(partition, generation + 1) > generation:
@@ -274,7 +274,8 @@ class Group(msgspec.Struct):
             for name, member in sorted(self.members.items())
         }
 
-    def _current(self, name: str, generation: int) -> Member:
+    def current_member(self, name: str, generation: int) -> Member:
+        """Return a member that knows a generation. Raises: as `current`."""
         member = self.members.get(name)
         if member is None:
             raise GenerationFencedError(f"member '{name}' is not in the group; it left, or was silent for too long")

@@ -41,7 +41,8 @@ class RemoteGroups:
             partitions=[ref_of(partition) for partition in partitions],
             session_timeout_ms=session_timeout_ms,
         )
-        return membership_of(await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S))
+        answer = await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        return membership_of(answer, waits=bool(answer.owner))
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
@@ -50,7 +51,15 @@ class RemoteGroups:
         request = HeartbeatRequest(
             group=group, member=member, generation=generation, released=[ref_of(partition) for partition in released]
         )
-        return membership_of(await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=ANSWER_S))
+        answer = await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=ANSWER_S)
+        return membership_of(answer, waits=bool(answer.owner))
+
+    async def await_change(self, group: str, member: str, generation: int, wait_ms: int) -> Membership | None:
+        """See `WaitingGroups.await_change`."""
+        request = HeartbeatRequest(group=group, member=member, generation=generation, wait_ms=wait_ms)
+        timeout_s = ANSWER_S + wait_ms / 1_000
+        answer = await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=timeout_s)
+        return None if answer.unchanged else membership_of(answer, waits=answer.waits)
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
@@ -136,11 +145,12 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
     }
 
 
-def membership_of(answer: MembershipAnswer) -> Membership:
+def membership_of(answer: MembershipAnswer, *, waits: bool = False) -> Membership:
     """Return the membership in a message."""
     return Membership(
         answer.generation,
         tuple(partition_of(ref) for ref in answer.assigned),
         tuple(partition_of(ref) for ref in answer.revoking),
         committed_of(answer.positions),
+        waits,
     )

@@ -51,21 +51,33 @@ class JoinRequest(msgspec.Struct, kw_only=True):
 
 
 class HeartbeatRequest(msgspec.Struct, kw_only=True):
-    """Report that the member is alive, and the partitions that it released."""
+    """Report that the member is alive, and the partitions that it released.
+
+    Without these, the owner of the group may answer after up to `wait_ms`, or when the member's assignment changes.
+    """
 
     group: str
     member: str
     generation: Int64
     released: list[PartitionRef] = []
+    wait_ms: Int64 = 0
 
 
 class MembershipAnswer(msgspec.Struct, kw_only=True):
-    """Answer to JOIN and HEARTBEAT, as `Membership`: `positions` are of partitions that are new there."""
+    """Answer to JOIN and HEARTBEAT, as `Membership`: `positions` are of partitions that are new there.
+
+    `unchanged`: the assignment is that of the generation in the request, and the other fields say nothing; only for
+    requests with `wait_ms`. `owner` is the address of the group's owner. Heartbeats that it gets directly may wait, and
+    `waits` says so; other brokers forward them without a wait.
+    """
 
     generation: Int64
     assigned: list[PartitionRef] = []
     revoking: list[PartitionRef] = []
     positions: list[WireCommitted] = []
+    unchanged: bool = False
+    waits: bool = False
+    owner: str = ""
 
 
 class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):

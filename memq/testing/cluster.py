@@ -32,6 +32,7 @@ from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
+from memq.groups.waiting import AnswerHeartbeat
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
@@ -352,6 +353,11 @@ class FaultyGroups(GroupCoordinator):
         """See `Groups.heartbeat`."""
         self._faults.meet("groups.heartbeat")
         return await super().heartbeat(group, member, generation, released)
+
+    def keep_heartbeat(self, group: str, member: str, generation: int, wait_ms: int, answer: AnswerHeartbeat) -> bool:
+        """See `GroupCoordinator.keep_heartbeat`."""
+        self._faults.meet("groups.heartbeat")
+        return super().keep_heartbeat(group, member, generation, wait_ms, answer)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0

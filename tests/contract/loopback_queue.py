@@ -67,6 +67,9 @@ class _Hosts:
         assert isinstance(self._lender, StateLogQueue), "this queue has no groups"
         return self._lender
 
+    def address_of(self, group: str) -> str:
+        return "here:1"
+
     async def service_topic(self, *, create: bool) -> Topic:
         return Topic(name=STATE_TOPIC, id="0" * 32, created_ms=0, partitions=equal_slots(1))
 

@@ -26,6 +26,7 @@ class InstantLog:
         self.before: Callable[[], object] = int
         self.proofs = 0
         self.proved_s = -math.inf
+        self.is_owner = True
 
     async def propose(self, machine: str, body: bytes) -> Answer:
         """See `StateLog.propose`."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
+from memq.broker.ingest.connection import JOINED_BYTES_MAX, UNSENT_BYTES_MAX, Connection
 from memq.broker.ingest.intake import Region
 from memq.broker.ingest.quotas import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
@@ -496,16 +496,17 @@ class Parts(Wire):
         self.parts.append(data)
 
 
-def test_a_body_is_not_copied_to_its_prefix_and_hello_starts_the_clock() -> None:
+def test_a_large_body_is_not_copied_to_its_prefix_and_hello_starts_the_clock() -> None:
     def work(bench: Bench) -> None:
         wire = Parts()
         bench.connection.outbox.transport = cast(asyncio.Transport, wire)
         ready_s = bench.connection.ready_s
         bench.clock.advance(1_000)
         prefix = encode_frame(Api.METADATA, 0, 1, b"")
-        bench.connection.send(prefix, b"body")
-        bench.connection.send(prefix)
-        assert wire.parts == [prefix, b"body", prefix]
+        large = bytes(JOINED_BYTES_MAX + 1)
+        for body in (large, large[1:], b""):
+            bench.connection.send(prefix, body)
+        assert wire.parts == [prefix, large, prefix + large[1:], prefix], "a short body takes one call of the socket"
         assert bench.connection.ready_s == ready_s == 1_007.0
 
     with_bench(work)

@@ -185,6 +185,9 @@ class Hosts:
     async def check(self, find: object) -> None:
         pass
 
+    def address_of(self, group: str) -> str:
+        return "here:1"
+
     async def service_or_link(self, kind: None, group: str, *, forwarded: bool) -> Queue:
         return self._queue
 
@@ -470,10 +473,11 @@ def test_a_member_joins_lives_and_leaves() -> None:
         handlers = Handlers()
         join = JoinRequest(group="g", member="m", partitions=[ref(1), ref(2)], session_timeout_ms=900)
         answer = await handlers.requests.join(call(join))
-        assert answer == MembershipAnswer(generation=5, assigned=[ref(1)], revoking=[ref(2)])
+        owner = "here:1"
+        assert answer == MembershipAnswer(generation=5, assigned=[ref(1)], revoking=[ref(2)], waits=True, owner=owner)
         beat = HeartbeatRequest(group="g", member="m", generation=5, released=[ref(2)])
         answer = await handlers.requests.heartbeat(call(beat))
-        assert answer == MembershipAnswer(generation=6, assigned=[ref(1)])
+        assert answer == MembershipAnswer(generation=6, assigned=[ref(1)], waits=True, owner=owner)
         leave = JoinRequest(group="g", member="m", leave=True)
         answer = await handlers.requests.join(call(leave))
         assert answer == MembershipAnswer(generation=-1), "a generation that is none"

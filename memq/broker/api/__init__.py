@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from memq.broker.ingest.connection import Connection
+from memq.errors import MemqError
 from memq.protocol.connection import Principal
 
 Ask = TypeVar("Ask", bound=msgspec.Struct)
@@ -22,6 +23,7 @@ class WithBlocks(NamedTuple):
 
 
 Answer = msgspec.Struct | bytes | WithBlocks
+Reply = Callable[[Answer | MemqError], None]
 
 
 @dataclass(frozen=True, slots=True)

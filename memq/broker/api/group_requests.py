@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memq.broker.api import Answer, Call
+from memq.broker.api import Answer, Call, Reply
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.reader_requests import known_partition
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
 from memq.broker.service_hosts import ServiceHosts
-from memq.errors import NotReadyError, TimedOutError
-from memq.groups import Membership
+from memq.broker.services import BROKER_PROGRAM
+from memq.errors import MemqError, NotReadyError, TimedOutError
+from memq.groups import OUTSIDE_GENERATION, Membership
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.remote import committed_of, wire_of
 from memq.notification.remote import partition_of, ref_of
@@ -33,9 +34,10 @@ from memq.protocol.group_messages import (
     WireMember,
 )
 from memq.protocol.link import Link
-from memq.protocol.messages import PartitionRef
+from memq.protocol.messages import PartitionRef, encode_message
 from memq.topic import Committed, ReadPartition, check_group
 
+_UNCHANGED = encode_message(MembershipAnswer(generation=OUTSIDE_GENERATION, unchanged=True, waits=True))
 HEARTBEAT_S = 5.0  # time-out for the owner of a group: if it hangs, another broker may be the owner soon
 
 
@@ -57,7 +59,8 @@ class GroupRequests:
             await coordinator.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
         partitions = await _all_known(self._partitions, ask.partitions)
-        return _answer(await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
+        membership = await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms)
+        return self._answer(call, membership)
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
         """Note that a member is alive. Raises: NotReadyError if the owner of its group does not answer."""
@@ -69,7 +72,31 @@ class GroupRequests:
             except TimedOutError as error:  # not as such: the client would give up its connection to this broker
                 raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
         released = [partition_of(ref) for ref in ask.released]
-        return _answer(await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
+        return self._answer(call, await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
+
+    def keep(self, call: Call[HeartbeatRequest], reply: Reply) -> bool:
+        """Keep a heartbeat that may wait, and `reply` once, later. False: `heartbeat` must answer it.
+
+        A broker that forwards a heartbeat keeps nothing: so the client learns who the owner is, and asks it directly.
+        """
+        ask = call.ask
+        if ask.wait_ms <= 0 or ask.released or call.connection.program == BROKER_PROGRAM:
+            return False
+        coordinator = self._hosts.service_here(self._hosts.groups, ask.group)
+        if coordinator is None:
+            return False
+
+        def answer(found: Membership | MemqError | None) -> None:
+            if found is None:
+                reply(_UNCHANGED)
+            else:
+                reply(self._answer(call, found) if isinstance(found, Membership) else found)
+
+        return coordinator.keep_heartbeat(ask.group, ask.member, ask.generation, ask.wait_ms, answer)
+
+    def _answer(self, call: Call[Any], membership: Membership) -> MembershipAnswer:
+        direct = call.connection.program != BROKER_PROGRAM
+        return _answer(membership, self._hosts.address_of(call.ask.group), waits=direct)
 
     async def commit(self, call: Call[CommitRequest]) -> Answer:
         """Store positions of a group, or read them."""
@@ -185,8 +212,10 @@ def _wire_group(
     )
 
 
-def _answer(membership: Membership) -> MembershipAnswer:
+def _answer(membership: Membership, owner: str, *, waits: bool) -> MembershipAnswer:
     return MembershipAnswer(
+        owner=owner,
+        waits=waits,
         generation=membership.generation,
         assigned=[ref_of(partition) for partition in membership.assigned],
         revoking=[ref_of(partition) for partition in membership.revoking],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple
 
-from memq.broker.api import Answer, Ask, Call
+from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
@@ -112,6 +112,7 @@ class Operation(Generic[Ask]):
     handler: Callable[[Call[Ask]], Awaitable[Answer]]
     prepare: Callable[[Ask], Awaitable[Any]] | None = None  # for long waits, before an answer needs memory
     answer_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, of READ or POLL; 0 for a refusal
+    keep: Callable[[Call[Ask], Reply], bool] | None = None  # without a task, for an answer that may come much later
     spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
 
 
@@ -121,6 +122,7 @@ class Operations:
     def __init__(self, rows: Iterable[Operation[Any]]) -> None:
         self.rows = list(rows)
         self._by_message = {row.message: row for row in self.rows}
+        self.kept = frozenset(row.api for row in self.rows if row.keep is not None)
         self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
 
     def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any]:
@@ -179,7 +181,7 @@ def operations_of(
             Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, readers.poll_spans),
             Operation("commit", Api.COMMIT, CommitRequest, _group, groups.commit),
             Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
-            Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat),
+            Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat, keep=groups.keep),
             Operation("list-groups", Api.ADMIN, ListGroups, _cluster, groups.list_groups),
             Operation("list-former-groups", Api.ADMIN, ListFormerGroups, _cluster, groups.list_former),
             Operation("move-group", Api.ADMIN, MoveGroup, _group, groups.move),

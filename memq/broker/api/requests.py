@@ -1,13 +1,17 @@
-"""Answers control frames: each request is a task, and each connection has a bounded number."""
+"""Answers control frames: each request is a task, and each connection has a bounded number.
+
+A heartbeat that waits for a change of its group is none: see `Operation.keep`. Each member has one at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from memq.broker.api import Call, WithBlocks
+from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
@@ -107,6 +111,8 @@ class Requests:
         if error is not None:
             connection.send(_error_frame(frame, error))
             return
+        if frame.api in self._operations.kept and self._keep(connection, frame):
+            return
         self._pending_bytes += len(frame.body)
         self._begin(connection, frame, self._answer(connection, frame), lambda: self._forget(frame))
 
@@ -138,6 +144,21 @@ class Requests:
                 connection.abort()  # an unexpected error ends its own connection only
 
         task.add_done_callback(done)
+
+    def _keep(self, connection: Connection, frame: Frame) -> bool:
+        """Keep a request until its handler replies, without a task. False: it must be answered by one."""
+        try:
+            operation, ask = self._operations.find(frame, checksum_wanted=connection.checksums)
+            if operation.keep is None:
+                return False
+            call = Call(connection, connection.principal, frame.stream, ask)
+            return operation.keep(call, partial(self._reply_later, connection, frame._replace(body=b"")))
+        except MemqError as error:
+            connection.send(_error_frame(frame, error))
+            return True
+
+    def _reply_later(self, connection: Connection, frame: Frame, answer: Answer | MemqError) -> None:
+        self._send(connection, frame, *_reply_frame(frame, answer))
 
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
@@ -225,19 +246,13 @@ class Requests:
     async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
         """Call the handler, and send its answer or its error.
 
-        All handlers are called here. So this is the place for a check of the principal's permissions on
+        All handlers are called here, or in `_keep`. So this is the place for a check of the principal's permissions on
         `operation.resources(call)`, or of a quota.
         """
         try:
-            answer = await operation.handler(call)
-            if isinstance(answer, WithBlocks):
-                body = b"".join(answer.blocks)
-                reply = encode_with_blocks(frame.api, frame.argument, encode_message(answer.message), len(body)), body
-            else:
-                body = answer if isinstance(answer, bytes) else encode_message(answer)
-                reply = encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body
+            reply = _reply_frame(frame, await operation.handler(call))
         except MemqError as error:
-            reply = _error_frame(frame, error), b""
+            reply = _reply_frame(frame, error)
         self._send(call.connection, frame, *reply)
 
     def _send(self, connection: Connection, frame: Frame, prefix: bytes, body: bytes = b"") -> None:
@@ -267,6 +282,17 @@ class Requests:
         )
         connection.frame_checksums = hello.frame_checksums
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
+
+
+def _reply_frame(frame: Frame, answer: Answer | MemqError) -> tuple[bytes, bytes]:
+    """Return the two pieces of an answer. Raises: as the encoders of frames."""
+    if isinstance(answer, MemqError):
+        return _error_frame(frame, answer), b""
+    if isinstance(answer, WithBlocks):
+        body = b"".join(answer.blocks)
+        return encode_with_blocks(frame.api, frame.argument, encode_message(answer.message), len(body)), body
+    body = answer if isinstance(answer, bytes) else encode_message(answer)
+    return encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body
 
 
 def _error_frame(frame: Frame, error: MemqError) -> bytes:

@@ -19,6 +19,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.client.consumer.group_membership import AssignmentEvents
+from memq.client.consumer.group_owner import GroupOwner
 from memq.client.consumer.group_session import Committer, GroupSession
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
@@ -88,7 +89,8 @@ class ConsumerCore:
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker, any_broker.with_blocks)
-        self._groups = RemoteGroups(any_broker)
+        self._group_owner = GroupOwner(self._pool, any_broker, runtime.clock)
+        self._groups = RemoteGroups(self._group_owner)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)
@@ -101,9 +103,8 @@ class ConsumerCore:
         reader = partial(self._stores.reader, waits=self._pool.waits)
         fetcher = make_fetcher(settings.read, any_broker.read, reader, self._confirmed)
         fetcher.near = any_broker.near
-        self._reading = FetchScheduler(
-            runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
-        )
+        memory_bytes = settings.prefetch_bytes_max
+        self._reading = FetchScheduler(runtime, self._queue, fetcher, self._tasks, memory_bytes, self._changed.set)
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(
             settings,
@@ -123,10 +124,8 @@ class ConsumerCore:
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
         if settings.group_name is not None:
-            alone, timeout_ms = settings.broadcast is not None, settings.session_timeout_ms
-            self._group = GroupSession(
-                runtime, self._groups, settings.group_name, timeout_ms, self._group_changed, alone=alone
-            )
+            place = runtime, self._groups, settings.group_name, settings.session_timeout_ms, self._group_changed
+            self._group = GroupSession(*place, alone=settings.broadcast is not None)
             self._opener.take_position = self._group.state.take_position
             self._committer = Committer(self._reading, self._group, self._ready_batches, runtime, self._events)
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
@@ -189,6 +188,7 @@ class ConsumerCore:
         if self._observer is not None:
             await self._observer.close(timeout_s)
         await self._metadata.close()
+        await self._group_owner.close()
         await self._pool.close()
         await self._stores.close()
 

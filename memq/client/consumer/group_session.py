@@ -1,5 +1,8 @@
 """A member's work in its group: joins, sends heartbeats, releases partitions, commits, leaves.
 
+A heartbeat waits at the owner of the group for a change, for a third of a session: so the member learns of it at once.
+Brokers that let none wait, such as those of earlier releases, get a heartbeat each third of a session.
+
 `Committer` commits consumed positions: one request for all partitions, one at a time, each value once.
 """
 
@@ -16,7 +19,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group_membership import MemberState
 from memq.errors import FencedError, GenerationFencedError, MemqError, RetryableError
-from memq.groups import Groups
+from memq.groups import Membership, WaitingGroups
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -25,7 +28,7 @@ from memq.topic import BROADCAST_GROUP, Committed, ReadPartition
 LONE_MEMBER = "broadcast"
 TIMER_MS = 1  # by which a timer may come early
 _HEARTBEATS_PER_SESSION = 3
-HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
+HEARTBEAT_S_MAX = 3.0  # without waits it is how members learn of each other, also in long sessions
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 1.0
 
@@ -174,7 +177,7 @@ class GroupSession:
     def __init__(
         self,
         runtime: Runtime,
-        groups: Groups,
+        groups: WaitingGroups,
         group: str,
         session_timeout_ms: int,
         changed: Callable[[], None],
@@ -194,6 +197,7 @@ class GroupSession:
         self._partitions: tuple[ReadPartition, ...] = ()
         self._rejoin = True
         self._kicked = asyncio.Event()
+        self._waiting: asyncio.Timeout | None = None  # of the heartbeat that waits at the owner
         self._heard_s = 0.0
         self._over: asyncio.TimerHandle | None = None  # the end of the session
         self._commits = 0
@@ -206,8 +210,13 @@ class GroupSession:
             self.kick()
 
     def kick(self) -> None:
-        """Send the next heartbeat at once, with the partitions to give back."""
+        """Send the next heartbeat at once, with the partitions to give back, also if one is waiting."""
         self._kicked.set()
+        self._give_up_wait()
+
+    def _give_up_wait(self) -> None:
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Stay in the group until cancelled."""
@@ -221,9 +230,9 @@ class GroupSession:
         while True:
             self._kicked.clear()
             try:
-                await self._exchange()
+                waits = await self._exchange(may_wait=not failures)
                 failures = 0
-                delay = min(self._session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION, HEARTBEAT_S_MAX)
+                delay = 0.0 if waits else min(self._wait_ms / 1_000, HEARTBEAT_S_MAX)
             except MemqError as error:
                 failures += 1
                 self._judge(error)
@@ -261,8 +270,17 @@ class GroupSession:
                 await self._groups.leave(self.group, self.member)
         self.state.fenced()
 
-    async def _exchange(self) -> None:
-        asked_s = self._runtime.clock.monotonic()
+    @property
+    def _wait_ms(self) -> int:
+        return self._session_timeout_ms // _HEARTBEATS_PER_SESSION
+
+    async def _exchange(self, *, may_wait: bool) -> bool:
+        """Join, or send a heartbeat. Return whether the next heartbeat may be sent at once.
+
+        After an error a heartbeat does not wait: the session must not end because of a second error.
+        After a heartbeat that brought nothing and did not wait, it may not: the broker would get too many.
+        """
+        asked_s, known = self._runtime.clock.monotonic(), self.state.generation
         if self._rejoin or not self.state.inside:
             self._rejoin = False
             try:
@@ -278,15 +296,34 @@ class GroupSession:
             if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
                 self._leave_all()  # the group may have dropped this member before it took it in again
             self.state.answered(membership)
+            waits = membership.waits
         else:
-            released, generation = self.state.released, self.state.generation
-            membership = await self._groups.heartbeat(self.group, self.member, generation, released)
-            if self.state.generation != generation:  # the session ended before the answer
-                self.kick()
-                return
-            self.state.answered(membership, released)
+            released = self.state.released
+            may_wait = may_wait and not released
+            try:
+                found = await self._heartbeat(known, released, may_wait=may_wait)
+            except TimeoutError:
+                return True  # kicked: another heartbeat replaces this one
+            if self.state.generation != known:  # the session ended before the answer
+                return True
+            if found is not None:
+                self.state.answered(found, released)
+            waits = found is None or (found.waits and (found.generation > known or not may_wait))
         self._heard_s = asked_s
         self._expect_over((self._session_timeout_ms - self._silent_ms()) / 1_000)
+        return waits
+
+    async def _heartbeat(
+        self, generation: int, released: Sequence[ReadPartition], *, may_wait: bool
+    ) -> Membership | None:
+        """Return the answer to a heartbeat; None: nothing has changed. Raises: TimeoutError after a kick."""
+        if not may_wait:
+            return await self._groups.heartbeat(self.group, self.member, generation, released)
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                return await self._groups.await_change(self.group, self.member, generation, self._wait_ms)
+        finally:
+            self._waiting = None
 
     def _expect_over(self, left_s: float | None) -> None:
         """Call `_session_over` in `left_s` seconds, and not before; None: never."""
@@ -301,6 +338,7 @@ class GroupSession:
         """
         if self.state.inside and self._silent_ms() >= self._session_timeout_ms - TIMER_MS:
             self._leave_all()
+            self._give_up_wait()  # its answer can't bring the member back
 
     def _judge(self, error: MemqError) -> None:
         """Keep a permanent error for the user; after a session timeout of silence, give up the partitions.

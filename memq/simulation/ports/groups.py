@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from memq.errors import MemqError
 from memq.format.held_object import HoldId
 from memq.format.state_log.entry import StateDecisions, decode_state_entry
 from memq.groups import Membership
@@ -23,6 +24,7 @@ from memq.groups.machine import (
     unpack_positions,
 )
 from memq.groups.pieces import PieceDecision
+from memq.groups.waiting import AnswerHeartbeat
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.holds.spilled_holds import BringDecision, RunDecision
@@ -191,6 +193,14 @@ class ObservedGroups(GroupCoordinator):
     ) -> Membership:
         """See `GroupCoordinator.heartbeat`."""
         return self._observed(group, await super().heartbeat(group, member, generation, released))
+
+    def keep_heartbeat(self, group: str, member: str, generation: int, wait_ms: int, answer: AnswerHeartbeat) -> bool:
+        """See `GroupCoordinator.keep_heartbeat`."""
+
+        def observed(found: Membership | MemqError | None) -> None:
+            answer(self._observed(group, found) if isinstance(found, Membership) else found)
+
+        return super().keep_heartbeat(group, member, generation, wait_ms, observed)
 
     def _observed(self, group: str, membership: Membership) -> Membership:
         """Notify the observer of the positions that the log has: no others may come with partitions (G3)."""
