@@ -7,6 +7,7 @@ of parts (`MEMQ_NATIVE=broker`). The first use decides for the whole process.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -83,13 +84,15 @@ def _wanted(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _load() -> tuple[ModuleType | None, str, bool]:
     """Return the compiled module, or None with the reason, and whether the reason is a fault."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # the import would switch the lock on for the whole program
+        return None, "this interpreter runs without its lock (GIL), which memq-native needs", False
     try:
         import memq_native
     except ModuleNotFoundError as error:
         if error.name == "memq_native":
             return None, "memq-native is not installed", False
         return None, f"memq-native can't be imported: {error}", True
-    except (ImportError, OSError) as error:  # built for another platform, or a damaged file
+    except Exception as error:  # noqa: BLE001  # built for another platform, or a damaged file: no reason to end a program
         return None, f"memq-native can't be imported: {error}", True
     abi, version = getattr(memq_native, "ABI", None), getattr(memq_native, "VERSION", "of an unknown version")
     if abi != ABI:

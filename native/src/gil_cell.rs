@@ -8,8 +8,9 @@ pub struct GilCell<T> {
     busy: Cell<bool>,
 }
 
-// SAFETY: `with` wants the token of the interpreter's lock, so no two threads are in this cell at the same time. The
-// module is built for interpreters with this lock only: abi3 excludes the free-threaded build.
+// SAFETY: `with` wants the token of the interpreter's lock, so no two threads are in this cell at the same time. An
+// interpreter that can run without its lock has no abi3, but may compile the source distribution. There the token alone
+// does not exclude other threads: the module says `gil_used`, and `memq.kernel` does not import it while the lock is off.
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 /// Changes with each signature of this module. `memq.kernel` compares it.
 const ABI: u32 = 2;
 
-#[pymodule]
+// With `gil_used`, an interpreter that can run without its lock switches the lock on when it imports this module.
+#[pymodule(gil_used = true)]
 fn memq_native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add("ABI", ABI)?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;

@@ -91,6 +91,15 @@ def test_the_variable_leaves_parts_on(tmp_path: Path, native: str | None, on: li
     assert python(SHOW, native, installed(tmp_path, SOUND)) == [f"{text}|{on}"]
 
 
+def test_an_interpreter_that_runs_without_its_lock_does_not_import_the_module(tmp_path: Path) -> None:
+    """The import would switch the lock on for the whole program, or compiled code would run without it."""
+    without_lock = "import sys; sys._is_gil_enabled = lambda: False\n"
+    sound = installed(tmp_path, "raise SystemExit(3)")
+    text = "Python (this interpreter runs without its lock (GIL), which memq-native needs)"
+    assert python(without_lock + SHOW, None, sound) == [f"{text}|[]"]
+    assert python(without_lock + SHOW, "0", sound) == ["Python (MEMQ_NATIVE=0)|[]"]
+
+
 def test_a_module_that_is_switched_off_is_not_imported(tmp_path: Path) -> None:
     """Else a compiled module that crashes could not be switched off."""
     assert python(SHOW, "0", installed(tmp_path, "raise SystemExit(3)")) == ["Python (MEMQ_NATIVE=0)|[]"]
@@ -114,6 +123,8 @@ def test_unknown_parts_are_logged_with_the_known_ones_and_end_no_program(tmp_pat
         ("raise ImportError('invalid ELF header')", "memq-native can't be imported: invalid ELF header"),
         ("raise OSError('no such library')", "memq-native can't be imported: no such library"),
         ("import no_such_part", "memq-native can't be imported: No module named 'no_such_part'"),
+        ("raise SystemError('no exception set')", "memq-native can't be imported: no exception set"),
+        ("def (", "memq-native can't be imported: invalid syntax (memq_native.py, line 1)"),
     ],
 )
 def test_a_module_that_can_not_be_used_is_logged_once(tmp_path: Path, text: str, reason: str) -> None:
