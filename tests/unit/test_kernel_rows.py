@@ -8,6 +8,7 @@ import random
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import CODECS, parse_header
 from memq.kernel.rows import KEYED, PLAIN, TIMED, Rows
-from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, MIB, TIME_MS_END
+from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, KIB, MIB, TIME_MS_END
 from memq.topic import slot_of_key
 from tests.unit.producer_parts import Hands, compiled_path
 
@@ -101,6 +102,37 @@ def test_packed_blocks_say_the_same(shape: int, codec: str, data: st.DataObject)
     assert header._replace(**lengths) == expected._replace(**lengths)
     assert list(open_block(block).records()) == list(open_block(sealed_in_python(records, codec)).records())
     assert memory_bytes == len(block) <= header.raw_length + 72
+
+
+def test_zstd_has_the_parameters_that_it_has_in_python() -> None:
+    """A wrong level or hash table decodes as well, and only costs bytes or time. Sizes ascend: the memory grows."""
+    dice = random.Random(5)
+    words = [dice.randbytes(dice.randrange(2, 9)) for _ in range(3_000)]
+    text = b"".join(words[min(int(dice.expovariate(0.004)), 2_999)] for _ in range(200_000))
+    edge = 256 * KIB - 4  # the length of the value is in the block, too
+
+    def packed_sizes(size: int) -> tuple[int, int]:
+        rows = native.Rows(PLAIN, 2 * MIB, None)
+        assert rows.append(text[:size], None, None, size)
+        return len(seal(rows, "zstd")[0]), len(sealed_in_python([(text[:size], None, None)], "zstd"))
+
+    with ThreadPoolExecutor(1) as thread:  # a new one: it has compressed nothing
+        for size in (100, 3_000, 40_000, edge, edge + 1, 700_000):
+            found, expected = thread.submit(packed_sizes, size).result()
+            assert abs(found - expected) <= expected // 500, size
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_payload_with_a_codec_is_smaller_than_its_records(codec: str) -> None:
+    """Near the size at which it is worth it: equal sizes are among them."""
+    used = set()
+    for size in range(60):
+        rows = native.Rows(PLAIN, 1_000, None)
+        assert rows.append(bytes(size), None, None, size)
+        header = parse_header(seal(rows, codec)[0])
+        assert header.payload_length < header.raw_length or header.codec == CODECS["none"]
+        used.add(header.codec)
+    assert used == {CODECS["none"], CODECS[codec]}
 
 
 def test_a_block_of_the_greatest_size_is_sealed() -> None:
@@ -332,11 +364,19 @@ def test_a_key_at_the_first_slot_of_a_partition_goes_there() -> None:
         assert compiled_path({"t": native.Lane(firsts, slots)}).put("t", b"v", b"k") == home
 
 
+@pytest.mark.parametrize(("shape", "column_bytes"), [(PLAIN, 2 * 4), (KEYED, 2 * 8 + 3), (TIMED, 2 * 16 + 3)])
+def test_the_bytes_of_all_columns_but_the_values_are_counted(shape: int, column_bytes: int) -> None:
+    rows = native.Rows(shape, 1_000, None)
+    assert rows.extend(*columns_of([(b"value", b"k", 1), (b"", b"ey", 2)], shape))
+    assert rows.column_bytes == column_bytes
+
+
 def test_a_sealed_block_says_what_memory_it_holds_and_gives_the_rest_back() -> None:
     full, small = native.Rows(PLAIN, 1_000, None, 200), native.Rows(PLAIN, 1 * MIB, None, 200)
     for rows, size in ((full, 900), (small, 10)):
         assert rows.append(bytes(size), None, None, size)
     block, memory_bytes = seal(full, "none")
     assert memory_bytes >= len(block) + 200, "the room that the columns did not need"
+    assert memory_bytes >= 200 + 1_000, "and that the values did not need"
     block, memory_bytes = seal(small, "none")
     assert memory_bytes < 1_000
