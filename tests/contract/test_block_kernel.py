@@ -328,6 +328,14 @@ def test_a_layout_without_blocks_or_with_a_cut_header_is_refused(kernel: BlockKe
             kernel.lay_out(extents)
 
 
+def test_an_extent_is_cut_at_the_end_of_its_slab(kernel: BlockKernel) -> None:
+    block = block_of(TOPIC, 0, [VALUE])
+    slab = Memory(memoryview(bytearray(5) + block))
+    views, fields = kernel.lay_out([(slab, 5, len(slab.view) + 1), (slab, 5, 1 << 40)])
+    assert views == [block, block]
+    assert fields == kernel.lay_out([(slab, 5, len(slab.view))] * 2)[1]
+
+
 # ---- latencies -----------------------------------------------------------------------------------
 
 
