@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -226,6 +227,36 @@ def test_threads_that_send_while_blocks_are_sealed_lose_and_double_nothing() -> 
     assert sorted(value or b"" for value in hands.values()) == expected
 
 
+def test_other_threads_run_while_a_block_is_sealed() -> None:
+    """A thread that is not interrupted leaves the interpreter's lock to others only where compiled code releases it."""
+    sealing = seen = False
+    end = threading.Event()
+
+    def watch() -> None:
+        nonlocal seen
+        while not end.wait(1e-6):
+            seen = seen or sealing
+
+    value, interval_s = random.Random(3).randbytes(4 * MIB), sys.getswitchinterval()
+    watcher = threading.Thread(target=watch)
+    sys.setswitchinterval(100)
+    try:
+        watcher.start()
+        for _ in range(30):  # the watcher may get no core during a seal
+            rows = native.Rows(PLAIN, 5 * MIB, None)
+            assert rows.append(value, None, None, len(value))
+            sealing = True
+            seal(rows, "zstd")
+            sealing = False
+            if seen:
+                break
+    finally:
+        sys.setswitchinterval(interval_s)
+        end.set()
+    watcher.join()
+    assert seen
+
+
 def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
     lanes: dict[str, Any] = {}
     owner = compiled_path(lanes)
@@ -273,6 +304,9 @@ def test_records_that_are_not_plain_take_the_slow_path_as_they_were_given() -> N
     assert calls == [
         tuple({**dict(zip(names, args, strict=False)), **named}.get(name) for name in names) for args, named in given
     ]
+    for delay in ({"deliver_after": 5}, {"deliver_at": 5}):
+        assert send("t", b"v", **delay) is None
+        assert calls[-1] == ("t", b"v", *[None] * 5, delay.get("deliver_at"), delay.get("deliver_after"))
     with pytest.raises(TypeError, match="value"):
         send("t")
     with pytest.raises(TypeError, match="colour"):
@@ -324,6 +358,7 @@ def test_closed_rows_and_ended_lanes_take_no_record() -> None:
     assert (put("t", b"v", b"k"), put("t", b"v")) == ("keyed", "plain")
     rows = lane.keyless
     lane.end()
+    assert lane.keyless is None, "it holds no memory of the rows"
     assert put("t", b"v") is None
     assert put("t", b"v", b"k") is None
     assert (slot.rows.count, rows.count) == (1, 1)
@@ -369,6 +404,22 @@ def test_the_bytes_of_all_columns_but_the_values_are_counted(shape: int, column_
     rows = native.Rows(shape, 1_000, None)
     assert rows.extend(*columns_of([(b"value", b"k", 1), (b"", b"ey", 2)], shape))
     assert rows.column_bytes == column_bytes
+
+
+def test_an_open_block_claims_at_most_a_quarter_more_for_its_columns() -> None:
+    (buffer,) = Hands().buffer.buffers()
+    for column_bytes, claimed in ((0, 0), (100, 100), (251, 250), (1 << 40, 250)):
+        buffer.column_bytes = column_bytes
+        assert buffer.front_bytes(1_000) == claimed
+
+
+@pytest.mark.parametrize(("keys", "shape"), [(None, PLAIN), ([b"k", b"k"], KEYED)])
+def test_many_records_at_once_are_compiled_rows_too(keys: list[bytes | None] | None, shape: int) -> None:
+    hands = Hands()
+    hands.send_many([b"v", b"v"], keys)
+    (buffer,) = hands.buffer.buffers()
+    assert buffer.open is not None
+    assert buffer.open.shape == shape
 
 
 def test_a_sealed_block_says_what_memory_it_holds_and_gives_the_rest_back() -> None:
