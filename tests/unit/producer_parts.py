@@ -64,6 +64,7 @@ class Hands:
         self.settings = ProducerSettings(codec="none", **settings)  # type: ignore[arg-type]
         runtime = Runtime(clock=clock or SystemClock(), random=random.Random(7))
         self.buffer = SendBuffer(self.settings, runtime, 5, Delivery, self.wake, self.room)
+        self._path = None if native is None else compiled_path(self.buffer.lanes)  # keeps the last lane
         topic = toy_topic(partitions=partitions, settings=TopicSettings(record_bytes_max=record_bytes_max))
         self.route: Route = self.buffer.add_route(topic)
         self.sealed: dict[int, list[BlockReader]] = {}
@@ -82,8 +83,8 @@ class Hands:
         self, value: bytes, key: bytes | None, timestamp_ms: int | None, topic: str = "clicks"
     ) -> Promise | None:
         """Put a record on the lock-free path, as `send` does; None if it is closed."""
-        if native is not None:
-            found: Promise | None = compiled_path(self.buffer.lanes).put(topic, value, key, timestamp_ms)
+        if self._path is not None:
+            found: Promise | None = self._path.put(topic, value, key, timestamp_ms)
             return found
         assert key is not None
         return self.buffer.put_keyed(topic, value, key, timestamp_ms)
