@@ -32,6 +32,7 @@ ROWS = (
     "cluster",
     "failover",
     "groups",
+    "transactions",
     "puts",
     "spark",
 )

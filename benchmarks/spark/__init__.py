@@ -8,12 +8,13 @@ from pathlib import Path
 
 from benchmarks.results import Figure, Options
 from benchmarks.spark.compactions import compaction_figures
+from benchmarks.spark.micro_batches import micro_batch_figures
 from benchmarks.spark.reads import read_figures
 from benchmarks.spark.shared_setup import prepared
 from benchmarks.spark.streams import stream_figures
 from benchmarks.spark.writes import write_figures
 
-_PARTS = (read_figures, stream_figures, write_figures, compaction_figures)
+_PARTS = (read_figures, stream_figures, write_figures, micro_batch_figures, compaction_figures)
 
 
 def run(options: Options) -> list[Figure]:

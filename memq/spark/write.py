@@ -42,7 +42,7 @@ WRITE_DESCRIPTIONS = {
     "writer": "name of the writer; a stream needs one, and a new one for each new checkpoint",
     "batchid": "number of a batch job, which grows; with writer: the job that runs again is there once",
     "codec": "zstd, lz4 or none",
-    "atomic": "true: all partitions of a batch become visible by one transaction; for exactly-once with a writer",
+    "atomic": "true: one transaction makes all partitions of a batch visible; default for exactly-once with a writer",
 }
 WRITE_SPELLING = {name: name for name in WRITE_DESCRIPTIONS} | {"batchid": "batchId"}
 MODES = ("exactly-once", "low-latency")
@@ -96,11 +96,12 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
     if batch and not (re.fullmatch("[0-9]{1,16}", batch) and int(batch) < BATCH_ID_END):
         raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
     staged = read_choice(normalized, "mode", "mode", MODES) == MODES[0]
-    atomic = read_choice(normalized, "atomic", "atomic", ("false", "true")) == "true"
-    if atomic and not (staged and writer):
+    named = staged and bool(writer)
+    atomic = read_choice(normalized, "atomic", "atomic", ("true", "false") if named else ("false", "true")) == "true"
+    if atomic and not named:
         raise InvalidSettingError(
-            "option 'atomic' needs the mode exactly-once and a writer",
-            hint="writer = a name, and batchId for a job that is no stream",
+            "option 'atomic' needs the mode exactly-once and a writer: it names the transaction of each batch",
+            hint="give writer = a name, and batchId for a job that is no stream; or leave out 'atomic'",
         )
     return WriteOptions(
         brokers=normalized.get("brokers") or None,

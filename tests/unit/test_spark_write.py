@@ -106,6 +106,27 @@ def test_a_stream_has_a_writer_and_numbers_its_batches_itself() -> None:
     assert (found.writer, found.batch_id, found.staged) == ("w", -1, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "atomic"),
+    [
+        ({"writer": "w"}, True),
+        ({"writer": "w", "atomic": "false"}, False),
+        ({"writer": "w", "mode": "low-latency"}, False),
+        ({"writer": "w", "mode": "low-latency", "atomic": "false"}, False),
+    ],
+)
+def test_batches_of_a_writer_are_atomic_by_default(given: Mapping[str, str], *, atomic: bool) -> None:
+    assert write_options(given, streams=True).atomic is atomic
+    assert not write_options({}, streams=False).atomic
+
+
+@pytest.mark.parametrize(("given", "streams"), [({}, False), ({"writer": "w", "mode": "low-latency"}, True)])
+def test_an_atomic_write_without_a_writer_is_refused(given: Mapping[str, str], streams: bool) -> None:
+    with pytest.raises(InvalidSettingError, match="needs the mode exactly-once and a writer") as caught:
+        write_options({**given, "atomic": "true"}, streams=streams)
+    assert "batchId" in caught.value.hint
+
+
 # ---- columns -------------------------------------------------------------------------------------
 
 
