@@ -63,17 +63,26 @@ class HeldLane(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[HeldBlock, ...]
 
 
+class IndexedLane(HeldLane, frozen=True, array_like=True):
+    """A lane in the index of an object, with the shard that holds it.
+
+    Lanes of two shards may have the same name. 0: an earlier release has not said it.
+    """
+
+    shard: int = 0
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[HeldLane, ...]).decode
+_decode = msgspec.msgpack.Decoder(tuple[IndexedLane, ...]).decode
 
 
-def held_object_end(lanes: Sequence[HeldLane]) -> bytes:
+def held_object_end(lanes: Sequence[HeldLane], shard: int) -> bytes:
     """Return what follows the blocks: index and trailer."""
-    index = _encode(tuple(lanes))
+    index = _encode(tuple(IndexedLane(each.target, each.lane, each.blocks, shard) for each in lanes))
     return index + TRAILER.pack(len(index), crc32c(index), FORMAT_VERSION, MAGIC)
 
 
-def held_object_index(data: Buffer) -> tuple[HeldLane, ...]:
+def held_object_index(data: Buffer) -> tuple[IndexedLane, ...]:
     """Return the index of a whole object.
 
     Raises: CorruptDataError; UnsupportedFormatError for a newer version.
@@ -90,7 +99,7 @@ def held_object_index(data: Buffer) -> tuple[HeldLane, ...]:
     if begin < 0 or crc32c(view[begin : begin + length]) != checksum:
         raise CorruptDataError(f"index of held blocks of {length} bytes has another checksum than {checksum:08x}")
     try:
-        lanes: tuple[HeldLane, ...] = _decode(view[begin : begin + length])
+        lanes: tuple[IndexedLane, ...] = _decode(view[begin : begin + length])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"index of held blocks can't be read: {error}") from error
     if any(block.offset + block.length > begin for lane in lanes for block in lane.blocks):

@@ -365,7 +365,7 @@ class HoldKeeper:
             lanes.setdefault((new.target, new.lane), []).append(block)
             offset += len(new.data)
         index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
-        buffers = [*(new.data for new in batch), held_object_end(index)]
+        buffers = [*(new.data for new in batch), held_object_end(index, parts.shard)]
         checksum = 0
         for buffer in buffers:
             checksum = crc32c(buffer, checksum)

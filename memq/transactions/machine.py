@@ -155,7 +155,7 @@ TransactionDecision = BeginDecision | EndDecision | PrepareDecision | CheckDecis
 class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
     """The end of a transaction: committed, or rolled back for an error.
 
-    Not `moved`: an operator has committed it, without positions.
+    Not `moved`: committed without positions, by an operator or before a restore.
     """
 
     number: int
@@ -501,6 +501,24 @@ class TransactionMachine:
             known.settled = ended
         return ended
 
+    def end_committed(self, lane: str, now_ms: int) -> None:
+        """Note that a transaction was committed after this older state: targets have some of its blocks (S9).
+
+        The others are released. Its positions are not known: they remain those of this state.
+        """
+        if lane in self.prepared:
+            self._end(self.prepared[lane], now_ms, None)
+            return
+        instance, number = (int(part) for part in lane.split("."))
+        id_ = self._instances.get(instance)  # None: it began after this state
+        known = self.ids[id_] if id_ is not None else None
+        if known is not None and known.settled.number < number:
+            known.settled = SettledTransaction(number, True, moved=False)
+            if known.open != number:
+                self._holds.drop_lane(lane_of(instance, known.open), now_ms)
+            known.open = 0
+        self._holds.release_lane(lane)
+
     # ---- forgetting ------------------------------------------------------------------------------
 
     def _forget(self, id_: TransactionalId) -> None:
@@ -545,8 +563,8 @@ def _answer(
     if settled is None or not moves or not settled.committed or settled.moved:
         return settled
     return TransactionCommittedError(
-        f"an operator has committed transaction {decision.number} of {_text(decision.id)}: no position of group "
-        f"'{decision.id.group}' has moved",
+        f"transaction {decision.number} of {_text(decision.id)} is committed without its positions, by an operator or "
+        f"before a restore: no position of group '{decision.id.group}' has moved",
         hint="read from the stored positions again, and leave out what this transaction has sent",
     )
 

@@ -101,7 +101,7 @@ class Cluster:
         entries = await self.rig.queue.read(log, span.begin, 1 << 30)
         contents = [(entry.offset, decode_state_entry(entry.body).content) for entry in entries]
         decided = max((at for at, each in contents if isinstance(each, StateDecisions) and each.decisions), default=-1)
-        saved = max((each.offset for _, each in contents if isinstance(each, StateSnapshot)), default=0)
+        saved = max((each.offset for _, each in contents if isinstance(each, StateSnapshot)), default=-2)
         return decided < saved
 
     async def lose(self, *logs: ReadPartition) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from awscrt.checksums import crc32c
 
 from memq.audit.checks.object_check import check_file
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end, held_object_index
+from memq.format.held_object import (
+    MAGIC,
+    TRAILER,
+    HeldBlock,
+    HeldLane,
+    HoldId,
+    IndexedLane,
+    Target,
+    held_object_end,
+    held_object_index,
+)
 from memq.format.key import held_object_key, held_prefix, kind_without_batches
+from memq.limits import FORMAT_VERSION
 
 TARGET = Target("clicks", "ab" * 16, 3)
 KEY = held_object_key("memq", 77, 1_700_000_000_000)
@@ -28,16 +41,23 @@ def held(*blocks: bytes) -> tuple[bytes, HeldLane]:
         named.append(HeldBlock(HoldId(number, 0), 1, 1_000 + number, at, len(data)))
         at += len(data)
     lane = HeldLane(TARGET, "", tuple(named))
-    return b"".join(blocks) + held_object_end([lane]), lane
+    return b"".join(blocks) + held_object_end([lane], 0xAB), lane
 
 
 def test_an_object_of_held_blocks_has_its_index_at_its_end() -> None:
     data, lane = held(block(1), block(2))
-    assert held_object_index(data) == (lane,)
+    assert held_object_index(data) == (IndexedLane(lane.target, lane.lane, lane.blocks, 0xAB),)
     assert KEY.startswith(held_prefix("memq"))
     assert kind_without_batches(KEY) == "object of held blocks"
     verdict = check_file(KEY, memoryview(data))
     assert (verdict.blocks, verdict.records, verdict.findings) == (2, 2, [])
+
+
+def test_the_index_of_an_earlier_release_has_no_shard() -> None:
+    _, lane = held(block(1))
+    index = msgspec.msgpack.encode((lane,))
+    data = block(1) + index + TRAILER.pack(len(index), crc32c(index), FORMAT_VERSION, MAGIC)
+    assert held_object_index(data) == (IndexedLane(lane.target, lane.lane, lane.blocks, 0),)
 
 
 def test_each_changed_byte_of_an_object_of_held_blocks_is_found() -> None:

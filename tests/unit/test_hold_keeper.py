@@ -17,7 +17,7 @@ from memq.errors import (
     StoreError,
     ThrottledError,
 )
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_object_key
 from memq.holds import keeper as keeper_module
 from memq.holds.keeper import (
@@ -48,7 +48,7 @@ def test_a_keeper_stores_blocks_that_arrive_together_in_one_object_and_decides_o
             HeldLane(A, "", (HeldBlock(HoldId(1, 0), 1, blocks[0].due_ms, 0, 3), block_at(blocks[2], 8, 1))),
             HeldLane(B, "", (HeldBlock(HoldId(2, 0), 1, blocks[1].due_ms, 3, 5),)),
         )
-        assert held_object_index(data) == lanes
+        assert held_object_index(data) == tuple(IndexedLane(each.target, each.lane, each.blocks) for each in lanes)
         ((_, decision),) = shard.decisions(HoldDecision)
         assert decision == HoldDecision(key, shard.now_ms() - WINDOW_MS, lanes)
 

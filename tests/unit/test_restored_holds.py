@@ -82,7 +82,7 @@ class Bucket(Cluster):
         blocks = tuple(self.block(producer, due_s, 5 * number) for number, producer in enumerate(producers))
         lanes = (HeldLane(target, lane, blocks),)
         key = held_object_key(CLUSTER, self.numbers, self.clock.wall_ms())
-        await self.put_bytes(key, b"block" * len(producers) + held_object_end(lanes))
+        await self.put_bytes(key, b"block" * len(producers) + held_object_end(lanes, 0))
         return HoldDecision(key, 0, lanes)
 
     async def put_bytes(self, key: str, data: bytes) -> None:

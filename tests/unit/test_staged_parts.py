@@ -360,7 +360,7 @@ def test_a_sweep_reads_manifests_in_the_order_of_their_keys(monkeypatch: pytest.
 # ---- restore -------------------------------------------------------------------------------------
 
 
-def test_a_restore_ends_the_parts_of_committed_transactions_alone() -> None:
+def test_a_restore_ends_committed_parts_and_releases_the_others_of_their_transaction() -> None:
     async def work() -> None:
         bucket = Bucket()
         keys = [manifest_key(CLUSTER, WRITER, number) for number in (1, 2)]
@@ -370,7 +370,9 @@ def test_a_restore_ends_the_parts_of_committed_transactions_alone() -> None:
         await bucket.put_bytes(decided_key(keys[1]), MARK)
         await bucket.save()
         found, _, report = await bucket.restore()
-        assert [hold.key for hold in found.open.values()] == [keys[0]]
+        assert not found.open
+        (unit,) = [each for units in found.units.values() for each in units.values()]
+        assert [hold.key for hold in unit.holds] == [keys[0]]
         assert not report.findings
         assert found.state_of(HoldId(2, 0)) is HoldState.RELEASED
 

@@ -9,18 +9,22 @@ whole window, so these objects have no hold with a forgotten end.
 Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
 They do not wait any more. Those that were cancelled after the snapshot wait again: nothing shows that.
 
-A staged part whose transaction is committed has a mark in the store, and its records are restored by the manifest.
+A transaction with blocks in the log of a target was committed, for all targets. The blocks that other targets lack may
+be younger than the snapshot; the indexes name their lane, and the shard that held it. If no target has any, nothing
+shows the commit. A staged part whose transaction is committed has a mark in the store, and its records are restored by
+the manifest.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from memq.broker.service_hosts import shard_name
 from memq.broker.sweep.unproven_objects import is_decided
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_index
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
 from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
@@ -29,11 +33,20 @@ from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions, shard_id
 
 MARGIN_SHARE = 2  # of a dedup window, between the put of an object and a snapshot without its holds
 
 Findings = list[tuple[str, str]]
+Young = dict[str, list[tuple[str, HeldLane]]]  # blocks that a snapshot does not know, with their objects, by lane
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedHolds:
+    """Objects and runs that can't be read, and the lanes of committed transactions, the oldest first."""
+
+    findings: Findings
+    committed: Sequence[str]
 
 
 class RestoredHolds:
@@ -47,19 +60,21 @@ class RestoredHolds:
         self._queue = queue
         self._topics = {topic.id: topic for topic in topics}
         self._now_ms = now_ms
-        self._indexes: dict[str, tuple[HeldLane, ...]] = {}
+        self._indexes: dict[str, tuple[IndexedLane, ...]] = {}
         self._modified_ms: dict[str, int] = {}
         self._listed = False
 
-    async def complete(self, holds: HoldMachine, log: ReadPartition, states: Topic, stored_ms: int) -> Findings:
+    async def complete(self, holds: HoldMachine, log: ReadPartition, states: Topic, stored_ms: int) -> CompletedHolds:
         """Add the holds that are younger than a snapshot of `stored_ms`, and end those that targets have.
 
-        Return the objects and runs that can't be read.
+        Of transactions, only committed ones get younger holds.
         """
         findings: Findings = []
         window_ms = max((topic.settings.dedup_window_ms for topic in self._topics.values()), default=0)
         since_ms = stored_ms - window_ms // MARGIN_SHARE
+        young_lanes: Young = {}
         for key, lanes in (await self._objects(since_ms, findings)).items():
+            self._find_young(holds, _shards(log, states, holds.life), key, lanes, young_lanes)
             young = tuple(
                 HeldLane(lane.target, "", blocks)
                 for lane in self._lanes_of(log, states, lanes)
@@ -68,16 +83,38 @@ class RestoredHolds:
             if young:
                 holds.apply(encode_decision(HoldDecision(key, 0, young)))
         late = await self._due_in_runs(holds, findings)
-        delivered = await self._in_logs(_wanted(holds, late)) | await self._restored_parts(holds)
+        delivered = await self._in_logs(_wanted(holds, late, young_lanes)) | await self._restored_parts(holds)
+        committed = _committed(holds, young_lanes, delivered)
+        for lane in committed:
+            for key, young_lane in young_lanes.get(lane, ()):
+                holds.apply(encode_decision(HoldDecision(key, 0, (young_lane,))))
         holds.end_released(delivered, late, self._now_ms)
-        return findings
+        return CompletedHolds(findings, committed)
 
     async def any_of(self, log: ReadPartition, states: Topic, findings: Findings) -> bool:
-        """Whether some object has delayed records of a state log; new findings are objects that can't be read."""
+        """Whether some object has held records of a state log; new findings are objects that can't be read."""
         unread: Findings = []
-        found = any(self._lanes_of(log, states, lanes) for lanes in (await self._objects(0, unread)).values())
+        shards, objects = _shards(log, states, 0), (await self._objects(0, unread)).values()
+        found = any(
+            self._lanes_of(log, states, lanes) or any(each.lane and each.shard in shards for each in lanes)
+            for lanes in objects
+        )
         findings += [each for each in unread if each not in findings]
         return found
+
+    def _find_young(
+        self, holds: HoldMachine, shards: set[int], key: str, lanes: Iterable[IndexedLane], found: Young
+    ) -> None:
+        """Add the blocks of transactions that a snapshot does not know."""
+        for lane in lanes:
+            if not lane.lane or lane.shard not in shards or lane.target.topic_id not in self._topics:
+                continue
+            known = [holds.open[each] for each in holds.lanes.get(lane.lane, ())]
+            if any(hold.is_staged and hold.target == lane.target for hold in known):
+                continue  # a staged part has replaced them
+            blocks = tuple(block for block in lane.blocks if holds.state_of(block.id) is None)
+            if blocks:
+                found.setdefault(lane.lane, []).append((key, HeldLane(lane.target, lane.lane, blocks)))
 
     def _lanes_of(self, log: ReadPartition, states: Topic, lanes: Iterable[HeldLane]) -> list[HeldLane]:
         """Return the lanes with delayed records of a state log, for topics that exist."""
@@ -102,7 +139,7 @@ class RestoredHolds:
         number = zlib.crc32(shard_name(target.topic_id, target.partition).encode()) % len(states.partitions)
         return states.read_partition_of(number) == log
 
-    async def _objects(self, since_ms: int, findings: Findings) -> Mapping[str, tuple[HeldLane, ...]]:
+    async def _objects(self, since_ms: int, findings: Findings) -> Mapping[str, tuple[IndexedLane, ...]]:
         """Return the indexes of the objects that were stored since then.
 
         They are listed twice, because a store may leave out keys.
@@ -111,7 +148,7 @@ class RestoredHolds:
             async for entry in self._store.list(held_prefix(self._cluster)):
                 self._modified_ms[entry.key] = entry.modified_ms
         self._listed = True
-        found: dict[str, tuple[HeldLane, ...]] = {}
+        found: dict[str, tuple[IndexedLane, ...]] = {}
         for key, modified_ms in sorted(self._modified_ms.items()):
             if modified_ms >= since_ms:
                 try:
@@ -120,8 +157,8 @@ class RestoredHolds:
                     findings.append((f"object '{key}'", str(error)))
         return found
 
-    async def _index(self, key: str) -> tuple[HeldLane, ...]:
-        async def once() -> tuple[HeldLane, ...]:
+    async def _index(self, key: str) -> tuple[IndexedLane, ...]:
+        async def once() -> tuple[IndexedLane, ...]:
             first, second = [held_object_index(await self._store.get(key)) for _ in range(2)]
             if first != second:  # an answer with another object is sound, too
                 raise CorruptDataError(f"object '{key}' had two contents")
@@ -173,15 +210,37 @@ class RestoredHolds:
         return found
 
 
-def _wanted(holds: HoldMachine, late: Mapping[HoldId, tuple[Target, HeldBlock]]) -> dict[Target, set[HoldId]]:
-    """Return the delayed holds that may have been released, by target."""
+def _shards(log: ReadPartition, states: Topic, life: int) -> set[int]:
+    """Return the ids of the service partitions with a state log."""
+    numbers = range(len(states.partitions))
+    return {shard_id(states.id, each, life) for each in numbers if states.read_partition_of(each) == log}
+
+
+def _wanted(
+    holds: HoldMachine, late: Mapping[HoldId, tuple[Target, HeldBlock]], young: Young
+) -> dict[Target, set[HoldId]]:
+    """Return the holds that may have been released, by target. Staged parts have marks."""
     wanted: dict[Target, set[HoldId]] = {}
     for hold in holds.open.values():
-        if not hold.lane:
+        if not hold.is_staged:
             wanted.setdefault(hold.target, set()).add(hold.block.id)
     for target, units in holds.units.items():
         for unit in units.values():
-            wanted.setdefault(target, set()).update(hold.block.id for hold in unit.holds if not hold.lane)
+            wanted.setdefault(target, set()).update(hold.block.id for hold in unit.holds if not hold.is_staged)
     for id_, (target, _) in late.items():
         wanted.setdefault(target, set()).add(id_)
+    for lanes in young.values():
+        for _, lane in lanes:
+            wanted.setdefault(lane.target, set()).update(block.id for block in lane.blocks)
     return wanted
+
+
+def _committed(holds: HoldMachine, young: Young, delivered: set[HoldId]) -> list[str]:
+    """Return the lanes with a hold that its target has, the oldest first."""
+    found = {holds.open[each].lane for each in delivered if each in holds.open}
+    found |= {
+        lane
+        for lane, parts in young.items()
+        if any(block.id in delivered for _, part in parts for block in part.blocks)
+    }
+    return sorted(found - {""}, key=lambda lane: [int(part) for part in lane.split(".")])

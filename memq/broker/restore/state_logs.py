@@ -37,7 +37,7 @@ from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import Committed, Position, ReadPartition, Topic, read_partitions
-from memq.transactions.machine import ServiceMachines
+from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionMachine
 
 OWNER = "memq restore"
 EMPTY = SavedState(0, 0, 0, {})
@@ -138,9 +138,19 @@ class StateLogRestorer:
         above = 1 + max(epoch, found.highest_epoch, await self._highest_epoch(log))
         holds = HoldMachine()
         holds.restore(saved.machines.get(HOLDS_MACHINE, holds.snapshot()))
-        result.findings += await self._held.complete(holds, log, topic, found.stored_ms)
+        completed = await self._held.complete(holds, log, topic, found.stored_ms)
+        result.findings += completed.findings
+        transactions = TransactionMachine(machine, holds)
+        transactions.restore(saved.machines.get(TRANSACTIONS_MACHINE, transactions.snapshot()))
+        for lane in completed.committed:
+            transactions.end_committed(lane, self._clock.wall_ms())
         holds.renew(above)  # targets know numbers that were given after the snapshot
-        states = {**saved.machines, GROUPS_MACHINE: machine.snapshot(), HOLDS_MACHINE: holds.snapshot()}
+        states = {
+            **saved.machines,
+            GROUPS_MACHINE: machine.snapshot(),
+            HOLDS_MACHINE: holds.snapshot(),
+            TRANSACTIONS_MACHINE: transactions.snapshot(),
+        }
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
