@@ -268,7 +268,7 @@ class ServiceHosts:
             key_valid_s=key_valid_s(services.settings),
             merging=self._merging,
             window_ms=self._window_ms,
-            append=UnitReleaser(services, self._partitions, self.link, shard).release,
+            append=UnitReleaser(services, self._partitions, self.link, shard, machine).release,
             counters=services.counters,
             shard=shard,
             run_key=partial(run_key, services.settings.cluster, opened.topic.name, opened.topic.id, read.partition),

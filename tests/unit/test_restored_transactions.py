@@ -58,7 +58,7 @@ class Coordinator(Bucket):
         assert isinstance(found, int)
         return found
 
-    async def put(self, lane: str, producer: int, target: Target, shard: int | None = None) -> HoldDecision:
+    async def put_block(self, lane: str, producer: int, target: Target, shard: int | None = None) -> HoldDecision:
         """Store an object with a block; return the decision about it."""
         self.numbers += 1
         first = transactional_sequence(self.clock.wall_ms())
@@ -111,7 +111,7 @@ def test_a_transaction_with_blocks_in_one_target_is_released_for_the_others(*, p
     async def work(bucket: Coordinator) -> None:
         instance = bucket.begin()
         lane = lane_of(instance, 1)
-        bucket.decide(await bucket.put(lane, 1, TARGET), await bucket.put(lane, 2, ELSEWHERE))
+        bucket.decide(await bucket.put_block(lane, 1, TARGET), await bucket.put_block(lane, 2, ELSEWHERE))
         if prepared:
             bucket.prepare(instance, 1, 2)
         await bucket.save()
@@ -137,12 +137,12 @@ def test_blocks_that_are_younger_than_the_snapshot_belong_to_their_transaction()
     async def work(bucket: Coordinator) -> None:
         instance = bucket.begin()
         lane, younger = lane_of(instance, 1), lane_of(instance + 5, 1)
-        bucket.decide(await bucket.put(lane, 1, TARGET), await bucket.put(lane, 2, ELSEWHERE))
+        bucket.decide(await bucket.put_block(lane, 1, TARGET), await bucket.put_block(lane, 2, ELSEWHERE))
         await bucket.save()
         bucket.clock.advance(10_000)
         third = Target("clicks", CLICKS.id, HERE + OTHER + 1)
         for each, producer, target in ((lane, 3, ELSEWHERE), (younger, 4, TARGET), (younger, 5, third)):
-            await bucket.put(each, producer, target)
+            await bucket.put_block(each, producer, target)
         await bucket.landed(1, 4, partition=HERE)
         machines, _ = await bucket.restored()
         assert bucket.releases(machines) == {ELSEWHERE: [2, 3], third: [5]}
@@ -156,10 +156,10 @@ def test_blocks_that_are_younger_than_the_snapshot_belong_to_their_transaction()
 def test_a_transaction_of_another_shard_with_the_same_name_is_not_committed() -> None:
     async def work(bucket: Coordinator) -> None:
         lane = lane_of(bucket.begin(), 1)
-        bucket.decide(await bucket.put(lane, 1, TARGET))
+        bucket.decide(await bucket.put_block(lane, 1, TARGET))
         await bucket.save()
-        await bucket.put(lane, 2, ELSEWHERE, shard_id(bucket.state.id, 1))
-        await bucket.put(lane, 3, ELSEWHERE, 0)  # of an earlier release
+        await bucket.put_block(lane, 2, ELSEWHERE, shard_id(bucket.state.id, 1))
+        await bucket.put_block(lane, 3, ELSEWHERE, 0)  # of an earlier release
         await bucket.landed(1, partition=HERE)
         machines, _ = await bucket.restored()
         assert (bucket.releases(machines), dict(machines.holds.open)) == ({}, {})
@@ -171,7 +171,7 @@ def test_units_of_a_snapshot_that_have_landed_do_not_come_again() -> None:
     async def work(bucket: Coordinator) -> None:
         instance = bucket.begin()
         lane = lane_of(instance, 1)
-        bucket.decide(await bucket.put(lane, 1, TARGET), await bucket.put(lane, 2, ELSEWHERE))
+        bucket.decide(await bucket.put_block(lane, 1, TARGET), await bucket.put_block(lane, 2, ELSEWHERE))
         end = CommitTransactionDecision(PAY, instance, 1, 0, 2)
         bucket.machines.transactions.apply(transactions.encode_decision(end))
         await bucket.save()
@@ -186,10 +186,10 @@ def test_units_of_a_snapshot_that_have_landed_do_not_come_again() -> None:
 def test_a_transaction_that_followed_one_in_the_snapshot_ends_that_one() -> None:
     async def work(bucket: Coordinator) -> None:
         instance = bucket.begin()
-        bucket.decide(await bucket.put(lane_of(instance, 1), 1, TARGET))
+        bucket.decide(await bucket.put_block(lane_of(instance, 1), 1, TARGET))
         await bucket.save()
-        await bucket.put(lane_of(instance, 2), 2, TARGET)
-        await bucket.put(lane_of(instance, 2), 3, ELSEWHERE)
+        await bucket.put_block(lane_of(instance, 2), 2, TARGET)
+        await bucket.put_block(lane_of(instance, 2), 3, ELSEWHERE)
         await bucket.landed(2, partition=HERE)
         machines, _ = await bucket.restored()
         assert bucket.releases(machines) == {ELSEWHERE: [3]}
@@ -204,7 +204,7 @@ def test_a_transaction_that_followed_one_in_the_snapshot_ends_that_one() -> None
 def test_a_producer_learns_that_its_positions_did_not_move() -> None:
     async def work(bucket: Coordinator) -> None:
         instance = bucket.begin(id_=MOVING)
-        bucket.decide(await bucket.put(lane_of(instance, 1), 1, TARGET))
+        bucket.decide(await bucket.put_block(lane_of(instance, 1), 1, TARGET))
         await bucket.save()
         await bucket.landed(1, partition=HERE)
         machines, _ = await bucket.restored()
@@ -219,8 +219,8 @@ def test_a_producer_learns_that_its_positions_did_not_move() -> None:
 def test_transactions_of_a_log_without_a_snapshot_come_from_their_objects() -> None:
     async def work(bucket: Coordinator) -> None:
         lane = lane_of(bucket.begin(), 1)
-        await bucket.put(lane, 1, TARGET)
-        await bucket.put(lane, 2, ELSEWHERE)
+        await bucket.put_block(lane, 1, TARGET)
+        await bucket.put_block(lane, 2, ELSEWHERE)
         await bucket.landed(1, partition=HERE)
         machines, _ = await bucket.restored()
         assert bucket.releases(machines) == {ELSEWHERE: [2]}

@@ -13,7 +13,8 @@ from memq.broker.holds.releasing import RELEASE_TIMEOUT_S, UnitReleaser
 from memq.broker.holds.taking import IncomingUnit, UnitBlock
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, UnreachableError
 from memq.format.held_object import HeldBlock, HoldId, Target
-from memq.holds.machine import Hold, ReleasedUnit, Unit
+from memq.format.key import manifest_key
+from memq.holds.machine import Hold, HoldMachine, ReleasedUnit, Unit
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.hold_messages import ReleaseUnit, WireHoldId, WireUnitBlock
@@ -46,10 +47,11 @@ class Cluster:
         self.requests: list[tuple[str, Api, AdminRequest, type, float]] = []
         self.refreshed = 0
         self.events: list[tuple[str, str]] = []
+        self.machine = HoldMachine()
         monkeypatch.setattr(releasing, "take_unit", self.take)
         services = SimpleNamespace(events=SimpleNamespace(warning=self.note, info=self.note))
         self.forwarder = SimpleNamespace(deleted=self.was_deleted)
-        self.releaser = UnitReleaser(cast(Any, services), cast(Any, self), cast(Any, self.link), SHARD)
+        self.releaser = UnitReleaser(cast(Any, services), cast(Any, self), cast(Any, self.link), SHARD, self.machine)
 
     def note(self, event: str, text: str) -> None:
         self.events.append((event, text))
@@ -159,3 +161,24 @@ def test_a_unit_of_a_deleted_topic_is_dropped_once_the_deletion_is_proved(monkey
     text = "3 held blocks of topic 'clicks' are dropped: topic 'clicks' does not exist"
     assert cluster.events == [("held-gone", text)]
     assert cluster.taken == []
+
+
+def test_a_transaction_is_marked_as_committed_before_its_first_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if that unit has held blocks, and another one the staged part."""
+    cluster, marked = Cluster(monkeypatch), list[tuple[str, int]]()
+
+    async def mark(services: object, manifest: str) -> None:
+        marked.append((manifest, len(cluster.taken)))
+
+    monkeypatch.setattr(releasing, "mark_committed", mark)
+    other, keys = Target("clicks", "ab" * 16, 1), [manifest_key("memq", "w", number) for number in (1, 2, 3)]
+    block = HeldBlock(HoldId(9, 0), 1, 0, 0, 10)
+    first = ReleasedUnit(Unit(TARGET, 4, (block.id,)), [Hold(block, TARGET, "5.1", "a")])
+    for number, (lane, key) in enumerate((("5.1", keys[0]), ("5.1", keys[1]), ("6.1", keys[2]))):
+        unit = ReleasedUnit(Unit(other, number, (block.id,)), [Hold(block, other, lane, key)])
+        cluster.machine.units.setdefault(other, {})[number] = unit
+    cluster.machine.units[TARGET] = {4: first}
+    for _ in range(2):
+        asyncio.run(cluster.releaser.release(first))
+    assert marked == [(keys[0], 0), (keys[1], 0)]
+    assert len(cluster.taken) == 2

@@ -9,7 +9,7 @@ from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, RetryableError
-from memq.holds.machine import ReleasedUnit
+from memq.holds.machine import HoldMachine, ReleasedUnit
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.hold_messages import ReleaseStagedUnit, ReleaseUnit, WireHoldId, WireUnitBlock
@@ -23,11 +23,14 @@ LinkTo = Callable[[str], Awaitable[Link]]
 class UnitReleaser:
     """Releases the units of one service partition, whose id at the targets is `shard`."""
 
-    def __init__(self, services: Services, partitions: Partitions, link: LinkTo, shard: int) -> None:
+    def __init__(
+        self, services: Services, partitions: Partitions, link: LinkTo, shard: int, machine: HoldMachine
+    ) -> None:
         self._services = services
         self._partitions = partitions
         self._link = link
         self._shard = shard
+        self._machine = machine
         self._marked: dict[str, None] = {}  # manifests whose mark was put
 
     async def release(self, released: ReleasedUnit) -> None:
@@ -46,11 +49,7 @@ class UnitReleaser:
             self._services.events.warning("held-gone", text)
             return
         staged = next((hold.key for hold in released.holds if hold.is_staged), "")
-        if staged and staged not in self._marked:
-            await mark_committed(self._services, staged)
-            self._marked[staged] = None
-            if len(self._marked) > MARKED_MAX:
-                del self._marked[next(iter(self._marked))]
+        await self._mark(released)
         blocks = [UnitBlock(hold.key, hold.block.offset, hold.block.length, hold.block.id) for hold in released.holds]
         unit = IncomingUnit(self._shard, number, number - 1, blocks, released.total)
         try:
@@ -73,6 +72,21 @@ class UnitReleaser:
             await self._partitions.refresh()
         except RetryableError as error:
             self._services.events.info("refresh-failed", str(error))
+
+    async def _mark(self, released: ReleasedUnit) -> None:
+        """Mark a transaction with staged parts as committed, before any of its units is released.
+
+        Else a target could have its blocks, and a restore would leave out the staged parts of the others.
+        """
+        lane = released.holds[0].lane if released.holds else ""
+        units = [unit for each in self._machine.units.values() for unit in each.values() if unit.holds] if lane else []
+        holds = (hold for unit in units if unit.holds[0].lane == lane for hold in unit.holds)
+        for manifest in dict.fromkeys(hold.key for hold in holds if hold.is_staged):
+            if manifest not in self._marked:
+                await mark_committed(self._services, manifest)
+                self._marked[manifest] = None
+                if len(self._marked) > MARKED_MAX:
+                    del self._marked[next(iter(self._marked))]
 
 
 def _message(released: ReleasedUnit, unit: IncomingUnit) -> ReleaseUnit:
