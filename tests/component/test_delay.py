@@ -72,6 +72,26 @@ async def stored(brokers: list[Broker]) -> list[bytes | None]:
         return [value async for batch in consumer for value in batch.values()]
 
 
+def test_many_records_are_delayed_by_one_time_or_each_by_its_own() -> None:
+    async def work() -> None:
+        async with delaying(1) as (_, brokers, _topic):
+            async with AsyncProducer(brokers[0].address) as producer:
+                far = await producer.send_many("clicks", ["c", "d"], deliver_after=3_600)
+                near = await producer.send_many("clicks", ["a", "b"], keys=["k", "l"], deliver_after=[0.1, 0.2])
+                assert [len(each) for each in (far, near)] == [2, 2], "each record has a delivery"
+                for delivery in (*far, *near):
+                    ack = await delivery
+                    assert (ack.position, ack.records) == (None, 1)
+                assert sorted(await read(brokers, 2), key=str) == [b"a", b"b"]
+                assert await producer.cancel(far[0]) is CancelOutcome.CANCELLED
+                assert await producer.cancel(near[1]) is CancelOutcome.DELIVERED
+                with pytest.raises(InvalidRequestError, match="1 times in deliver_after for 2 values"):
+                    await producer.send_many("clicks", ["x", "y"], deliver_after=[1])
+            assert sorted(await stored(brokers), key=str) == [b"a", b"b"]
+
+    run(work())
+
+
 def test_a_delayed_record_comes_when_it_is_due() -> None:
     async def work() -> None:
         async with delaying() as (_, brokers, _topic):

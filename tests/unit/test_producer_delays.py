@@ -9,7 +9,7 @@ import click
 import pytest
 
 from memq.cli.options import delay_of
-from memq.client.producer.delayed import DeliverAfter, DeliverAt, due_ms_of
+from memq.client.producer.delayed import DeliverAfter, DeliverAt, due_ms_of, due_times_of
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import DELAY_MS_MAX
 
@@ -65,6 +65,36 @@ def test_a_delay_of_another_type_is_refused(value: Any) -> None:
         due_ms_of(None, value, NOW_MS)
     with pytest.raises(TypeError, match="deliver_at must be Unix ms or datetime"):
         due_ms_of(value, None, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("at", "after", "due_ms"),
+    [
+        (None, 2, [NOW_MS + 2_000] * 3),
+        (None, [1, timedelta(seconds=2), 0], [NOW_MS + 1_000, NOW_MS + 2_000, NOW_MS]),
+        (NOW_MS + 5, None, [NOW_MS + 5] * 3),
+        ((NOW_MS + 5, NOW_MS + 6, NOW_MS + 7), None, [NOW_MS + 5, NOW_MS + 6, NOW_MS + 7]),
+    ],
+)
+def test_many_records_have_one_time_or_a_column(at: Any, after: Any, due_ms: list[int]) -> None:
+    assert due_times_of(at, after, 3, NOW_MS) == due_ms
+
+
+@pytest.mark.parametrize(
+    ("at", "after", "error", "text"),
+    [
+        (None, [1, 2], InvalidRequestError, "2 times in deliver_after for 3 values"),
+        ([NOW_MS] * 4, None, InvalidRequestError, "4 times in deliver_at for 3 values"),
+        ([NOW_MS] * 3, [1] * 3, InvalidRequestError, "exclude each other"),
+        (None, [1, -1, 1], InvalidRequestError, "is negative"),
+        (None, [1, None, 1], TypeError, "deliver_at must be"),
+        (None, "123", TypeError, "deliver_after must be a time or a sequence of times, not str"),
+        (b"123", None, TypeError, "deliver_at must be a time or a sequence of times, not bytes"),
+    ],
+)
+def test_times_of_many_records_are_checked(at: Any, after: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        due_times_of(at, after, 3, NOW_MS)
 
 
 def test_options_of_a_delay_become_arguments_of_send() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import TypeVar
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.metadata import ClusterMetadata
@@ -43,6 +44,7 @@ from memq.topic import Topic
 
 DeliverAt = float | datetime | None
 DeliverAfter = float | timedelta | None
+Time = TypeVar("Time")
 MakeDelivery = Callable[[], Delivery | AsyncDelivery]
 REQUEST_BYTES_MAX = 600 * 1024  # of the blocks in one request, which has them as text
 REQUESTS_AT_ONCE = 8
@@ -97,6 +99,30 @@ def due_ms_of(deliver_at: DeliverAt, deliver_after: DeliverAfter, now_ms: int) -
         text = f"a delay of {days:.1f} days is over the limit of {most} days"
         raise InvalidRequestError(text, hint=f"let the record come within {most} days, and delay it again then")
     return max(due_ms, 1)
+
+
+def due_times_of(
+    deliver_at: DeliverAt | Sequence[DeliverAt],
+    deliver_after: DeliverAfter | Sequence[DeliverAfter],
+    count: int,
+    now_ms: int,
+) -> list[int]:
+    """Return when each of `count` records is due, as `due_ms_of`: by one time for all, or by one for each.
+
+    Raises: as `due_ms_of`; InvalidRequestError for a column of another length.
+    """
+    ats, afters = _column("deliver_at", deliver_at, count), _column("deliver_after", deliver_after, count)
+    return [due_ms_of(at, after, now_ms) for at, after in zip(ats, afters, strict=True)]
+
+
+def _column(what: str, given: Time | Sequence[Time], count: int) -> Sequence[Time]:
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if isinstance(given, str | bytes | bytearray | memoryview):
+        raise TypeError(f"{what} must be a time or a sequence of times, not {type(given).__name__}")
+    if len(given) != count:
+        raise InvalidRequestError(f"{len(given)} times in {what} for {count} values", hint="give one for each, or one")
+    return given
 
 
 def _check_number(what: str, value: object, kinds: str) -> None:

@@ -9,140 +9,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
-from memq.client.arguments import check_timeout, check_tracer_provider, public_name, runtime_of
+from memq.client.arguments import check_timeout
 from memq.client.io_thread import on_io_thread
 from memq.client.lifecycle import AsyncClosing, BlockingClient
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
-from memq.client.observers.reporter import reporting
 from memq.client.producer.background import ProducerBackground
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
-from memq.client.producer.delayed import CancelOutcome, DeliverAfter, DeliverAt, due_ms_of
-from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery, Promise
+from memq.client.producer.delayed import CancelOutcome, DeliverAfter, DeliverAt
+from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route, native
-from memq.client.producer.sender import Sender
-from memq.client.producer.settings import TRANSACTION_TIMEOUT_MS, AcksLike, OnAck, WhenFull, producer_settings
+from memq.client.producer.sender import BaseProducer, Sender
 from memq.client.transactions.transaction import AsyncTransaction, Transaction
-from memq.client.transactions.undecided import TransactionChecker
-from memq.errors import BufferFullError, InvalidRequestError, InvalidSettingError
-from memq.kernel.rows import Lane
-from memq.limits import KIB, MIB
+from memq.errors import BufferFullError, InvalidSettingError
 from memq.runtime.network import Address
-from memq.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
-
-    from memq.client.observers.traces import ProducerTraces
-
-
-_CompiledBase: Any = object if native is None else native.SenderBase  # of the fast path into an open block
-
-
-class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
-    """Settings and counters that the blocking and the asyncio producer share."""
-
-    @public_name("Producer")
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None = None,
-        *,
-        acks: AcksLike = "all",
-        codec: str = "zstd",
-        linger_ms: float = 5,
-        block_bytes: int = 512 * KIB,
-        pending_bytes_max: int = 64 * MIB,
-        when_full: WhenFull = "block",
-        delivery_timeout_ms: float = 120_000,
-        metadata_timeout_ms: float = 30_000,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        client_id: str = "",
-        zone: str = "",
-        on_ack: OnAck | None = None,
-        name: str | None = None,
-        audit: bool = True,
-        transactional_id: str | None = None,
-        transaction_group: str | None = None,
-        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
-        transaction_checker: TransactionChecker | None = None,
-        producer_group: str | None = None,
-        tracer_provider: TracerProvider | None = None,
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._settings = producer_settings(
-            acks=acks,
-            codec=codec,
-            linger_ms=linger_ms,
-            block_bytes=block_bytes,
-            pending_bytes_max=pending_bytes_max,
-            when_full=when_full,
-            delivery_timeout_ms=delivery_timeout_ms,
-            metadata_timeout_ms=metadata_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            client_id=client_id,
-            zone=zone,
-            on_ack=on_ack,
-            name=name,
-            audit=audit,
-            transactional_id=transactional_id,
-            transaction_group=transaction_group,
-            transaction_timeout_ms=transaction_timeout_ms,
-            transaction_checker=transaction_checker,
-            producer_group=producer_group,
-        )
-        check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
-        observe = reporting("producer", self._settings.name) if self._settings.audit else None
-        self._core = self._open(bootstrap_addresses(brokers), observe)
-        self._buffer = self._core.buffer
-        # The fast paths into an open block. A record with a span takes none: its headers carry the context.
-        self._lanes: Mapping[str, Lane] = self._buffer.lanes
-        self._put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None] = self._buffer.put_keyed
-        self._traces: ProducerTraces | None = None
-        if tracer_provider is not None:
-            from memq.client.observers.traces import ProducerTraces
-
-            self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-        if tracer_provider is not None or transactional_id is not None:
-            self._lanes, self._put_keyed = {}, _no_fast_path
-        elif native is not None:
-            self._use_lanes(self._buffer.lanes)
-        self._closed = False
-
-    def _check_plain(self) -> None:
-        """Refuse records outside of a transaction. Raises: InvalidRequestError."""
-        if self._settings.transactional_id:
-            raise InvalidRequestError(
-                "a transactional producer sends records in transactions only",
-                hint="with producer.transaction() as t: t.send(…)",
-            )
-
-    def _due_ms(self, deliver_at: DeliverAt, deliver_after: DeliverAfter) -> int | None:
-        """Return when a record is due (Unix ms); None for one that is not delayed."""
-        if deliver_at is None and deliver_after is None:
-            return None
-        return due_ms_of(deliver_at, deliver_after, self._runtime.clock.wall_ms())
-
-    def _put_once(
-        self, route: Route, fields: RecordFields, partition: int | None, due_ms: int | None
-    ) -> Delivery | AsyncDelivery:
-        """Add a record. Raises: BufferFullError when there is no room now."""
-        if due_ms is None:
-            return self._buffer.put(route, fields, partition)
-        return self._core.delayed.add(route, fields, partition, due_ms)
-
-    @abstractmethod
-    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
-        """Return the core; called on the event loop on which the core runs."""
-
-
-def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> None:
-    return None
 
 
 class Producer(Sender, BaseProducer, BlockingClient):
@@ -233,28 +116,44 @@ class Producer(Sender, BaseProducer, BlockingClient):
         keys: Sequence[BytesLike | None] | None = None,
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
+        *,
+        deliver_at: DeliverAt | Sequence[DeliverAt] = None,
+        deliver_after: DeliverAfter | Sequence[DeliverAfter] = None,
     ) -> list[Delivery]:
         """Add many records and return the deliveries of their blocks. The fastest call: 60 ns a record.
 
-        All records get the same `tag`; keys and timestamps have the length of `values`. Raises: as `send`, and
+        All records get the same `tag`; keys and timestamps have the length of `values`. `deliver_at` and
+        `deliver_after` delay the records: one for all, or one for each. Each delayed record has a delivery. Raises: as
+        `send`, and
         InvalidRequestError for columns of different lengths. After TypeError and TooLargeError no record was added.
         After BufferFullError some blocks were added: `stats` and `on_ack` report them.
         """
         self._check_plain()
         many = check_many(values, keys, timestamps_ms, tag)
+        due_ms = self._due_times(deliver_at, deliver_after, len(many.values))
         if self._traces is None:
-            return self._put_many(topic, many)
+            return self._put_many(topic, many, due_ms)
         with self._traces.sending(topic, len(many.values)) as sent:
-            return self._put_many(topic, many, partial(self._traces.taken, sent))
+            return self._put_many(topic, many, due_ms, partial(self._traces.taken, sent))
 
     def _put_many(
-        self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[Delivery]], None] | None = None
+        self,
+        topic: str,
+        many: RecordColumns | None,
+        due_ms: Sequence[int] | None,
+        taken: Callable[[Sequence[Delivery]], None] | None = None,
     ) -> list[Delivery]:
-        """Add records, as many at a time as the buffer has room for.
+        """Add records, as many at a time as the buffer has room for; delayed ones one by one.
 
         `taken` receives their blocks each time.
         """
         deliveries: list[Delivery] = []
+        if many is not None and due_ms is not None:
+            for fields, at_ms in zip(many.rows(), due_ms, strict=True):
+                deliveries.append(self._put(topic, fields, None, at_ms))
+                if taken is not None:
+                    taken(deliveries[-1:])
+            return deliveries
         deadline_s: float | None = None
         while many is not None and many.values:
             route = self._route(topic)
@@ -479,6 +378,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         keys: Sequence[BytesLike | None] | None = None,
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
+        *,
+        deliver_at: DeliverAt | Sequence[DeliverAt] = None,
+        deliver_after: DeliverAfter | Sequence[DeliverAfter] = None,
     ) -> list[AsyncDelivery]:
         """Add many records and return the deliveries of their blocks.
 
@@ -487,19 +389,30 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         """
         self._check_plain()
         many = check_many(values, keys, timestamps_ms, tag)
+        due_ms = self._due_times(deliver_at, deliver_after, len(many.values))
         if self._traces is None:
-            return await self._put_many(topic, many)
+            return await self._put_many(topic, many, due_ms)
         with self._traces.sending(topic, len(many.values)) as sent:
-            return await self._put_many(topic, many, partial(self._traces.taken, sent))
+            return await self._put_many(topic, many, due_ms, partial(self._traces.taken, sent))
 
     async def _put_many(
-        self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None
+        self,
+        topic: str,
+        many: RecordColumns | None,
+        due_ms: Sequence[int] | None,
+        taken: Callable[[Sequence[AsyncDelivery]], None] | None = None,
     ) -> list[AsyncDelivery]:
-        """Add records, as many at a time as the buffer has room for.
+        """Add records, as many at a time as the buffer has room for; delayed ones one by one.
 
         `taken` receives their blocks each time.
         """
         deliveries: list[AsyncDelivery] = []
+        if many is not None and due_ms is not None:
+            for fields, at_ms in zip(many.rows(), due_ms, strict=True):
+                deliveries.append(await self._put(topic, fields, None, at_ms))
+                if taken is not None:
+                    taken(deliveries[-1:])
+            return deliveries
         deadline_s: float | None = None
         while many is not None and many.values:
             await asyncio.sleep(0)

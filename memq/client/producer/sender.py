@@ -1,16 +1,147 @@
-"""`send` of a blocking producer: in Python, or by the compiled code."""
+"""The common part of both producers, and `send` of the blocking one: in Python, or compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from memq.client.producer.delayed import DeliverAfter, DeliverAt
-from memq.client.producer.delivery import Delivery, Promise
-from memq.client.producer.fields import BytesLike, HeadersLike
-from memq.client.producer.open_block import native
+from memq.client.arguments import check_tracer_provider, public_name, runtime_of
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.observers.reporter import reporting
+from memq.client.producer.core import Observe, ProducerCore
+from memq.client.producer.delayed import DeliverAfter, DeliverAt, due_ms_of, due_times_of
+from memq.client.producer.delivery import AsyncDelivery, Delivery, Promise
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields
+from memq.client.producer.open_block import Route, native
 from memq.client.producer.send_buffer import SendBuffer
+from memq.client.producer.settings import TRANSACTION_TIMEOUT_MS, AcksLike, OnAck, WhenFull, producer_settings
+from memq.client.transactions.undecided import TransactionChecker
+from memq.errors import InvalidRequestError
 from memq.kernel.rows import Lane
+from memq.limits import KIB, MIB
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from memq.client.observers.traces import ProducerTraces
+
+
+_CompiledBase: Any = object if native is None else native.SenderBase  # of the fast path into an open block
+
+
+class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
+    """Settings and counters that the blocking and the asyncio producer share."""
+
+    @public_name("Producer")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        acks: AcksLike = "all",
+        codec: str = "zstd",
+        linger_ms: float = 5,
+        block_bytes: int = 512 * KIB,
+        pending_bytes_max: int = 64 * MIB,
+        when_full: WhenFull = "block",
+        delivery_timeout_ms: float = 120_000,
+        metadata_timeout_ms: float = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        on_ack: OnAck | None = None,
+        name: str | None = None,
+        audit: bool = True,
+        transactional_id: str | None = None,
+        transaction_group: str | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        transaction_checker: TransactionChecker | None = None,
+        producer_group: str | None = None,
+        tracer_provider: TracerProvider | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._settings = producer_settings(
+            acks=acks,
+            codec=codec,
+            linger_ms=linger_ms,
+            block_bytes=block_bytes,
+            pending_bytes_max=pending_bytes_max,
+            when_full=when_full,
+            delivery_timeout_ms=delivery_timeout_ms,
+            metadata_timeout_ms=metadata_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
+            on_ack=on_ack,
+            name=name,
+            audit=audit,
+            transactional_id=transactional_id,
+            transaction_group=transaction_group,
+            transaction_timeout_ms=transaction_timeout_ms,
+            transaction_checker=transaction_checker,
+            producer_group=producer_group,
+        )
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
+        observe = reporting("producer", self._settings.name) if self._settings.audit else None
+        self._core = self._open(bootstrap_addresses(brokers), observe)
+        self._buffer = self._core.buffer
+        # The fast paths into an open block. A record with a span takes none: its headers carry the context.
+        self._lanes: Mapping[str, Lane] = self._buffer.lanes
+        self._put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None] = self._buffer.put_keyed
+        self._traces: ProducerTraces | None = None
+        if tracer_provider is not None:
+            from memq.client.observers.traces import ProducerTraces
+
+            self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
+        if tracer_provider is not None or transactional_id is not None:
+            self._lanes, self._put_keyed = {}, _no_fast_path
+        elif native is not None:
+            self._use_lanes(self._buffer.lanes)
+        self._closed = False
+
+    def _check_plain(self) -> None:
+        """Refuse records outside of a transaction. Raises: InvalidRequestError."""
+        if self._settings.transactional_id:
+            raise InvalidRequestError(
+                "a transactional producer sends records in transactions only",
+                hint="with producer.transaction() as t: t.send(…)",
+            )
+
+    def _due_ms(self, deliver_at: DeliverAt, deliver_after: DeliverAfter) -> int | None:
+        """Return when a record is due (Unix ms); None for one that is not delayed."""
+        if deliver_at is None and deliver_after is None:
+            return None
+        return due_ms_of(deliver_at, deliver_after, self._runtime.clock.wall_ms())
+
+    def _due_times(
+        self,
+        deliver_at: DeliverAt | Sequence[DeliverAt],
+        deliver_after: DeliverAfter | Sequence[DeliverAfter],
+        count: int,
+    ) -> list[int] | None:
+        """Return when each of `count` records is due (Unix ms); None if they are not delayed."""
+        if deliver_at is None and deliver_after is None:
+            return None
+        return due_times_of(deliver_at, deliver_after, count, self._runtime.clock.wall_ms())
+
+    def _put_once(
+        self, route: Route, fields: RecordFields, partition: int | None, due_ms: int | None
+    ) -> Delivery | AsyncDelivery:
+        """Add a record. Raises: BufferFullError when there is no room now."""
+        if due_ms is None:
+            return self._buffer.put(route, fields, partition)
+        return self._core.delayed.add(route, fields, partition, due_ms)
+
+    @abstractmethod
+    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
+        """Return the core; called on the event loop on which the core runs."""
+
+
+def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> None:
+    return None
 
 
 class PythonSender:
