@@ -54,7 +54,7 @@ class Polled(msgspec.Struct, frozen=True):
     """The content of one partition from the requested offset on, with its span at that moment.
 
     With an `error`, span and entries are empty, and the content is unknown. `blocks` has the bytes of some entries'
-    batches, by offset, as the broker sent them: nothing is checked.
+    batches, by offset, as the broker sent them: nothing is checked. `ended`: the broker knows that the topic has ended.
     """
 
     partition: ReadPartition
@@ -62,6 +62,7 @@ class Polled(msgspec.Struct, frozen=True):
     entries: Entries
     error: MemqError | None = None
     blocks: Mapping[int, memoryview] = {}
+    ended: bool = False
 
     @classmethod
     def failed(cls, partition: ReadPartition, offset: int, error: MemqError) -> Polled:
@@ -208,4 +209,4 @@ def _polled_of(
             found[wire.offset], blocks = blocks[: wire.blocks_bytes], blocks[wire.blocks_bytes :]
     shown = entries[-1].offset + 1 if entries else asked.get(partition, 0)
     span = checked_span(partition, part.begin, part.end)
-    return Polled(partition, span, Entries(entries, max(part.next, shown)), blocks=found), blocks
+    return Polled(partition, span, Entries(entries, max(part.next, shown)), blocks=found, ended=part.ended), blocks

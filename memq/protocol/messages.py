@@ -298,7 +298,7 @@ class PartitionEntries(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `next` is the offset from which reading continues: between the requested offset and `next`, the queue has only
     `entries`. Brokers before 0.6 leave it out. `error` is set when this partition has no answer while others have one;
-    then `begin` and `end` are -1.
+    then `begin` and `end` are -1. `ended`: the topic is sealed and has ended, as the metadata says.
     """
 
     partition: PartitionRef
@@ -307,6 +307,7 @@ class PartitionEntries(msgspec.Struct, kw_only=True, omit_defaults=True):
     entries: list[WireEntry] = []
     next: Int64 = -1
     error: Nack | None = None
+    ended: bool = False
 
 
 class PollAnswer(msgspec.Struct, kw_only=True):

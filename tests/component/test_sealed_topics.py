@@ -14,6 +14,7 @@ from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer import core
 from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.consumer.fetch.polling import POLL_WAIT_MS
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     InvalidRequestError,
@@ -75,6 +76,26 @@ def test_a_running_consumer_ends_when_its_topic_has_ended(monkeypatch: pytest.Mo
             assert not reading.done()
             await admin.seal_topic("clicks")
             assert await reading == [b"one"]
+
+    run(work())
+
+
+def test_a_running_consumer_learns_of_the_end_with_its_next_answer() -> None:
+    """It does not wait for its next metadata, for up to 30 s."""
+
+    async def work() -> None:
+        async with running_broker() as broker, AsyncAdmin(broker.address) as admin:
+            await admin.create_topic("clicks", partitions=2)
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"one"))
+            async with AsyncConsumer(broker.address, "clicks") as consumer:
+                batch = await consumer.poll()
+                assert batch is not None
+                assert batch.values() == [b"one"]
+                await admin.seal_topic("clicks")
+                async with asyncio.timeout(POLL_WAIT_MS / 1_000 + 1):
+                    assert await consumer.poll() is None
+                assert consumer.ended
 
     run(work())
 

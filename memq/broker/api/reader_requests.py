@@ -262,6 +262,7 @@ class ReaderRequests:
             end=span.end,
             entries=[_wire_entry(entry) for entry in entries],
             next=entries.next,
+            ended=(await self._partitions.current_topic(partition.topic, partition.topic_id)).ended,
         )
 
 

@@ -80,6 +80,7 @@ class Assigned:
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
+    ended: bool = False  # a broker has answered that the topic has ended
     stalled: bool = False  # its next batch is asked for alone, apart from all other fetches
     fetches: int = 0  # number of current fetches
     fetched_s: float = 0.0  # when the last fetch ended, or the first began (monotonic)

@@ -119,7 +119,7 @@ class ConsumerCore:
             self._events,
         )
         parts = (self._reading, self._resolver, self._topics, self._changed.set, self._tasks, self._events)
-        self._stream_ends = StreamEnds(*parts)
+        self._stream_ends = StreamEnds(*parts, self._stale.set)
         self._ready_batches = batches or ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None

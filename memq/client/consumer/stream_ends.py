@@ -19,7 +19,11 @@ _RETRY_S = 0.5
 
 
 class StreamEnds:
-    """Sets the ends of partitions that are read when their topic ends. `changed` is called after that."""
+    """Sets the ends of partitions that are read when their topic ends. `changed` is called after that.
+
+    An answer to POLL may say that a topic has ended which is not known to have: `refresh` asks for the metadata, which
+    alone decides.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,9 @@ class StreamEnds:
         changed: Callable[[], None],
         tasks: TaskOwner,
         events: EventLog,
+        refresh: Callable[[], None],
     ) -> None:
+        self._refresh = refresh
         self._reading = reading
         self._resolver = resolver
         self._topics = topics
@@ -40,11 +46,14 @@ class StreamEnds:
 
     def follow(self) -> None:
         """Ask for the ends of partitions whose topics have ended."""
-        if not any(topic.ended for topic in self._topics.values()):
-            return
         for partition, assigned in self._reading.assigned.items():
             topic = self._topics.get(partition.topic)
-            if topic is None or topic.id != partition.topic_id or not topic.ended:
+            if topic is None or topic.id != partition.topic_id:
+                continue
+            if not topic.ended:
+                if assigned.ended:
+                    assigned.ended = False  # until the next answer
+                    self._refresh()
                 continue
             if assigned.cursor.end is not None:
                 _end_if_read(assigned)

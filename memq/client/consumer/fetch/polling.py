@@ -198,6 +198,7 @@ class Polling:
         if asked is None:
             return
         assigned, offset = asked
+        assigned.ended = polled.ended and not polled.entries
         if polled.error is not None:
             self._retries.note(polled.error)
         cursor, is_short = assigned.cursor, polled.error is None and _ends_before(assigned.cursor, polled)
