@@ -64,20 +64,24 @@ class Reset:
 class AsyncGroupAdmin(AsyncTopicAdmin):
     """Shows, resets and deletes groups, in addition to topics."""
 
-    async def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, in order; `internal` adds memq's own."""
+    async def groups(self, *, internal: bool = False, proven: bool = True) -> list[str]:
+        """Return the names of all groups, in order; `internal` adds memq's own.
+
+        Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
+        """
         check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
-        return [name for name in await self._groups.groups() if internal or not is_internal(name)]
+        return [name for name in await self._groups.groups(proven=proven) if internal or not is_internal(name)]
 
-    async def group(self, name: str) -> GroupDescription:
+    async def group(self, name: str, *, proven: bool = True) -> GroupDescription:
         """Return a group: members, positions and lag. A failing log hides only its own partition's lag.
 
+        Without `proven`, its coordinator writes no proof into its log, and the answer may be old after a takeover.
         Raises: NotFoundError, InvalidNameError.
         """
         check_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
-        state = await self._described(name)
+        state = await self._described(name, proven=proven)
         holders = {partition: member for member, held in state.members.items() for partition in held}
         read = {partition.topic_id: None for partition in (*state.committed, *holders)}
         # Also partitions without a stored position: all their records are lag.
@@ -136,10 +140,10 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         await self._pool.reach(self._connect_timeout_s)
         await self._groups.delete_group(name)
 
-    async def _described(self, group: str) -> GroupState:
+    async def _described(self, group: str, *, proven: bool = True) -> GroupState:
         """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
         try:
-            return await self._groups.describe(group)
+            return await self._groups.describe(group, proven=proven)
         except NotFoundError as error:
             names = await self.groups()
             there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
@@ -161,13 +165,16 @@ class GroupAdmin(TopicAdmin):
 
     _core: AsyncGroupAdmin
 
-    def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, in order; `internal` adds memq's own."""
-        return self._background.run(self._core.groups(internal=internal))
+    def groups(self, *, internal: bool = False, proven: bool = True) -> list[str]:
+        """Return the names of all groups, in order; `internal` adds memq's own.
 
-    def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. Raises: NotFoundError."""
-        return self._background.run(self._core.group(name))
+        Without `proven`, coordinators write no proof into their logs, and the answer may be old after a takeover.
+        """
+        return self._background.run(self._core.groups(internal=internal, proven=proven))
+
+    def group(self, name: str, *, proven: bool = True) -> GroupDescription:
+        """Return a group: members, positions and lag. `proven` as in `groups`. Raises: NotFoundError."""
+        return self._background.run(self._core.group(name, proven=proven))
 
     def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
         """Set new positions of a group without members, in all partitions of a topic.

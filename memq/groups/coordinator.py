@@ -288,15 +288,20 @@ class GroupCoordinator:
 
     # ---- operators -------------------------------------------------------------------------------
 
-    async def groups(self) -> list[str]:
-        """See `Groups.groups`; those of this service partition only."""
-        await known_outcome(self._log.fresh())
+    async def groups(self, *, proven: bool = True) -> list[str]:
+        """See `Groups.groups`; those of this service partition only.
+
+        Without `proven`, another owner may know better.
+        """
+        if proven:
+            await known_outcome(self._log.fresh())
         return sorted(self._machine.groups)
 
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        await self._expire(group)
-        await known_outcome(self._log.fresh())
+    async def describe(self, group: str, *, proven: bool = True) -> GroupState:
+        """See `Groups.describe`. Without `proven`, another owner may know better."""
+        if proven:
+            await self._expire(group)
+            await known_outcome(self._log.fresh())
         state = self._existing(group)
         positions = dict(sorted(self._machine.groups[group].positions.items()))
         return GroupState(group, state.generation, state.held(), positions)

@@ -82,13 +82,13 @@ class RemoteGroups:
         answer = await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
         return committed_of(answer.positions)
 
-    async def groups(self) -> Sequence[str]:
-        """See `Groups.groups`."""
-        return (await self._admin(AdminRequest(ask=ListGroups()))).groups
+    async def groups(self, *, proven: bool = True) -> Sequence[str]:
+        """See `Groups.groups`. Without `proven`, the answer may be old after a takeover."""
+        return (await self._admin(AdminRequest(ask=ListGroups(proven=proven)))).groups
 
-    async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`."""
-        return _group_of(await self._admin(AdminRequest(ask=DescribeGroup(group=group))))
+    async def describe(self, group: str, *, proven: bool = True) -> GroupState:
+        """See `Groups.describe`. Without `proven`, the answer may be old after a takeover."""
+        return _group_of(await self._admin(AdminRequest(ask=DescribeGroup(group=group, proven=proven))))
 
     async def delete_group(self, group: str) -> None:
         """See `Groups.delete_group`."""

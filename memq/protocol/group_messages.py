@@ -81,13 +81,16 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
 
 
 class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):
-    """List all groups."""
+    """List all groups. Without `proven`, coordinators write no proof into their logs."""
+
+    proven: bool = True
 
 
 class DescribeGroup(msgspec.Struct, tag_field="op", tag="describe-group", kw_only=True):
-    """Show a group's members and positions."""
+    """Show a group's members and positions. Without `proven`, its log gets no proof."""
 
     group: str
+    proven: bool = True
 
 
 class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=True):

@@ -222,7 +222,7 @@ def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
             consumer.commit(batch)
     groups = GroupCoordinator.groups
 
-    async def outdated(coordinator: GroupCoordinator) -> list[str]:
+    async def outdated(coordinator: GroupCoordinator, *, proven: bool = True) -> list[str]:
         found = await groups(coordinator)
         if "a" in found:
             await coordinator.delete_group("a")
@@ -243,7 +243,7 @@ def test_an_admin_belongs_to_the_event_loop_of_its_first_question_also_when_that
 
 
 def test_a_queue_that_does_not_answer_is_no_missing_group(admin: memq.Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(coordinator: GroupCoordinator, group: str) -> GroupState:
+    async def fail(coordinator: GroupCoordinator, group: str, *, proven: bool = True) -> GroupState:
         raise QueueError("no leader")
 
     monkeypatch.setattr(GroupCoordinator, "describe", fail)

@@ -128,10 +128,10 @@ class Failing(AsyncAdmin):
 
     fails = False
 
-    async def group(self, name: str) -> GroupDescription:
+    async def group(self, name: str, *, proven: bool = True) -> GroupDescription:
         if self.fails:
             raise UnreachableError("no answer")
-        return await super().group(name)
+        return await super().group(name, proven=proven)
 
 
 def test_the_number_of_dead_letters_is_unknown_while_their_group_does_not_answer(cluster: Cluster) -> None:

@@ -103,13 +103,15 @@ class Queue:
         self.calls.append(("committed", *arguments))
         return {PARTS[1]: STORED}
 
-    async def groups(self) -> Sequence[str]:
+    async def groups(self, *, proven: bool = True) -> Sequence[str]:
+        self.calls += [] if proven else [("groups without a proof",)]
         return ("audience", "billing")
 
     async def delete_group(self, group: str) -> None:
         self.calls.append(("delete_group", group))
 
-    async def describe(self, group: str) -> GroupState:
+    async def describe(self, group: str, *, proven: bool = True) -> GroupState:
+        self.calls += [] if proven else [("describe without a proof",)]
         return GroupState(group, 4, {"m-1": (PARTS[0], PARTS[1])}, {PARTS[1]: STORED})
 
 
@@ -557,5 +559,9 @@ def test_groups_are_listed_described_and_deleted() -> None:
         assert [(member.member, member.assigned) for member in group.members] == [("m-1", [ref(0), ref(1)])]
         assert [partition_of(each.partition) for each in group.positions] == [PARTS[1]]
         assert ref_of(PARTS[1]) == ref(1)
+        handlers.queue.calls.clear()
+        await handlers.requests.list_groups(call(ListGroups(proven=False)))
+        await handlers.requests.describe(call(DescribeGroup(group="g", proven=False)))
+        assert handlers.queue.calls == [("groups without a proof",), ("describe without a proof",)]
 
     handling(work())

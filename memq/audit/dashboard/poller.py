@@ -291,7 +291,7 @@ class Poller:
         found: dict[str, list[GroupRow]] = {}
         turns = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
         try:
-            names = await self._admin.groups()
+            names = await self._admin.groups(proven=False)
         except MemqError as error:
             if not self._known.groups:
                 raise
@@ -310,7 +310,7 @@ class Poller:
         """Return a group by topic. When it does not answer, its last rows without lag, and the reason."""
         async with turns:
             try:
-                return _rows_of(await self._admin.group(name))
+                return _rows_of(await self._admin.group(name, proven=False))
             except NotFoundError:
                 return []
             except MemqError as error:

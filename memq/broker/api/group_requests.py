@@ -117,9 +117,9 @@ class GroupRequests:
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
         """Return the names of all groups; for another broker, of those whose coordinators are here."""
         await self._migrator.check(self._coordinator_here)
-        hosts = self._hosts
+        hosts, proven = self._hosts, call.ask.proven
         names, covered = await ask_all_services(
-            hosts, hosts.groups, call, lambda one: one.groups(), lambda answer: answer.groups, create=True
+            hosts, hosts.groups, call, lambda one: one.groups(proven=proven), lambda answer: answer.groups, create=True
         )
         return AdminAnswer(groups=sorted(names), covered=covered)
 
@@ -136,7 +136,7 @@ class GroupRequests:
         coordinator = await self._coordinator(call, call.ask.group)
         if isinstance(coordinator, Link):
             return await forward(coordinator, call.ask)
-        state = await coordinator.describe(call.ask.group)
+        state = await coordinator.describe(call.ask.group, proven=call.ask.proven)
         return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
