@@ -86,9 +86,13 @@ class PrepareTransaction(msgspec.Struct, tag_field="op", tag="prepare-transactio
 
 
 class AskUndecided(msgspec.Struct, tag_field="op", tag="ask-undecided", kw_only=True):
-    """Return the transactions that a producer group is to decide now. Each question is given once."""
+    """Return the transactions that a producer group is to decide now. Each question is given once.
+
+    `transactional_id` is that of the member: it is the first one that is asked about its own transactions.
+    """
 
     producer_group: str
+    transactional_id: str = ""
 
 
 class AnswerUndecided(msgspec.Struct, tag_field="op", tag="answer-undecided", kw_only=True):

@@ -4,7 +4,8 @@ The owner counts the time of an open transaction from when it met it, or opened 
 an operator race: the first decision that counts wins.
 
 A prepared transaction has no time-out of that kind. The owner notes in the log, one by one, the questions to its
-producer group, and gives each to the first member that asks for some. After the last one it parks the transaction.
+producer group. It gives each to the producer of the transaction, or a little later to any member that asks for some.
+After the last one it parks the transaction.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ TIMEOUT_CHECK_S = 0.25  # between two searches for transactions that are open fo
 VISIBLE_S = 5.0  # for which one request waits until all records of a transaction are visible
 PREPARED_MAX = 10_000  # undecided transactions in memory, up to 2 KiB each
 QUESTIONS_MAX = 64  # to a producer group in one answer
+ASK_AGAIN_MS_MAX = 5_000  # of a member of a producer group
+OWN_FIRST = 2  # periods of asking again, for which a question waits for the producer of its transaction
 DECISIONS_AT_ONCE = 256  # of the owner about old transactions: they share entries of the log
 UNUSED_ID_KEPT_MS = 7 * 86_400_000  # for so long an id that is not used is known
 
@@ -246,14 +249,18 @@ class TransactionCoordinator:
             raise TransactionCommittedError(f"transaction {number} of producer '{id_.name}' is committed")
         raise answer.error
 
-    def questions(self, producer_group: str) -> list[Question]:
+    def questions(self, producer_group: str, transactional_id: str = "") -> list[Question]:
         """Return the prepared transactions that a producer group is asked about now.
 
-        Each question is given once.
+        Each question is given once: to the producer of the transaction, which asks as `transactional_id`, or to any
+        member after that one should have asked.
         """
         found: list[Question] = []
+        others_s = self._clock.monotonic() - OWN_FIRST * ask_again_ms(self._checks.interval_ms) / 1_000
         for lane, each in self._machine.prepared.items():
             asked = each.tries > self._given.get(lane, 0) and not each.parked
+            if each.id.name != transactional_id and self._asked_s.get(lane, others_s) > others_s:
+                continue
             if each.producer_group == producer_group and asked and len(found) < QUESTIONS_MAX:
                 self._given[lane] = each.tries
                 topics = dict.fromkeys(target.topic for target in self._holds.by_target(lane))
@@ -453,6 +460,11 @@ class TransactionCoordinator:
         if isinstance(answer, MemqError):
             raise answer
         return answer
+
+
+def ask_again_ms(interval_ms: int) -> int:
+    """Return after which time a member of a producer group asks for questions again."""
+    return min(interval_ms // 4, ASK_AGAIN_MS_MAX)
 
 
 def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

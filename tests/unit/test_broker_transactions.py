@@ -94,8 +94,8 @@ class Coordinator(TransactionCoordinator):
     async def prepare(self, id_: TransactionalId, instance: int, number: int, blocks: int, **about: Any) -> None:
         self.calls.append(("prepare", id_, instance, number, blocks, about))
 
-    def questions(self, producer_group: str) -> list[Question]:
-        self.calls.append(("questions", producer_group))
+    def questions(self, producer_group: str, transactional_id: str = "") -> list[Question]:
+        self.calls.append(("questions", producer_group, transactional_id))
         return self.asked
 
     async def until_visible(self, instance: int, number: int) -> bool:
@@ -498,10 +498,10 @@ def test_a_member_of_a_producer_group_gets_the_questions_of_all_brokers() -> Non
         )
         there = msgspec.structs.replace(here, tries=1)
         broker.other.answer = AdminAnswer(questions=[there])
-        ask = AskUndecided(producer_group="shop")
+        ask = AskUndecided(producer_group="shop", transactional_id="shop-1")
         found = await broker.ask(ask)
         assert (found.questions, found.ask_again_ms) == ([there, here], 5_000)
-        assert (broker.other.asked, broker.coordinator.calls) == ([ask], [("questions", "shop")])
+        assert (broker.other.asked, broker.coordinator.calls) == ([ask], [("questions", "shop", "shop-1")])
         broker.settings.transaction_check_interval_ms = 2_000
         broker.other.away = True
         found = await broker.ask(ask)

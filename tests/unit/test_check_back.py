@@ -14,7 +14,14 @@ from memq.errors import (
     TransactionAbortedError,
 )
 from memq.transactions import coordinator as coordinator_module
-from memq.transactions.coordinator import QUESTIONS_MAX, TIMEOUT_CHECK_S, Question, TransactionCounts
+from memq.transactions.coordinator import (
+    OWN_FIRST,
+    QUESTIONS_MAX,
+    TIMEOUT_CHECK_S,
+    Question,
+    TransactionCounts,
+    ask_again_ms,
+)
 from memq.transactions.machine import (
     AbortDecision,
     CheckDecision,
@@ -56,7 +63,8 @@ def run(made: Coordinated) -> None:
 
 def asked(made: Coordinated, group: str = "shop") -> list[tuple[str, int]]:
     """Return lane and number of the questions to a group."""
-    return [(each.transaction.lane, each.transaction.tries) for each in made.coordinator.questions(group)]
+    found = [each for id_ in (ID, OTHER) for each in made.coordinator.questions(group, id_.name)]
+    return [(each.transaction.lane, each.transaction.tries) for each in found]
 
 
 async def next_question(made: Coordinated) -> list[tuple[str, int]]:
@@ -74,13 +82,13 @@ def test_a_producer_group_is_asked_after_the_time_out_and_decides() -> None:
         made.shard.run()
         instance = await prepare(made)
         await skip(TIMEOUT_S)
-        assert made.coordinator.questions("shop") == []
+        assert made.coordinator.questions("shop", ID.name) == []
         await skip(ONE_CHECK_S)
-        assert made.coordinator.questions("other") == []
-        (question,) = made.coordinator.questions("shop")
+        assert made.coordinator.questions("other", ID.name) == []
+        (question,) = made.coordinator.questions("shop", ID.name)
         assert question == Question(made.machines.transactions.prepared[lane_of(instance, 1)], ("clicks", "orders"))
         assert (question.transaction.note, question.transaction.began_ms) == (b"order 7", 900)
-        assert made.coordinator.questions("shop") == [], "each question is given once"
+        assert made.coordinator.questions("shop", ID.name) == [], "each question is given once"
         arguments = (ID, instance, 1)
         with pytest.raises(InvalidRequestError, match="is not of producer group 'other'"):
             await made.coordinator.answer(*arguments, producer_group="other", commit=True)
@@ -93,6 +101,29 @@ def test_a_producer_group_is_asked_after_the_time_out_and_decides() -> None:
         assert (*counts, counters.transaction_checks) == (1, 0, 0, 1)
         with pytest.raises(NotFoundError):
             await made.coordinator.answer(ID, instance, 9, producer_group="shop", commit=True)
+
+    coordinated(work)
+
+
+def test_a_question_goes_to_the_producer_of_the_transaction_first_and_then_to_any_member() -> None:
+    async def work(made: Coordinated) -> None:
+        run(made)
+        await prepare(made)
+        own_first_s = OWN_FIRST * ask_again_ms(INTERVAL_MS) / 1_000
+        await skip(TIMEOUT_S + ONE_CHECK_S)
+        assert made.coordinator.questions("shop", "another") == []
+        (question,) = made.coordinator.questions("shop", ID.name)
+        assert question.transaction.tries == 1
+        await skip(own_first_s + ONE_CHECK_S)
+        assert made.coordinator.questions("shop", "another") == [], "each question is given once"
+        while made.machines.transactions.prepared[question.transaction.lane].tries < 2:
+            await skip(TIMEOUT_CHECK_S)
+        assert made.coordinator.questions("shop", "another") == []
+        await skip(own_first_s)
+        (question,) = made.coordinator.questions("shop")
+        assert question.transaction.tries == 2, "its producer has not asked"
+        assert made.coordinator.questions("shop", ID.name) == []
+        assert own_first_s < INTERVAL_S, "before the next question"
 
     coordinated(work)
 

@@ -48,10 +48,9 @@ from memq.protocol.transaction_messages import (
     WireTransactionBlock,
 )
 from memq.topic import Topic, check_group, check_name, is_internal
-from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
+from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState, ask_again_ms
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
-ASK_AGAIN_MS_MAX = 5_000  # of a member of a producer group
 MOVED_POSITIONS_MAX = 256  # positions that one commit moves: they lie in one entry of the state log
 
 
@@ -161,8 +160,8 @@ class TransactionRequests:
         answers = await asyncio.gather(*(self._questions_at(address, call.ask) for address in others))
         found = [question for answer in answers for question in answer]
         for coordinator in self._hosts.open_here(self._hosts.transactions):  # last: a question is given once
-            found += [_question(each) for each in coordinator.questions(group)]
-        again_ms = min(self._services.settings.transaction_check_interval_ms // 4, ASK_AGAIN_MS_MAX)
+            found += [_question(each) for each in coordinator.questions(group, call.ask.transactional_id)]
+        again_ms = ask_again_ms(self._services.settings.transaction_check_interval_ms)
         return AdminAnswer(questions=found, ask_again_ms=again_ms)
 
     async def answer(self, call: Call[AnswerUndecided]) -> Answer:

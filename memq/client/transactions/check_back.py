@@ -1,7 +1,7 @@
 """The check-back: a producer decides about transactions of its group, by the program's checker.
 
-The program's database knows how a prepared transaction ends. Any live producer of the group may be asked, and its
-answer races with all other decisions: the first one has won (T4).
+The program's database knows how a prepared transaction ends. The producer that sent it is asked first, then any live
+one of the group. The answer races with all other decisions: the first one has won (T4).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class TransactionChecks:
 
     async def _check_all(self) -> float:
         """Answer what the group is asked now; return in how many seconds to ask again."""
-        ask = AskUndecided(producer_group=self._settings.producer_group)
+        settings = self._settings
+        ask = AskUndecided(producer_group=settings.producer_group, transactional_id=settings.transactional_id)
         try:
             answer = await self._ask(ask)
         except MemqError as error:
