@@ -16,8 +16,9 @@ from memq.client.bulk.staged_writer import StagedWriter
 from memq.errors import NotReadyError, StoreError
 from memq.format.key import manifest_key
 from memq.format.pointer import Pointer
-from memq.format.staged_manifest import Manifest, encode_manifest
+from memq.format.staged_manifest import Manifest, encode_manifest, manifest_under
 from memq.storage_handlers import confirmed_reads
+from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.topic import writer_id
 from tests.brokers import run
 from tests.component.test_unit_taking import OTHER, SHARD, Target
@@ -130,6 +131,26 @@ def test_a_part_without_its_object_is_passed_over_and_named(monkeypatch: pytest.
         assert await target.batches() == []
         await target.take_part(3, await target.batch(3, 1))
         assert facts(await target.batches()) == [(1, 1, [3])]
+
+    on_staged_target(work, monkeypatch)
+
+
+def test_a_long_part_without_its_last_object_is_passed_over_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of a partition get all of a transaction or nothing, also if one request has not room for the pieces."""
+    monkeypatch.setattr(staged_parts, "STAGED_PIECES_MAX", 2)
+
+    async def work(target: StagedTarget) -> None:
+        whole, key = await target.batch(1, 1, 1, 1), await target.batch(2, 1, 1, 1)
+        manifest, _ = await read_sealed(target.store, key, manifest_under)
+        await target.store.delete(manifest.objects[-1].key)
+        await target.take_part(1, whole)
+        await target.take_part(2, key)
+        assert facts(await target.batches()) == [(1, 1, []), (1, 2, []), (1, 3, [1])]
+        assert (target.last_unit(), target.lost()) == (2, 1)
+        first, _ = await read_sealed(target.store, whole, manifest_under)
+        await target.store.delete(first.objects[-1].key)
+        await target.take_part(1, whole, shard=OTHER)
+        assert target.lost() == 1, "pieces that the log has are not read again"
 
     on_staged_target(work, monkeypatch)
 

@@ -194,6 +194,11 @@ def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> fl
     return clock.monotonic() + left_ms / 1000
 
 
+async def check_stored(processor: TopicProcessor, ask: PublishStaged, unit: NamedProducer) -> None:
+    """Check that the indexes of all pieces of a part can be read. Raises: as `publish_pieces`."""
+    await _read(processor, ask, ask.first, lambda error: None, unit)
+
+
 async def _read(
     processor: TopicProcessor,
     ask: PublishStaged,

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from awscrt.checksums import crc32c
 
-from memq.broker.api.staged_publisher import check_pieces, publish_pieces
+from memq.broker.api.staged_publisher import check_pieces, check_stored, publish_pieces
 from memq.broker.holds.taking import (
     MISSING_CONFIRMED_S,
     IncomingUnit,
@@ -129,7 +129,10 @@ async def take_staged_unit(processor: TopicProcessor, unit: IncomingUnit) -> Non
 
 
 async def _publish(processor: TopicProcessor, unit: IncomingUnit, key: str) -> None:
-    """Publish the pieces of a part that are not published yet. Raises: as `publish_pieces`."""
+    """Publish the pieces of a part that are not published yet: all or, if one is lost, none.
+
+    Raises: as `publish_pieces`.
+    """
     topic, named = (
         processor.topic,
         NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number, records=unit.records),
@@ -137,9 +140,9 @@ async def _publish(processor: TopicProcessor, unit: IncomingUnit, key: str) -> N
     reads = ConfirmedReads(processor.services.events, missing_s=MISSING_CONFIRMED_S)
     manifest, body = await read_sealed(processor.services.store, key, manifest_under, reads)
     pieces = manifest.by_partition().get((topic.name, topic.id, processor.partition), [])
-    done = 0
-    while done < len(pieces):
-        ask = PublishStaged(
+
+    def ask_from(first: int) -> PublishStaged:
+        return PublishStaged(
             topic=topic.name,
             topic_id=topic.id,
             partition=processor.partition,
@@ -148,7 +151,7 @@ async def _publish(processor: TopicProcessor, unit: IncomingUnit, key: str) -> N
             store=manifest.store,
             manifest=crc32c(body),
             pieces_total=len(pieces),
-            first=done,
+            first=first,
             any_manifest=bool(manifest.source),
             created_ms=manifest.created_ms,
             remember=manifest.is_remembered,
@@ -161,9 +164,19 @@ async def _publish(processor: TopicProcessor, unit: IncomingUnit, key: str) -> N
                     length=piece.length,
                     raw_bytes=piece.raw_bytes,
                 )
-                for staged, piece in pieces[done : done + STAGED_PIECES_MAX]
+                for staged, piece in pieces[first : first + STAGED_PIECES_MAX]
             ],
         )
+
+    if len(pieces) > STAGED_PIECES_MAX:  # the first ones would be published before the others are read
+        ask = ask_from(0)
+        ask.only_check = True
+        there = await publish_pieces(processor, ask, named)
+        for first in range(there, len(pieces), STAGED_PIECES_MAX):
+            await check_stored(processor, ask_from(first), named)
+    done = 0
+    while done < len(pieces):
+        ask = ask_from(done)
         check_pieces(processor, ask)
         done = max(done + len(ask.pieces), await publish_pieces(processor, ask, named))
 
