@@ -135,7 +135,7 @@ class Checker:
         self._fail = fail
         self._refuse = refuse
         self._now = now
-        self._parts: dict[tuple[str, int], OwnerRules] = {}
+        self.parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
         self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken, or it was stored
         self._contents: dict[
@@ -271,7 +271,7 @@ class Checker:
         try:
             pointer = decode_pointer(publication.body)
             entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
-            rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
+            rules = self.parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
             rules.take(entry, publication, node, read_to, handed_over_s)
             if publication.partition.topic == AUDIT_TOPIC:
                 self._name(entry)
@@ -304,7 +304,7 @@ class Checker:
         for one in records:
             record = self.records[one.value]
             record.places.pop(one.source, None)
-            record.lost, record.lost_epoch = True, self._parts[partition.topic_id, one.source[0]].highest
+            record.lost, record.lost_epoch = True, self.parts[partition.topic_id, one.source[0]].highest
         for entry in entries:
             self.copies.lose(partition, entry)
             for location in entry.pointer.locations:
@@ -313,7 +313,7 @@ class Checker:
         self._forget_identities()
         self.cuts += 1
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):
-            self._parts[partition.topic_id, number].forget(end)
+            self.parts[partition.topic_id, number].forget(end)
         self.commits.goes_back = True
         self.groups.cut(partition, lost_end)
 
@@ -436,7 +436,7 @@ class Checker:
         stored = sum(entry.pointer.records for entry in data)
         skipped = sum(len(entry.pointer.skip) for entry in data)
         return {
-            "epochs": sum(len(part.brokers) for part in self._parts.values()),
+            "epochs": sum(len(part.brokers) for part in self.parts.values()),
             "reports": reports_landed(self.reports.reports),
             "skipped": skipped,
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
@@ -466,7 +466,7 @@ class Checker:
         In memory they lose it when they are killed; on disk they keep it all the same.
         """
         audit = {partition.topic_id for partition in self.reports.logs}
-        topic = {partition: rules for (topic_id, partition), rules in self._parts.items() if topic_id not in audit}
+        topic = {partition: rules for (topic_id, partition), rules in self.parts.items() if topic_id not in audit}
         return [
             value
             for value, record in self.records.items()
@@ -540,3 +540,12 @@ class Checker:
         """Whether it is a copy whose first one was taken by retention, so that nobody can know."""
         place = self._first_place(one.source, one.value)
         return place is not None and log.is_expired(place[1]) and one.offset >= log.begin
+
+
+def may_lose(checker: Checker, place: tuple[str, int], value: bytes, acked_s: float) -> bool:
+    """Whether an owner of `place`, topic id and partition, was killed that may have held a record, also on its disk.
+
+    The record was acked with 1.
+    """
+    rules = checker.parts.get(place)
+    return rules is not None and rules.may_lose(checker.records[value].sent_s, acked_s)

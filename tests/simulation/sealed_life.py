@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -13,7 +15,7 @@ from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, NotFoundError
 from memq.topic import Topic, read_partitions
-from tests.simulation.checker import Checker
+from tests.simulation.checker import Checker, may_lose
 from tests.simulation.topic_churn import TopicChurn
 
 SEALED = 3  # topics of one life
@@ -33,9 +35,9 @@ class SealedRead:
     found: AbstractSet[bytes]
     taken: AbstractSet[bytes]
 
-    def missed(self, checker: Checker, acked: AbstractSet[bytes]) -> list[bytes]:
+    def missed(self, checker: Checker, acked: Iterable[bytes]) -> list[bytes]:
         """Return the acked records that the reader had to find, and did not."""
-        missed = acked - self.found - self.taken
+        missed = set(acked) - self.found - self.taken
         return sorted(value for value in missed if not checker.records[value].lost)
 
 
@@ -49,14 +51,16 @@ class SealedLife(TopicChurn):
     """One life of the process. No record is acked after the end, and the end comes after all acked records."""
 
     names = ("closing", "closed")
-    _acks: set[bytes]
+    _acks: dict[bytes, tuple[int, float]]  # partition and time
+    _level: Literal["all", 1]  # of the producer, in turns
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:
         self._topics += 1
-        self._acks = set()
+        self._acks, self._level = {}, 1 if (self._node.index + self._topics) % 2 else "all"
         topic = await self._made(admin, name)
         producer = AsyncProducer(
             self._brokers,
+            acks=self._level,
             linger_ms=self._draw.choice([0, 5, 100]),
             delivery_timeout_ms=topic.settings.delivery_timeout_ms,
             runtime=self._runtime,
@@ -66,13 +70,21 @@ class SealedLife(TopicChurn):
         await self._seal(admin, topic)
         read = sealed_read(self._checker, topic, await self._read_to_end(name))
         await writing
-        if missed := read.missed(self._checker, self._acks):
+        if missed := read.missed(self._checker, self._promised(topic)):
             words = f"{len(missed)} acked records, the first is {missed[0][:60]!r}"
             self._cluster.world.fail(f"the end of sealed topic {name} comes before {words}")
         self._leaving[topic.id] = None
         await self._delete(admin, name)
         with suppress(MemqError):  # what failed was counted by its delivery
             await producer.close()
+
+    def _promised(self, topic: Topic) -> list[bytes]:
+        """Return the acked records that are before the end: with acks=1 not those of killed owners."""
+        return [
+            value
+            for value, (partition, acked_s) in self._acks.items()
+            if self._level == "all" or not may_lose(self._checker, (topic.id, partition), value, acked_s)
+        ]
 
     async def _seal(self, admin: AsyncAdmin, topic: Topic) -> None:
         while True:
@@ -100,5 +112,8 @@ class SealedLife(TopicChurn):
                 return read
 
     def acked(self, topic: Topic, value: bytes, ack: Ack) -> None:
-        self._acks.add(value)
-        super().acked(topic, value, ack)
+        self._acks[value] = ack.partition, self._cluster.world.now
+        if self._level == 1:
+            self._checker.give_up(value)  # a rule of its own is in `_promised`
+        else:
+            super().acked(topic, value, ack)
