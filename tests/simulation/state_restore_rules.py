@@ -2,7 +2,7 @@
 
 The queue loses everything. After the restore each group has the positions of the last snapshot: from there on it gets
 each record that its position in the lost log had not passed. It may read others again. Each delayed record waits, or is
-in the log of its partition, and not both.
+in the log of its partition, and not both. No block of a transaction that is in the log is held again.
 """
 
 from __future__ import annotations
@@ -128,6 +128,9 @@ class StateRestoreRules:
         restored: set[HoldId] = set()
         for machines in await self._restored(store, queue):
             restored |= await _waiting_in(machines.holds, store)
+            again = landed & _of_transactions(machines.holds)
+            if again:
+                self._fail(f"{len(again)} blocks of transactions are in the log, and held again after a restore")
         if restored & landed:
             self._fail(f"{len(restored & landed)} delayed records are in the log, and wait again after a restore")
         lost = self._waiting - restored - landed
@@ -166,6 +169,13 @@ def _positions(machine: GroupMachine) -> Positions:
         for group, stored in machine.groups.items()
         for partition, committed in stored.positions.items()
     }
+
+
+def _of_transactions(holds: HoldMachine) -> set[HoldId]:
+    """Return the blocks of transactions that are held, or released and not done; staged parts have other ids."""
+    units = (unit for found in holds.units.values() for unit in found.values())
+    found = (*holds.open.values(), *(hold for unit in units for hold in unit.holds))
+    return {each.block.id for each in found if each.lane}
 
 
 async def _waiting_in(holds: HoldMachine, store: MemoryHandler) -> set[HoldId]:

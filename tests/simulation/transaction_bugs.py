@@ -133,6 +133,14 @@ TRANSACTION_BUGS = (
         aspects=TRANSACTIONS,
     ),
     Planted(
+        "S9: a restore holds transactions again that targets have",
+        "memq.broker.restore.restored_holds",
+        "RestoredHolds._in_logs",
+        body("return set()"),
+        level="calm",
+        aspects=TRANSACTIONS,
+    ),
+    Planted(
         "H3: blocks of one transaction for one partition are released one by one",
         "memq.holds.machine",
         "HoldMachine.release_lane",
