@@ -82,11 +82,11 @@ class StateLogQueue(MemoryQueue):
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         return await (await self.coordinator()).committed(group, partitions)
 
-    async def groups(self) -> Sequence[str]:
-        return await (await self.coordinator()).groups()
+    async def groups(self, *, proven: bool = True) -> Sequence[str]:
+        return await (await self.coordinator()).groups(proven=proven)
 
-    async def describe(self, group: str) -> GroupState:
-        return await (await self.coordinator()).describe(group)
+    async def describe(self, group: str, *, proven: bool = True) -> GroupState:
+        return await (await self.coordinator()).describe(group, proven=proven)
 
     async def delete_group(self, group: str) -> None:
         await (await self.coordinator()).delete_group(group)
