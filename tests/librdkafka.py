@@ -169,7 +169,7 @@ class Library:
             self.changed.notify_all()
 
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
-        """Return a client, in place of `memq.notification.kafka.librdkafka._client`."""
+        """Return a client, in place of `memq.notification.kafka.librdkafka.create_client`."""
         if kind is AdminClient:
             return FakeAdmin(self, complain)
         return {Consumer: FakeConsumer, Producer: FakeProducer}[kind](self)
@@ -177,7 +177,7 @@ class Library:
 
 def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have memq make the clients of this library."""
-    monkeypatch.setattr(librdkafka, "_client", library_.client)
+    monkeypatch.setattr(librdkafka, "create_client", library_.client)
 
 
 class FakeAdmin:

@@ -127,9 +127,14 @@ async def _finish(clients: list[SyncClient]) -> None:
 
 def flush_at_exit() -> None:
     """Send pending records before the interpreter ends."""
-    thread = _thread
-    clients = thread.clients() if thread is not None else []
-    if thread is None or not clients:
+    if _thread is not None:
+        flush_clients(_thread)
+
+
+def flush_clients(thread: IoThread) -> None:
+    """Warn of open clients of `thread`, and send their pending records."""
+    clients = thread.clients()
+    if not clients:
         return
     what = "a memq client was" if len(clients) == 1 else f"{len(clients)} memq clients were"
     warnings.warn(f"{what} not closed before exit", ResourceWarning, stacklevel=1)

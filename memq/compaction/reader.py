@@ -178,7 +178,7 @@ async def is_overwritten(
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownManifest:
     """The known state of a partition: manifest, the part of it that is right, reach, time (monotonic s).
 
     It suffices for queues that begin at `reach` or before. While the manifest ends before there, since `apart_s`,
@@ -205,7 +205,7 @@ class CompactedLogReader:
         self._queue = queue
         self._files = files
         self._clock = clock
-        self._known: OrderedDict[ReadPartition, _Known] = OrderedDict()
+        self._known: OrderedDict[ReadPartition, _KnownManifest] = OrderedDict()
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
@@ -271,7 +271,7 @@ class CompactedLogReader:
             known = await self._find_manifest(partition, begin)
         return known.valid
 
-    async def _find_manifest(self, partition: ReadPartition, begin: int) -> _Known:
+    async def _find_manifest(self, partition: ReadPartition, begin: int) -> _KnownManifest:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)
@@ -284,7 +284,7 @@ class CompactedLogReader:
         end, apart_s = valid.next if valid is not None else 0, None
         if begin > end:
             apart_s = now_s if known is None or known.apart_s is None else known.apart_s
-        found = _Known(manifest, valid, max(begin, end), now_s, apart_s)
+        found = _KnownManifest(manifest, valid, max(begin, end), now_s, apart_s)
         self._known[partition] = found
         self._known.move_to_end(partition)
         if len(self._known) > PARTITIONS_MAX:

@@ -88,14 +88,14 @@ class ManifestPart(NamedTuple):
     originals: tuple[str, ...]
 
 
-class _WirePart(msgspec.Struct, frozen=True, kw_only=True):
+class _WireManifestPart(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[tuple[Number, Time, msgspec.Raw], ...]
     originals: tuple[Text, ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
 _decode_manifest = msgspec.json.Decoder(CompactionManifest).decode
-_decode_part = msgspec.json.Decoder(_WirePart).decode
+_decode_part = msgspec.json.Decoder(_WireManifestPart).decode
 
 
 def encode_compaction_manifest(manifest: CompactionManifest) -> bytes:
@@ -122,7 +122,7 @@ def decode_compaction_manifest(data: Buffer) -> CompactionManifest:
 def encode_manifest_part(part: ManifestPart) -> bytes:
     """Return the part's bytes. Raises: TooLargeError."""
     entries = tuple((offset, time_ms, _wire_body(body)) for offset, time_ms, body in part.entries)
-    wire = _WirePart(entries=entries, originals=part.originals)
+    wire = _WireManifestPart(entries=entries, originals=part.originals)
     return pack_file(KIND_PART, _encode(wire), "part of a manifest", LARGER)
 
 

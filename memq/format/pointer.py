@@ -206,7 +206,7 @@ class Pointer(_Fields, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}  # a Struct copies the default
 
 
-class _Wire(_Fields, frozen=True, kw_only=True, omit_defaults=True):
+class _WirePointer(_Fields, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     producers: tuple[_WireProducerRanges, ...] = ()
     ended: tuple[_WireProducerEnd, ...] = ()
@@ -214,7 +214,7 @@ class _Wire(_Fields, frozen=True, kw_only=True, omit_defaults=True):
     tag_bits: Hex = _NO_BITS
 
 
-class _Needs(msgspec.Struct):
+class _PointerNeeds(msgspec.Struct):
     """The fields that decide whether the rest can be read."""
 
     version: int
@@ -223,9 +223,9 @@ class _Needs(msgspec.Struct):
 
 
 _SAME = _Fields.__struct_fields__
-_KNOWN = frozenset(_Wire.__struct_fields__)
-_decode_needs = msgspec.json.Decoder(_Needs).decode
-_decode_wire = msgspec.json.Decoder(_Wire).decode
+_KNOWN = frozenset(_WirePointer.__struct_fields__)
+_decode_needs = msgspec.json.Decoder(_PointerNeeds).decode
+_decode_wire = msgspec.json.Decoder(_WirePointer).decode
 _decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -294,8 +294,8 @@ def parse_pointer(body: bytes | bytearray | memoryview) -> Pointer:
     return pointer
 
 
-def _to_wire(pointer: Pointer) -> _Wire:
-    return _Wire(
+def _to_wire(pointer: Pointer) -> _WirePointer:
+    return _WirePointer(
         **{name: getattr(pointer, name) for name in _SAME},
         version=pointer.version,
         producers=tuple(_WireProducerRanges(_hex(p.producer), _hex_ranges(p.ranges)) for p in pointer.producers),
@@ -336,7 +336,7 @@ def _extra(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     return {name: msgspec.json.decode(value) for name, value in raw.items() if name not in _KNOWN}
 
 
-def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
+def _from_wire(wire: _WirePointer, extra: dict[str, Any]) -> Pointer:
     fields = msgspec.structs.asdict(wire)
     fields.update(
         producers=tuple(ProducerRanges(_producer(p.producer), _ranges(p.ranges)) for p in wire.producers),

@@ -172,7 +172,7 @@ class _WireSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latency: tuple[tuple[Bucket, Number], ...] = ()
 
 
-class _WirePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _WireReportPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: Text
     topic_id: TopicId
     partition: Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -184,7 +184,7 @@ class _WirePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: tuple[HeldSpan, ...] = ()
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _WireReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     client: Hex
     kind: Kind
@@ -195,15 +195,15 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Text = ""
     host: Text = ""
     last: bool = False
-    parts: tuple[_WirePart, ...] = ()
+    parts: tuple[_WireReportPart, ...] = ()
 
 
-class _Needs(msgspec.Struct):
+class _ReportVersion(msgspec.Struct):
     version: int
 
 
-_decode_needs = msgspec.json.Decoder(_Needs).decode
-_decode_wire = msgspec.json.Decoder(_Wire).decode
+_decode_version = msgspec.json.Decoder(_ReportVersion).decode
+_decode_wire = msgspec.json.Decoder(_WireReport).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -215,7 +215,7 @@ def home_of(topic_id: str, partition: int, homes: int) -> int:
 def encode_report(report: Report) -> bytes:
     """Return the report's JSON. It may be larger than REPORT_BYTES_MAX: `fitting` cuts it."""
     parts = tuple(_wire_part(part) for part in report.parts)
-    return _encode(_Wire(**_fields(report) | {"client": _hex(report.client), "parts": parts}))
+    return _encode(_WireReport(**_fields(report) | {"client": _hex(report.client), "parts": parts}))
 
 
 def decode_report(body: bytes | bytearray | memoryview) -> Report:
@@ -226,7 +226,7 @@ def decode_report(body: bytes | bytearray | memoryview) -> Report:
     if len(body) > REPORT_BYTES_MAX:
         raise CorruptDataError(f"report has {len(body)} bytes, {REPORT_BYTES_MAX} are allowed")
     try:
-        version = _decode_needs(body).version
+        version = _decode_version(body).version
         if version != REPORT_VERSION:
             raise UnsupportedFormatError(f"report has version {version}, {REPORT_VERSION} is known")
         wire = _decode_wire(body)
@@ -302,7 +302,7 @@ def _halved(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return items[:middle], items[middle:]
 
 
-def _wire_part(part: ReportPart) -> _WirePart:
+def _wire_part(part: ReportPart) -> _WireReportPart:
     spans = tuple(
         _WireSpan(
             **_fields(span)
@@ -317,10 +317,10 @@ def _wire_part(part: ReportPart) -> _WirePart:
         _WireDamage(**_fields(damage) | {name: _hex(getattr(damage, name)) for name in _HEX_OF_DAMAGE})
         for damage in part.damages
     )
-    return _WirePart(**_fields(part) | {"spans": spans, "damages": damages})
+    return _WireReportPart(**_fields(part) | {"spans": spans, "damages": damages})
 
 
-def _part(wire: _WirePart) -> ReportPart:
+def _part(wire: _WireReportPart) -> ReportPart:
     check_name(wire.topic, internal=True)
     spans = tuple(
         ReportSpan(**_fields(span) | {"producer": int(span.producer, 16), "ranges": _ranges(span.ranges)})

@@ -368,7 +368,7 @@ class RunKeeper:
         return self._parts.runtime.clock.wall_ms()
 
 
-class _Source:
+class _LiveHolds:
     """The live holds of the objects of one run, in their order."""
 
     def __init__(self, reader: RunReader, states: list[RunState]) -> None:
@@ -401,7 +401,7 @@ async def merged(reader: RunReader, states: Iterable[RunState]) -> AsyncIterator
     groups: dict[tuple[int, int], list[RunState]] = {}
     for state in states:
         groups.setdefault((state.run.level, state.run.group), []).append(state)
-    sources = [_Source(reader, some) for some in groups.values()]
+    sources = [_LiveHolds(reader, some) for some in groups.values()]
     while sources := [each for each in sources if await each.fill()]:
         bound = min(each.holds[-1].place for each in sources)
         taken = [hold for each in sources for hold in each.take(bound)]

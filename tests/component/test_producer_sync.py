@@ -423,7 +423,6 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     assert worker.daemon, "it holds up no program that ends"
     waited: list[bool] = []
     monkeypatch.setattr(io_thread_module, "wait_for_native_threads", lambda: waited.append(True))
-    monkeypatch.setattr(io_thread_module, "_thread", thread)
     monkeypatch.setattr(io_thread_module, "EXIT_FLUSH_S_MAX", 0.01)
     gone = thread.add_client(Open())
     numbers = [thread.add_client(client) for client in clients]
@@ -431,7 +430,7 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     thread.remove_client(gone)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        io_thread_module.flush_at_exit()
+        io_thread_module.flush_clients(thread)
     assert [str(each.message) for each in warned] == said
     assert [client.finished for client in clients] == [client.may_end and not client.fails for client in clients]
     assert len(waited) == bool(clients)

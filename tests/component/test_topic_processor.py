@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from memq.format.pointer import ProducerEnd
 from memq.governor import Assignment
 from memq.topic import TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
+from tests.contract.manual_clock import ManualClock
 from tests.partition_owners import (
     GatedQueue,
     Sink,
@@ -371,13 +373,15 @@ def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch:
         async with owning() as (broker, _, topic):
             store = broker.services.stores["main"] = GatedStore()
             processor = processor_of(broker, topic)
-            monkeypatch.setattr(processor, "_now", lambda: 1.001)
+            clock = ManualClock()
+            runtime = dataclasses.replace(processor.services.runtime, clock=clock)
+            monkeypatch.setattr(processor, "services", dataclasses.replace(processor.services, runtime=runtime))
             stream = processor.appender.open_stream(2, Sink(), 9, 1, 0)
             slab = broker.services.pool.lease(256 * 1024)
             assert slab is not None
             slab.view[:48] = bytes(48)
             for number in range(3):
-                append_to(processor.ring, stream, number, 1, slab, 0, 72, 1.0)
+                append_to(processor.ring, stream, number, 1, slab, 0, 72, clock.monotonic())
                 processor.pump_soon()
                 await asyncio.sleep(0)
             assert [slot.records for slot in processor.ring] == [3], "no round passed without a block"

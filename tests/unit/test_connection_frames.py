@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from memq.broker.ingest import connection as connection_module
 from memq.broker.ingest.connection import JOINED_BYTES_MAX, UNSENT_BYTES_MAX, Connection
 from memq.broker.ingest.intake import Region
 from memq.broker.ingest.quotas import Limiter, RatePerSecond
@@ -169,7 +170,7 @@ def test_a_large_block_of_an_unknown_stream_gets_no_memory() -> None:
 
 def test_sound_blocks_go_the_short_way_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
-        monkeypatch.setattr(bench.connection, "_take_block", None)
+        monkeypatch.setattr(connection_module, "BlockRun", None)  # the long way makes one
         bench.stream.limiters = bench.connection.limiters = (limiter(requests_s=1_000, bytes_s=1_000_000),)
         bench.receive(bench.blocks(0, 1, 2), bench.blocks(3, 4))
         counters, slot = bench.counters, bench.partition.ring.open
@@ -233,7 +234,7 @@ class _Spool:
 def test_both_ways_of_a_block_do_the_same(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
         if not short:
-            monkeypatch.setattr(bench.connection, "_take_run", lambda *_: 0)
+            monkeypatch.setattr(connection_module, "sound_run", lambda *_, **__: BlockRun([], 0, 0, 0))
         spool = _Spool()
         bench.stream.acks = AckLevel.ONE
         bench.partition.appender.spool = cast(Any, spool)

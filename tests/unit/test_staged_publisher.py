@@ -290,7 +290,7 @@ def test_published_pieces_are_known_after_those_of_a_closed_requester_settle(
             read.append(held)
             return []
 
-        monkeypatch.setattr(publisher, "_read", found)
+        monkeypatch.setattr(publisher, "read_pieces", found)
         owner.slots = [SimpleNamespace(staged=object())]
         publishes = asyncio.create_task(publish_staged(seen(owner), asked(first=0)))
         await turns(3)
@@ -336,7 +336,7 @@ def test_the_pieces_that_are_missing_are_read_and_published(
             for settle in owner.added:
                 settle(None)
 
-        monkeypatch.setattr(publisher, "_read", found)
+        monkeypatch.setattr(publisher, "read_pieces", found)
         publishes = asyncio.create_task(publish_staged(seen(owner), asked(**changes)))
         if read_from is not None:
             await land()

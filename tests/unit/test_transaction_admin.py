@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from memq.client.admin import Admin, AsyncAdmin
+from memq.client.admin import Admin
+from memq.client.broker_router import BrokerRouter
+from memq.client.link_pool import LinkPool
 from memq.client.transactions.admin import ShownTransaction
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
 from memq.protocol.transaction_messages import ListTransactions, SettleTransaction, WireOpenTransaction
 
 OPEN = WireOpenTransaction(
@@ -21,11 +24,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests of admins; brokers answer with an open transaction."""
     requests: list[Any] = []
 
-    async def ask(admin: AsyncAdmin, request: AdminRequest) -> AdminAnswer:
+    async def reach(pool: LinkPool, timeout_s: float) -> None: ...
+
+    async def once(router: BrokerRouter, api: Api, request: AdminRequest, answer: type[Any], **_: float) -> AdminAnswer:
+        assert (api, answer) == (Api.ADMIN, AdminAnswer)
         requests.append(request.ask)
         return AdminAnswer(transactions=[OPEN])
 
-    monkeypatch.setattr(AsyncAdmin, "_ask", ask)
+    monkeypatch.setattr(LinkPool, "reach", reach)
+    monkeypatch.setattr(BrokerRouter, "once", once)
     return requests
 
 

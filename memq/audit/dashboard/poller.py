@@ -53,7 +53,7 @@ FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that ar
 
 
 @dataclass(slots=True)
-class _Known:
+class _LastResults:
     """Results of the last rounds, by topic."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Poller:
         self._about = about
         self._events = EventLog(runtime.clock)
         self._tasks = TaskOwner(lambda error: self._events.error("dashboard.died", repr(error), error), self._events)
-        self._known = _Known()
+        self._known = _LastResults()
         self._rates = TopicRates()
         self._lags = LagHistory()  # in records
         self._delays = LagHistory()  # in ms

@@ -54,7 +54,7 @@ ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one
 
 
 @dataclass(slots=True)
-class _Home:
+class _AuditedReports:
     audit: ReportPartitionAudit
     position: str
     partitions: dict[PartitionKey, PartitionAudit] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class LiveAudit:
         self._ends = EndFollower(ask_end, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._next_note_s = 0.0
-        self._homes: dict[int, _Home] = {}
+        self._homes: dict[int, _AuditedReports] = {}
         self._page: Page | None = None  # the last page, until it is processed; after a failure it is processed again
         self._touched: dict[PartitionKey, None] = {}  # partitions with new reports that are not judged yet
         self._round = 0
@@ -157,7 +157,7 @@ class LiveAudit:
             await self._store.prune(now_ms - self._keep_ms)
         self._round += 1
 
-    def _judge(self, home: _Home, ends: Mapping[ReadPartition, ProvedEnd], now_ms: int) -> None:
+    def _judge(self, home: _AuditedReports, ends: Mapping[ReadPartition, ProvedEnd], now_ms: int) -> None:
         for key, audit in home.partitions.items():
             log = _log_of(audit)
             if self._logs.lacks(log):
@@ -182,7 +182,7 @@ class LiveAudit:
             self._page = None
             self._names.forget()
 
-    async def _has_caught_up(self, number: int, home: _Home) -> bool:
+    async def _has_caught_up(self, number: int, home: _AuditedReports) -> bool:
         """Note the time up to which all reports of a home were read; return whether it has grown.
 
         A moment without a report proves nothing, because the next one may be on its way. The end of a busy log grows
@@ -237,7 +237,7 @@ class LiveAudit:
         partitions: dict[PartitionKey, PartitionAudit] = {}
         taken_ms = since_ms + CLOCK_ERROR_MS if again and not remade else -1  # a new topic has only new reports
         audit = ReportPartitionAudit(partitions.get, clients, taken_ms)
-        self._homes[number] = _Home(audit, "" if again else position, partitions, saved=position)
+        self._homes[number] = _AuditedReports(audit, "" if again else position, partitions, saved=position)
         return since_ms if again else None
 
     def _begin_again(self, begun: Mapping[int, int]) -> None:
@@ -263,7 +263,7 @@ class LiveAudit:
             self._next_note_s = now_s + NOTE_S
             await self._store.note_heard(self._owner, self._reports.topic_id, heard)
 
-    async def _take_page(self, home: _Home, page: Page) -> None:
+    async def _take_page(self, home: _AuditedReports, page: Page) -> None:
         now_ms = self._clock.wall_ms()
         reached = home.position and Position.parse(home.position)
         for position, body in page.reports:
@@ -358,7 +358,7 @@ class LiveAudit:
 
     # ---- the state -----------------------------------------------------------------------------------
 
-    def _step_of(self, number: int, home: _Home) -> Step:
+    def _step_of(self, number: int, home: _AuditedReports) -> Step:
         self._steps += 1
         step = Step(number, self._owner, self._steps, home.position, home.audit.clients)
         for key, audit in home.partitions.items():
@@ -367,7 +367,7 @@ class LiveAudit:
                 step.changes[key] = PartitionChanges(audit.topic.name, audit.state, rows, findings)
         return step
 
-    async def _save(self, home: _Home) -> None:
+    async def _save(self, home: _AuditedReports) -> None:
         if home.unsaved is not None:
             await self._store.save(home.unsaved)
             home.saved, home.unsaved = home.unsaved.position, None

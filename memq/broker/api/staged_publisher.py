@@ -93,7 +93,7 @@ async def publish_pieces(processor: TopicProcessor, ask: PublishStaged, unit: Na
                 f"pieces from {ask.first} on, but only {held} are published", hint="continue after these"
             )
         published = _Published()
-        for batch in await _read(processor, ask, held, published.settle, unit):
+        for batch in await read_pieces(processor, ask, held, published.settle, unit):
             await processor.appender.append_staged(own, batch)
             published.waiting += 1
         await published.wait()
@@ -196,10 +196,10 @@ def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> fl
 
 async def check_stored(processor: TopicProcessor, ask: PublishStaged, unit: NamedProducer) -> None:
     """Check that the indexes of all pieces of a part can be read. Raises: as `publish_pieces`."""
-    await _read(processor, ask, ask.first, lambda error: None, unit)
+    await read_pieces(processor, ask, ask.first, lambda error: None, unit)
 
 
-async def _read(
+async def read_pieces(
     processor: TopicProcessor,
     ask: PublishStaged,
     held: int,

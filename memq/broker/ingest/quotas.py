@@ -192,7 +192,7 @@ NO_CLIENT_LIMITS = ClientLimits()
 
 
 @dataclass(slots=True)
-class _Known:
+class _ClientLimiter:
     limiter: Limiter
     connections: int = 0
 
@@ -209,7 +209,7 @@ class Quotas:
         self._clock = clock
         self._client_limits = clients
         self._topics: dict[str, Limiter] = {}
-        self._clients: dict[str, _Known] = {}
+        self._clients: dict[str, _ClientLimiter] = {}
 
     def follow(self, topics: Iterable[Topic], owned: Container[PartitionKey]) -> None:
         """Apply the current limits of topics.
@@ -244,7 +244,7 @@ class Quotas:
             if not limit.holds:
                 return ()
             self._forget_idle()
-            known = self._clients[client] = _Known(Limiter("client", client, limit, self._clock.monotonic()))
+            known = self._clients[client] = _ClientLimiter(Limiter("client", client, limit, self._clock.monotonic()))
         known.connections += 1
         return (known.limiter,)
 

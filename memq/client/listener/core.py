@@ -44,7 +44,7 @@ _RETRY_S_MAX = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class _Source:
+class _ListenerSource:
     """One consumer, its batches, and the partitions that are paused."""
 
     consumer: ConsumerCore
@@ -105,7 +105,7 @@ class ListenerCore:
         )
         self._open = OpenRecords(self._topics.retry, ordered=settings.ordered, ahead=2 * settings.concurrency)
         self._parked = ParkedKeys(settings.group, self._admin, self._brokers, runtime, self._open.parked)
-        self._sources: list[_Source] = []
+        self._sources: list[_ListenerSource] = []
         self._starting = asyncio.Lock()
         self._started = False
         self._tasks = TaskOwner(self._fail, self._events)
@@ -168,7 +168,7 @@ class ListenerCore:
             batches = ReadyBatches(self._open.settle_floors)
             observe = self._observe(each.group or "") if self._observe is not None else None
             consumer = ConsumerCore(each, self._runtime, self._addresses, observe=observe, batches=batches)
-            self._sources.append(_Source(consumer, batches))
+            self._sources.append(_ListenerSource(consumer, batches))
 
     async def run(self) -> None:
         """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
@@ -218,7 +218,7 @@ class ListenerCore:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    async def _read(self, source: _Source) -> None:
+    async def _read(self, source: _ListenerSource) -> None:
         failures = 0
         while True:
             try:
@@ -242,7 +242,7 @@ class ListenerCore:
                 source.batches.holding = not self._open.wants_more
                 self._changed.set()
 
-    async def _change(self, source: _Source, changes: AssignmentEvents) -> None:
+    async def _change(self, source: _ListenerSource, changes: AssignmentEvents) -> None:
         """Take a change of the assignment: records of released partitions finish first, if they are at work."""
         leaving = [topic_partition_of(partition) for partition in (*changes.revoked, *changes.lost)]
         closed = self._open.close(leaving)
@@ -288,7 +288,7 @@ class ListenerCore:
             self._calls[task] = None
             task.add_done_callback(self._call_ended)
 
-    def _pause(self, source: _Source) -> None:
+    def _pause(self, source: _ListenerSource) -> None:
         """Pause the partitions that are stuck, and resume the others."""
         topics = source.consumer.settings.topics
         stuck = {place for place in self._open.stuck() if place.topic in topics}

@@ -303,7 +303,7 @@ class _Room:
 
 
 @dataclass(slots=True)
-class _Home:
+class _ReportProgress:
     """The state of a partition of the audit topic: next report number, and end of the last report."""
 
     until_ms: int
@@ -456,7 +456,7 @@ class AuditRecorder:
         self._room = _Room(full)
         self._parts: dict[tuple[str, int], PartRecorder] = {}
         self._began_ms: int | None = None
-        self._homes: dict[int, _Home] = {}
+        self._homes: dict[int, _ReportProgress] = {}
 
     def part(self, topic: str, topic_id: str, partition: int, now_ms: int) -> PartRecorder:
         """Return the recorder of a write partition."""
@@ -498,21 +498,21 @@ class AuditRecorder:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _home(self, number: int, now_ms: int) -> _Home:
+    def _home(self, number: int, now_ms: int) -> _ReportProgress:
         home = self._homes.get(number)
         if home is None:
             began_ms = now_ms if self._began_ms is None else self._began_ms
-            home = self._homes[number] = _Home(until_ms=min(began_ms, now_ms))
+            home = self._homes[number] = _ReportProgress(until_ms=min(began_ms, now_ms))
         return home
 
-    def _is_silent(self, home: _Home, now_ms: int) -> bool:
+    def _is_silent(self, home: _ReportProgress, now_ms: int) -> bool:
         """Whether half of the time has passed within which a report was promised.
 
         A clock may be set back, too.
         """
         return not 0 <= now_ms - home.until_ms < self._interval_ms * HEARTBEAT_INTERVALS // 2
 
-    def _reports(self, home: _Home, parts: list[ReportPart], now_ms: int, *, last: bool) -> list[Report]:
+    def _reports(self, home: _ReportProgress, parts: list[ReportPart], now_ms: int, *, last: bool) -> list[Report]:
         until_ms = max(now_ms, home.until_ms)
         report = Report(
             client=self._client,

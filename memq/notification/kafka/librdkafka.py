@@ -186,17 +186,17 @@ LOGGER.addFilter(_admits)
 
 def admin_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> AdminClient:
     """Return an admin client. Raises: InvalidSettingError."""
-    return _client(AdminClient, settings, on_error)
+    return create_client(AdminClient, settings, on_error)
 
 
 def consumer_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> Consumer:
     """Return a consumer. Raises: InvalidSettingError."""
-    return _client(Consumer, settings, on_error)
+    return create_client(Consumer, settings, on_error)
 
 
 def producer_of(settings: Mapping[str, Any], on_error: ErrorCallback) -> Producer:
     """Return a producer. Raises: InvalidSettingError."""
-    return _client(Producer, settings, on_error)
+    return create_client(Producer, settings, on_error)
 
 
 async def answered(answer: Any) -> Any:
@@ -219,7 +219,8 @@ async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None
         LOGGER.warning("librdkafka does not return: a thread of '%s' is left behind", pool.name)
 
 
-def _client(kind: type[Client], settings: Mapping[str, Any], on_error: ErrorCallback) -> Client:
+def create_client(kind: type[Client], settings: Mapping[str, Any], on_error: ErrorCallback) -> Client:
+    """Return a client of librdkafka; tests replace this function. Raises: InvalidSettingError."""
     try:
         known: dict[str, Any] = {**settings, "error_cb": on_error}
         return kind(known, logger=LOGGER)

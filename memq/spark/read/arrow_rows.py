@@ -95,7 +95,7 @@ class RowMaker:
         Raises: CorruptDataError, UnsupportedFormatError; as the decoder.
         """
         rows = block_rows(reader, low, high)
-        source = _Source(origin, reader.header, low, rows)
+        source = _ColumnSource(origin, reader.header, low, rows)
         chosen = None if mask is None else pyarrow.array(numpy.frombuffer(mask[low:high], dtype=bool))
         fields = self._decoded(source, chosen)
         columns = [
@@ -125,7 +125,7 @@ class RowMaker:
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _decoded(self, source: _Source, chosen: pyarrow.Array | None) -> dict[int, pyarrow.Array]:
+    def _decoded(self, source: _ColumnSource, chosen: pyarrow.Array | None) -> dict[int, pyarrow.Array]:
         """Return the decoded fields by column index. Raises: InvalidRequestError for a malformed value."""
         if self._decode is None or self._decoding is None:
             return {}
@@ -142,7 +142,7 @@ class RowMaker:
         return dict(zip(self._fields, decoded.columns, strict=True))
 
 
-class _Source(NamedTuple):
+class _ColumnSource(NamedTuple):
     """The source of the columns of a block."""
 
     origin: BlockOrigin
@@ -168,14 +168,14 @@ def _or_nulls(column: pyarrow.Array | None, kind: pyarrow.DataType, count: int) 
     return pyarrow.nulls(count, kind) if column is None else column
 
 
-def _timestamps(source: _Source, kind: pyarrow.DataType) -> pyarrow.Array:
+def _timestamps(source: _ColumnSource, kind: pyarrow.DataType) -> pyarrow.Array:
     times = source.rows.timestamps
     if isinstance(times, int):
         return pyarrow.repeat(pyarrow.scalar(times, _MILLISECONDS).cast(kind), source.rows.records)
     return times.cast(kind)
 
 
-def _headers(source: _Source, kind: pyarrow.DataType) -> pyarrow.Array:
+def _headers(source: _ColumnSource, kind: pyarrow.DataType) -> pyarrow.Array:
     """Give the lists Spark's own names of fields."""
     found = source.rows.headers
     if found is None:
@@ -186,7 +186,7 @@ def _headers(source: _Source, kind: pyarrow.DataType) -> pyarrow.Array:
     return pyarrow.ListArray.from_arrays(found.offsets, named, type=kind)
 
 
-_MAKERS: Mapping[str, Callable[[_Source, pyarrow.DataType], pyarrow.Array]] = {
+_MAKERS: Mapping[str, Callable[[_ColumnSource, pyarrow.DataType], pyarrow.Array]] = {
     "key": lambda source, kind: _or_nulls(source.rows.keys, kind, source.rows.records),
     "value": lambda source, kind: source.rows.values,
     "headers": _headers,
@@ -205,7 +205,7 @@ _MAKERS: Mapping[str, Callable[[_Source, pyarrow.DataType], pyarrow.Array]] = {
 assert _MAKERS.keys() == COLUMNS.keys()
 
 
-def _offset(source: _Source) -> int:
+def _offset(source: _ColumnSource) -> int:
     origin = source.origin
     return Position(origin.partition, origin.pointer_offset, origin.first + source.low).offset
 
