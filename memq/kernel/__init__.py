@@ -27,7 +27,8 @@ class _Choice(NamedTuple):
     module: ModuleType | None
     parts: tuple[str, ...]  # compiled ones
     text: str
-    fault: str  # "": an installed memq-native works, and MEMQ_NATIVE names parts that exist
+    fault: str = ""  # "": an installed memq-native works, and MEMQ_NATIVE names parts that exist
+    remedy: str = ""
 
 
 def compiled_module(part: str) -> ModuleType | None:
@@ -50,27 +51,34 @@ def fault() -> str:
     return _choice().fault
 
 
+def remedy() -> str:
+    """Return what corrects the fault."""
+    return _choice().remedy
+
+
 @cache
 def _choice() -> _Choice:
     value = os.environ.get(VARIABLE, "")
     wanted, unknown = _wanted(value)
-    fault = ""
+    fault = remedy = ""
     if unknown:
+        remedy = f"set {VARIABLE} to 0, to 1 or to known parts with commas, or unset it"
         fault = f"{VARIABLE} names unknown parts: {', '.join(unknown)}; known parts: {', '.join(PARTS)}"
         events = _events()
         events.warning("kernel-unknown-parts", fault)
     if not wanted:
-        return _Choice(None, (), f"Python ({VARIABLE}={value})", fault)
+        return _Choice(None, (), f"Python ({VARIABLE}={value})", fault, remedy)
     module, reason, broken = _load()
     if module is None:
         if broken:
             events = _events()
             events.warning("kernel-unusable", f"{reason}; memq runs in Python")
-        return _Choice(None, (), f"Python ({reason})", reason if broken else fault)
+            fault, remedy = reason, f"pip install 'memq[native]' again, or set {VARIABLE}=0"
+        return _Choice(None, (), f"Python ({reason})", fault, remedy)
     text = f"compiled (memq-native {module.VERSION}: {', '.join(wanted)})"
     if wanted != PARTS:
         text += f", the rest in Python ({VARIABLE}={value})"
-    return _Choice(module, wanted, text, fault)
+    return _Choice(module, wanted, text, fault, remedy)
 
 
 def _wanted(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -92,9 +100,12 @@ def _load() -> tuple[ModuleType | None, str, bool]:
         if error.name == "memq_native":
             return None, "memq-native is not installed", False
         return None, f"memq-native can't be imported: {error}", True
-    except Exception as error:  # noqa: BLE001  # built for another platform, or a damaged file: no reason to end a program
-        return None, f"memq-native can't be imported: {error}", True
-    abi, version = getattr(memq_native, "ABI", None), getattr(memq_native, "VERSION", "of an unknown version")
+    except Exception as error:  # noqa: BLE001  # built for another platform, or a damaged file: binary or Python
+        text = str(error) if isinstance(error, (ImportError, OSError)) else repr(error)
+        return None, f"memq-native can't be imported: {text}", True
+    abi, version = getattr(memq_native, "ABI", None), getattr(memq_native, "VERSION", "")
+    if not version:  # also a folder of this name without files, which an interrupted installation leaves
+        return None, "memq-native has no version: its installation is not complete", True
     if abi != ABI:
         return None, f"memq-native {version} has ABI {abi}, memq {VERSION} needs {ABI}", True
     return memq_native, "", False

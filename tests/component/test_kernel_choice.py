@@ -119,7 +119,9 @@ def test_unknown_parts_are_logged_with_the_known_ones_and_end_no_program(tmp_pat
             f"ABI = {kernel.ABI + 1}\nVERSION = '9.9.9'",
             f"memq-native 9.9.9 has ABI {kernel.ABI + 1}, memq {VERSION} needs {kernel.ABI}",
         ),
-        ("", f"memq-native of an unknown version has ABI None, memq {VERSION} needs {kernel.ABI}"),
+        ("", "memq-native has no version: its installation is not complete"),
+        (f"ABI = {kernel.ABI}", "memq-native has no version: its installation is not complete"),
+        ("raise ValueError('half')", "memq-native can't be imported: ValueError('half')"),
         ("raise ImportError('invalid ELF header')", "memq-native can't be imported: invalid ELF header"),
         ("raise OSError('no such library')", "memq-native can't be imported: no such library"),
         ("import no_such_part", "memq-native can't be imported: No module named 'no_such_part'"),
@@ -147,7 +149,11 @@ def test_doctor_says_which_code_runs_and_warns_of_an_unusable_module(tmp_path: P
     assert line("raise ImportError('bad')").startswith(
         "warning  kernel: Python (memq-native can't be imported: bad) (pip "
     )
-    assert "known parts: broker, producer (" in line(SOUND, "brokre")
+    assert "known parts: broker, producer (set MEMQ_NATIVE to 0, to 1 or to known parts" in line(SOUND, "brokre")
+    assert line("import os, signal; os.kill(os.getpid(), signal.SIGBUS)") == (
+        "failed   kernel: the import of memq-native ends the process by SIGBUS "
+        "(pip install 'memq[native]' again, or set MEMQ_NATIVE=0)"
+    ), "as a truncated file does"
 
 
 def test_memq_alone_works_without_compiler_and_without_the_module() -> None:

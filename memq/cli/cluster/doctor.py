@@ -8,6 +8,8 @@ import os
 import platform
 import re
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from memq.settings import RULES, BrokerSettings, PartSettings, Settings, Value, 
 PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zstandard")
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
 DISK_BYTES_LEAST = 1 << 30
+IMPORT_S_MAX = 60
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
 _SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # never printed
 
@@ -101,11 +104,21 @@ def _kernel() -> CheckResult:
 
     Python is no fault, unless an installed memq-native can't be used or MEMQ_NATIVE is wrong.
     """
+    crash = _crash_of_kernel()
+    if crash:
+        os.environ[kernel.VARIABLE] = "0"  # the other checks run in this process
+        return CheckResult("kernel", "failed", crash, f"pip install 'memq[native]' again, or set {kernel.VARIABLE}=0")
     fault, shown = kernel.fault(), kernel.description()
     text = shown if fault in shown else f"{shown}; {fault}"
-    return CheckResult(
-        "kernel", "warning" if fault else "ok", text, "pip install 'memq[native]' again, or unset MEMQ_NATIVE"
-    )
+    return CheckResult("kernel", "warning" if fault else "ok", text, kernel.remedy())
+
+
+def _crash_of_kernel() -> str:
+    """Choose the kernel in a process of its own, which a truncated file of memq-native ends by a signal."""
+    choose = [sys.executable, "-c", "from memq import kernel; kernel.description()"]
+    done = subprocess.run(choose, capture_output=True, check=False, timeout=IMPORT_S_MAX)  # noqa: S603 - constant text
+    code = done.returncode
+    return f"the import of memq-native ends the process by {signal.Signals(-code).name}" if code < 0 else ""
 
 
 def _is_there(name: str) -> bool:
