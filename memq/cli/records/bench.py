@@ -14,11 +14,11 @@ from memq.client.admin import Admin
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
 from memq.errors import MemqError
-from memq.limits import PARTITIONS_MAX
+from memq.limits import MIB, PARTITIONS_MAX
 from memq.runtime.runtime import Runtime
 from memq.settings import ClientSettings, Value
 
-CHUNK_RECORDS = 1_000
+VALUES_BYTES = 4 * MIB  # a block of a producer has 512 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,17 @@ def bench(
 
 
 def _values(runtime: Runtime, size: int) -> list[bytes]:
-    """Return different values for one call of send: repeated values compress too well."""
-    digits = random.Random(runtime.random.getrandbits(64)).randbytes(CHUNK_RECORDS * size // 2 + 1).hex().encode()
-    return [digits[at * size : (at + 1) * size] for at in range(CHUNK_RECORDS)]
+    """Return different values, more than fit into a block: values that repeat within it compress too well."""
+    count = -(-VALUES_BYTES // size)
+    digits = random.Random(runtime.random.getrandbits(64)).randbytes(count * size // 2 + 1).hex().encode()
+    return [digits[at * size : (at + 1) * size] for at in range(count)]
 
 
 def _produce(runtime: Runtime, settings: ClientSettings, topic: str, values: list[bytes], records: int) -> float:
     """Send and wait for every ack; return the seconds."""
     started = runtime.clock.monotonic()
     with Producer(settings.brokers, acks=settings.acks, codec=settings.codec) as producer:
-        for at in range(0, records, CHUNK_RECORDS):
+        for at in range(0, records, len(values)):
             producer.send_many(topic, values[: records - at])
         producer.flush()
     return max(runtime.clock.monotonic() - started, 1e-9)
