@@ -80,8 +80,8 @@ chaos: $(DEV)                   ## real servers and clients under a plan of faul
 mutate: $(DEV)                  ## small faults in the product, which tests must find: MODULE=FILE|PART SAMPLE=N SEED=n JOBS=n
 	@$(MUTATE) --jobs $(JOBS) $(if $(MODULE),--module "$(MODULE)") $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
-bench: $(DEV)                   ## ratios against peers and limits, JSON out
-	@$(PYTHON) -m benchmarks
+bench: $(DEV)                   ## ratios against peers and limits: ROWS="start memory" QUICK=1 JSON=FILE
+	@$(PYTHON) -m benchmarks $(ROWS) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
 
 soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation and all mutants: hours
 	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=14400 tests
