@@ -422,6 +422,19 @@ def test_many_records_at_once_are_compiled_rows_too(keys: list[bytes | None] | N
     assert buffer.open.shape == shape
 
 
+def test_a_sealed_block_claims_all_memory_that_it_holds() -> None:
+    hands = Hands()
+    (buffer,) = hands.buffer.buffers()
+    buffer.column_bytes = 2_000
+    hands.send(bytes(20_000))
+    hands.collect(release=False)
+    (pending,) = hands.taken
+    assert pending.claimed > 20_000 + 2_000 + 1_000, "the columns and the values left room"
+    assert pending.claimed <= hands.buffer.pending_bytes
+    hands.buffer.release(pending)
+    assert hands.buffer.pending_bytes == 0
+
+
 def test_a_sealed_block_says_what_memory_it_holds_and_gives_the_rest_back() -> None:
     full, small = native.Rows(PLAIN, 1_000, None, 200), native.Rows(PLAIN, 1 * MIB, None, 200)
     for rows, size in ((full, 900), (small, 10)):

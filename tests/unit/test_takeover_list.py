@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.governor import TAKEOVER_INTERVAL_MS
-from memq.governor.registry import Takeover, with_takeover
+from memq.governor.registry import Takeover, may_take_over, with_takeover
 from tests.contract.test_takeover import NOW_MS, suspect
 
 
@@ -31,6 +31,16 @@ def test_a_takeover_is_forgotten_after_a_minute_unless_its_session_lives(
     after = with_takeover([before], suspect("b2", "s2"), NOW_MS, {"s1"} if is_member else set())
     new = Takeover(broker="b2", session="s2", at_ms=NOW_MS)
     assert after == ((before, new) if stays else (new,))
+
+
+@pytest.mark.parametrize("age_ms", [TAKEOVER_INTERVAL_MS - 1, 0, 1 - TAKEOVER_INTERVAL_MS])
+def test_a_registration_is_not_taken_over_twice_in_a_minute(age_ms: int) -> None:
+    assert not may_take_over([taken("s1", age_ms, registered_again=True)], suspect("b1", "s1"), NOW_MS)
+
+
+def test_a_clock_that_was_an_hour_ahead_forbids_no_takeover_for_an_hour() -> None:
+    takeovers = [taken("s1", -3_600_000, registered_again=True)]
+    assert may_take_over(takeovers, suspect("b1", "s1"), NOW_MS)
 
 
 def test_a_registration_is_listed_once_with_its_last_takeover() -> None:
