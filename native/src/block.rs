@@ -16,6 +16,7 @@ pub const NULL_VALUES: u16 = 32;
 const DELTA_SATURATED: i64 = u32::MAX as i64;
 const LARGE_BYTES: usize = 256 << 10; // as in memq/format/blocks/codec.py, with the same reason
 const LARGE_HASH_LOG: u32 = 13;
+const SCRATCH_KEPT_BYTES: usize = 2 << 20; // memory that a thread keeps: blocks above it are rare, and threads many
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
@@ -339,11 +340,14 @@ fn compress(raw: &[u8], codec: Codec, write_head: impl FnOnce(&mut [u8], usize))
         } else {
             lz4_flex::block::compress_into(raw, out).ok()?
         };
-        if payload >= raw.len() {
-            return None;
+        let packed = (payload < raw.len()).then(|| {
+            write_head(scratch, payload);
+            scratch[..HEADER_BYTES + payload].to_vec()
+        });
+        if scratch.len() > SCRATCH_KEPT_BYTES {
+            *scratch = Vec::new();
         }
-        write_head(scratch, payload);
-        Some(scratch[..HEADER_BYTES + payload].to_vec())
+        packed
     })
 }
 
@@ -410,6 +414,18 @@ mod tests {
         assert_eq!(columns.each_value().collect::<Vec<_>>(), [Some(&b"ab"[..]), None, Some(b"c")]);
         assert_eq!(columns.each_key().collect::<Vec<_>>(), [&b"k"[..], b"", b"key"]);
         assert_eq!(columns.len(), 3);
+    }
+
+    #[test]
+    fn a_thread_keeps_no_memory_of_large_blocks() {
+        for (size, kept) in [(1 << 20, true), (4 << 20, false), (1 << 20, true)] {
+            for codec in [Codec::Zstd, Codec::Lz4] {
+                let value = vec![7; size];
+                let sealed = columns(Shape::Plain, size + 100, 0, &[(Some(&value), b"", 0)]).seal(&ORIGIN, codec);
+                assert!(matches!(sealed, Ok(Sealed::Packed(_))));
+                assert_eq!(CONTEXTS.with_borrow(|contexts| contexts.scratch.capacity() > 0), kept);
+            }
+        }
     }
 
     #[test]
