@@ -8,7 +8,9 @@ Records of one producer nearly always arrive in order. Then the set is one range
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import lt
+from typing import Self
 
 Range = tuple[int, int]
 
@@ -27,6 +29,16 @@ class RangeSet:
         self._total = 0
         for first, next_ in ranges:
             self.add(first, next_)
+
+    @classmethod
+    def from_flat(cls, numbers: Sequence[int]) -> Self:
+        """Return the set whose ranges `flat` gave. Raises: ValueError unless the numbers are such a list."""
+        found = cls()
+        found._firsts, found._nexts = list(numbers[::2]), list(numbers[1::2])
+        if len(numbers) % 2 or not all(map(lt, numbers, numbers[1:])):
+            raise ValueError("ranges touch, run backwards or are out of order")
+        found._total = sum(found._nexts) - sum(found._firsts)
+        return found
 
     # ---- changes -----------------------------------------------------------------------------
 
@@ -93,6 +105,12 @@ class RangeSet:
     def next(self) -> int:
         """The greatest integer of the set + 1. Raises: IndexError for an empty set."""
         return self._nexts[-1]
+
+    def flat(self) -> list[int]:
+        """Return the ranges in order as one list: first, next, first, next."""
+        numbers = [0] * (2 * len(self._firsts))
+        numbers[::2], numbers[1::2] = self._firsts, self._nexts
+        return numbers
 
     def __iter__(self) -> Iterator[Range]:
         """Yield the ranges in order."""

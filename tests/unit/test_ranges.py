@@ -81,3 +81,16 @@ def test_records_in_order_stay_one_range() -> None:
 def test_it_says_what_it_holds() -> None:
     assert repr(RangeSet([(1, 3), (5, 6)])) == "RangeSet([(1, 3), (5, 6)])"
     assert RangeSet() != 3
+
+
+@given(st.lists(ranges))
+def test_a_flat_list_gives_the_set_again(pairs: list[tuple[int, int]]) -> None:
+    found = RangeSet(pairs)
+    again = RangeSet.from_flat(found.flat())
+    assert (again, again.total) == (found, found.total)
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 1], [2, 1], [1, 3, 3, 4], [4, 5, 1, 2]])
+def test_a_flat_list_that_is_no_set_is_refused(numbers: list[int]) -> None:
+    with pytest.raises(ValueError, match="ranges touch"):
+        RangeSet.from_flat(numbers)

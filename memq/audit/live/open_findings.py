@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from memq.audit.account import apart, common
-from memq.audit.finding import IN_OBJECT, Finding, Kind, finding_id
+from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind, finding_id
 from memq.audit.live.event_minute import Dated
 from memq.audit.minutes import MinuteRow
 from memq.format.ranges import Range, RangeSet
@@ -121,8 +121,9 @@ class OpenFindings:
         if id_ not in self._findings and len(self._findings) < FINDINGS_MAX:
             self._made(id_, wrong, minute, now_ms)
 
-    def count(self, wrong: Finding, minute: int, records: int, now_ms: int) -> None:
+    def note(self, kind: Kind, cause: str, minute: int, records: int, offset: int, now_ms: int) -> None:
         """Set the records of a finding that does not name their sequences; 0 ends it."""
+        wrong = Finding(kind=kind, partition=self._partition, stage=IN_QUEUE, cause=cause, offset=offset)
         id_ = finding_id(self._topic_id, self._partition, *_key_of(wrong), wrong.offset, minute)
         finding = self._findings.get(id_)
         if finding is None and records and len(self._findings) < FINDINGS_MAX:

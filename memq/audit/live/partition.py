@@ -15,7 +15,8 @@ Rules for a record that no pointer has:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -73,12 +74,14 @@ class PartitionAudit:
         self.state = state or PartitionState()
         self.ends = EndQuestions()
         self._dirty: dict[int, None] = dict.fromkeys(self.state.streams)
-        self._rows: dict[int, MinuteRow] = {}
+        self._rows = defaultdict[int, MinuteRow](MinuteRow)
+        # No part refers back to this object, so reference counts free its state, which may be large.
+        self._row: Callable[[int], MinuteRow] = self._rows.__getitem__
         self._changed = False
         self._next_offset = self.state.next_offset
         self._questions = HeldQuestions()
         self._findings = OpenFindings((topic.name, topic.id, partition), self.state.findings, self._row)
-        parts = (partition, self.state.held, self.state, active_ms(topic.settings), self._row, self._note)
+        parts = (partition, self.state.held, self.state, active_ms(topic.settings), self._row, self._findings.note)
         self.held = HeldAudit(*parts)
 
     # ---- what comes in -------------------------------------------------------------------------------
@@ -300,7 +303,8 @@ class PartitionAudit:
 
     def take_rows(self) -> dict[int, MinuteRow]:
         """Return the additions to the rows of minutes since the last call, by Unix minute."""
-        rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
+        rows = {minute: row for minute, row in self._rows.items() if row.sides}
+        self._rows.clear()
         return rows
 
     def take_findings(self) -> list[Finding]:
@@ -429,9 +433,6 @@ class PartitionAudit:
             stream = self.state.streams[producer] = AuditedProducer(Account(recent, self.state.copies_ms))
         return stream
 
-    def _row(self, minute: int) -> MinuteRow:
-        return self._rows.setdefault(minute, MinuteRow())
-
     # ---- the verdict ---------------------------------------------------------------------------------
 
     def _balance(self, producer: int, stream: AuditedProducer, now_ms: int) -> Balance:
@@ -537,11 +538,6 @@ class PartitionAudit:
     def _wrong(self, kind: Kind, cause: str, producer: int = 0, group: str = "") -> Finding:
         stage = IN_GROUP if group else IN_QUEUE
         return Finding(kind=kind, partition=self.partition, stage=stage, producer=producer, group=group, cause=cause)
-
-    def _note(self, kind: Kind, cause: str, minute: int, records: int, offset: int, now_ms: int) -> None:
-        wrong = self._wrong(kind, cause)
-        wrong.offset = offset
-        self._findings.count(wrong, minute, records, now_ms)
 
     def _hold(self, wrong: Finding, pieces: list[Range], stream: AuditedProducer, now_ms: int) -> None:
         fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS

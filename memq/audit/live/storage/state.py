@@ -19,13 +19,13 @@ Kept = TypeVar("Kept", PartitionState, MinuteRow, Finding, dict[int, Client])
 def _flat(value: Any) -> Any:
     """Return a range set as a flat list; sequences are below 2^63, so every number fits."""
     if isinstance(value, RangeSet):
-        return [number for piece in value for number in piece]
+        return value.flat()
     raise NotImplementedError(f"{type(value).__name__} is not stored")
 
 
 def _rounded(kind: type, value: Any) -> Any:
     if kind is RangeSet:
-        return RangeSet(zip(value[::2], value[1::2], strict=True))
+        return RangeSet.from_flat(value)
     raise NotImplementedError(f"{kind.__name__} is not stored")
 
 
