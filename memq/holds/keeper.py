@@ -14,11 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from awscrt.checksums import crc32c
-
-from memq.errors import MemqError, NotReadyError, ThrottledError
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
-from memq.format.key import held_object_key
+from memq.errors import MemqError, ThrottledError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.state_log.held_run import RunEntry
 from memq.holds.machine import (
     HOLDS_MACHINE,
@@ -37,7 +34,8 @@ from memq.holds.machine import (
 )
 from memq.holds.run_keeper import RunKeeper, RunKeeperParts
 from memq.holds.spilled_holds import SpilledPlace
-from memq.limits import KIB, MIB
+from memq.holds.storing import DECISION_BYTES, PLACE_COST, ArrivingBlocks, NewHold
+from memq.limits import MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -48,12 +46,7 @@ from memq.storage_handlers import StorageHandler
 
 WAITING_MAX = 10_000_000  # in memory and in runs
 HOLDS_MAX = 250_000  # in memory, 400 bytes each
-WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
-OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
-STORES_AT_ONCE = 4
-STORE_TIMEOUT_S = 60.0
-DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
-BLOCK_COST, HOLD_COST, PLACE_COST = 56, 24, 64  # bytes of a decision: for a block, a hold, a target beside its names
+HOLD_COST = 24  # bytes of a decision for a hold
 UNIT_BLOCKS_MAX = 512  # as many as a pointer has ranges
 UNIT_BYTES_MAX = 4 * MIB
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep: the due time is checked again
@@ -61,18 +54,6 @@ BACKOFF_S_MAX = 2.0
 THROTTLE_RETRY_S = 0.1
 
 Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target has the unit in its log, or is deleted
-
-
-@dataclass(frozen=True, slots=True)
-class NewHold:
-    """A block that is to be held: its identity, target and lane, its bytes, and when it is due (Unix ms)."""
-
-    id: HoldId
-    next: int
-    target: Target
-    lane: str
-    due_ms: int
-    data: bytes
 
 
 class Durations(Protocol):
@@ -133,10 +114,7 @@ class HoldKeeper:
         self._machine = machine
         self._parts = parts
         self._tasks = tasks
-        self._arrived: dict[HoldId, tuple[NewHold, asyncio.Future[HoldState]]] = {}
-        self._pending: dict[HoldId, asyncio.Future[HoldState]] = {}
-        self._waiting_bytes = 0
-        self._stores = 0
+        self._arriving = ArrivingBlocks(parts, tasks, self._decide, self._held)
         self._due: dict[Target, list[tuple[int, int, int]]] = {}  # heaps of due time, producer and first sequence
         self._changed = asyncio.Event()  # a hold may be due earlier than all others
         self._sent: dict[Target, int] = {}  # the last number that each target has
@@ -169,10 +147,13 @@ class HoldKeeper:
         A block that comes again is not held again. Raises: as above; ThrottledError.
         """
         try:
-            found = [self._machine.state_of(new.id) or self._pending.get(new.id) or self._take(new) for new in holds]
+            found = [self._machine.state_of(new.id) or self._state_of_arriving(new) for new in holds]
         finally:
-            self._store_arrived()  # also if there is room for some only: else these would wait for the next request
-        return [each if isinstance(each, HoldState) else await asyncio.shield(each) for each in found]
+            self._arriving.store()  # also if there is room for some only: else these would wait for the next request
+        return [each if isinstance(each, HoldState) else await _state_of(each) for each in found]
+
+    def _state_of_arriving(self, new: NewHold) -> asyncio.Future[Answer]:
+        return self._arriving.pending(new.id) or self._arriving.take(new, self._check_room)
 
     async def hold_staged(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[HoldState]:
         """Hold parts in the staged objects of manifest `key`; return the state of each when that counts.
@@ -285,22 +266,9 @@ class HoldKeeper:
 
     # ---- holding ---------------------------------------------------------------------------------
 
-    def _take(self, new: NewHold) -> asyncio.Future[HoldState]:
-        if self._tasks.stopped:
-            raise NotReadyError("the service partition of these held records is closed")
-        if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
-            raise ThrottledError(f"{self._waiting_bytes} bytes of records wait until they are held")
-        self._check_room()
-        future: asyncio.Future[HoldState] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_mark_retrieved)
-        self._waiting_bytes += len(new.data)
-        self._pending[new.id] = future
-        self._arrived[new.id] = new, future
-        return future
-
     def _check_room(self) -> None:
         """Raises: ThrottledError when too many records wait."""
-        near, waiting = len(self._machine.open) + len(self._pending), self.waiting_count + len(self._pending)
+        near, waiting = len(self._machine.open) + len(self._arriving), self.waiting_count + len(self._arriving)
         for held, most, which in ((waiting, WAITING_MAX, "wait"), (near, HOLDS_MAX, "are due soon")):
             if held >= most:
                 raise ThrottledError(
@@ -308,75 +276,17 @@ class HoldKeeper:
                     hint="spread them over more partitions of the topic, or send them later",
                 )
 
-    def _store_arrived(self) -> None:
-        """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
-        while self._arrived and self._stores < STORES_AT_ONCE:
-            chosen = _first_batch(new for new, _ in self._arrived.values())
-            batch = [self._arrived.pop(new.id) for new in chosen]
-            self._stores += 1
-            self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
+    def _held(self, new: NewHold, state: Answer) -> None:
+        """Expect a block that is held now."""
+        if state is HoldState.HELD:
+            self._expect(new.target, new.id, new.due_ms)
+            self._parts.counters.delayed_records += bool(new.due_ms)
+            self._runs.wake()
 
-    async def _hold_batch(self, batch: Sequence[tuple[NewHold, asyncio.Future[HoldState]]]) -> None:
-        error: MemqError = NotReadyError("the service partition of these held records was closed")
-        try:
-            states = await self._hold_until_named([new for new, _ in batch])
-        except MemqError as found:
-            error = found
-        else:
-            for (new, future), state in zip(batch, states, strict=True):
-                if state is HoldState.HELD:
-                    self._expect(new.target, new.id, new.due_ms)
-                    self._parts.counters.delayed_records += bool(new.due_ms)
-                    self._runs.wake()
-                if not future.done():
-                    future.set_result(state)
-        finally:
-            self._stores -= 1
-            for new, future in batch:
-                self._waiting_bytes -= len(new.data)
-                self._pending.pop(new.id, None)
-                if not future.done():
-                    future.set_exception(error)
-            if not self._tasks.stopped:
-                self._store_arrived()
-
-    async def _hold_until_named(self, batch: Sequence[NewHold]) -> Sequence[HoldState]:
-        """Store blocks and decide that they are held; return their states, in the order of `batch`.
-
-        If the decision counts so late that the sweep may have deleted the object (ADR 6), another object replaces it.
-        """
-        clock = self._parts.runtime.clock
-        while True:
-            began_s = clock.monotonic()
-            key, lanes = await self._put(batch)
-            decision = HoldDecision(key, self._now_ms() - self._parts.window_ms(), tuple(lanes))
-            answers = await self._propose(decision)
-            if clock.monotonic() - began_s <= self._parts.key_valid_s:
-                states = dict(zip((block.id for lane in lanes for block in lane.blocks), answers, strict=True))  # type: ignore[call-overload]
-                return [states[new.id] for new in batch]
-            self._parts.events.warning("held-object-late", f"object '{key}' was named late, and is stored again")
-
-    async def _put(self, batch: Sequence[NewHold]) -> tuple[str, list[HeldLane]]:
-        """Store an object with these blocks; return its key and its index. Raises: NotReadyError."""
-        parts, lanes = self._parts, dict[tuple[Target, str], list[HeldBlock]]()
-        offset = 0
-        for new in batch:
-            block = HeldBlock(new.id, new.next, new.due_ms, offset, len(new.data))
-            lanes.setdefault((new.target, new.lane), []).append(block)
-            offset += len(new.data)
-        index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
-        buffers = [*(new.data for new in batch), held_object_end(index, parts.shard)]
-        checksum = 0
-        for buffer in buffers:
-            checksum = crc32c(buffer, checksum)
-        object_id = parts.runtime.random.getrandbits(64)
-        key = held_object_key(parts.cluster, object_id, self._now_ms())
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await parts.store.put(key, buffers, checksum)
-        except (MemqError, TimeoutError) as error:
-            raise NotReadyError(f"the store does not take held records: {error!r}") from error
-        return key, index
+    async def _decide(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[Answer]:
+        """Decide that the blocks of an object are held."""
+        decision = HoldDecision(key, self._now_ms() - self._parts.window_ms(), tuple(lanes))
+        return await self._propose(decision)  # type: ignore[return-value]  # the machine answers with states
 
     # ---- releasing -------------------------------------------------------------------------------
 
@@ -569,28 +479,11 @@ class HoldKeeper:
         return self._parts.runtime.clock.wall_ms()
 
 
-def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
-    """Return the first blocks that fit into one object and one decision; at least one."""
-    chosen: list[NewHold] = []
-    places: set[tuple[Target, str]] = set()
-    cost = size = 0
-    for new in arrived:
-        cost += BLOCK_COST
-        if (new.target, new.lane) not in places:
-            places.add((new.target, new.lane))
-            cost += PLACE_COST + len(new.target.topic) + len(new.target.topic_id) + len(new.lane.encode())
-        size += len(new.data)
-        if chosen and (cost > DECISION_BYTES or size > OBJECT_BYTES):
-            break
-        chosen.append(new)
-    return chosen
+async def _state_of(arriving: asyncio.Future[Answer]) -> HoldState:
+    state = await asyncio.shield(arriving)
+    assert isinstance(state, HoldState), "the machine answers with states"
+    return state
 
 
 def _id_of(block: HeldBlock) -> tuple[int, int]:
     return block.id.producer, block.id.first
-
-
-def _mark_retrieved(future: asyncio.Future[HoldState]) -> None:
-    """Mark the error of a future as seen: all its callers may be gone."""
-    if not future.cancelled():
-        future.exception()

@@ -26,8 +26,9 @@ from memq.errors import (
     TransactionCommittedError,
 )
 from memq.format.held_object import HeldLane
-from memq.holds.keeper import HoldKeeper, NewHold
+from memq.holds.keeper import HoldKeeper
 from memq.holds.machine import HoldMachine, HoldState
+from memq.holds.storing import NewHold
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.state_log import Answer, known_outcome

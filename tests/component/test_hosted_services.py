@@ -28,8 +28,9 @@ from memq.format.held_object import HoldId, Target
 from memq.format.key import state_prefix
 from memq.governor import Assignment
 from memq.groups.coordinator import GroupCoordinator
-from memq.holds.keeper import HoldKeeper, NewHold
+from memq.holds.keeper import HoldKeeper
 from memq.holds.machine import HoldState
+from memq.holds.storing import NewHold
 from memq.protocol.link import Link
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import ObjectEntry

@@ -457,7 +457,7 @@ def _with_held(plan: Plan, level: str, draw: random.Random, kind: str) -> Plan:
         return plan
     slower = plan.faults.chaos.slower(draw.choice([1, 3]))  # else no record is held in a storm
     faults = replace(plan.faults, chaos=slower)
-    small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.keeper:OBJECT_BYTES": 2_000}
+    small = {"memq.holds.keeper:UNIT_BLOCKS_MAX": draw.choice([1, 3, 512]), "memq.holds.storing:OBJECT_BYTES": 2_000}
     return replace(plan, faults=faults, producers=(*plan.producers, kind), constants={**plan.constants, **small})
 
 

@@ -12,12 +12,14 @@ DELAY_BUGS = (
     Planted(
         "H1: a delayed record is acked before its decision counts",
         KEEPER,
-        "HoldKeeper._hold_until_named",
+        "HoldKeeper._decide",
         instead(
-            "self._propose", "asyncio.ensure_future(self._propose(decision))\nreturn [HoldState.HELD] * len(batch)"
+            "self._propose",
+            "asyncio.ensure_future(self._propose(decision))\n"
+            "return [HoldState.HELD for lane in lanes for _ in lane.blocks]",
         ),
         level="breezy",
-        seed=1028,
+        seed=1022,
         aspects=DELAYS,
     ),
     Planted(

@@ -12,7 +12,6 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.holds.keeper import (
     HoldKeeper,
     KeeperParts,
-    NewHold,
 )
 from memq.holds.machine import (
     HOLDS_MACHINE,
@@ -24,6 +23,7 @@ from memq.holds.machine import (
     decode_decision,
     encode_decision,
 )
+from memq.holds.storing import NewHold
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog

@@ -30,7 +30,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.format.held_object import HoldId, Target
 from memq.groups.remote import wire_of
-from memq.holds.keeper import NewHold
+from memq.holds.storing import NewHold
 from memq.limits import HOLDS_PER_REQUEST_MAX, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.connection import ANONYMOUS

@@ -20,18 +20,19 @@ from memq.errors import (
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_object_key
 from memq.holds import keeper as keeper_module
-from memq.holds.keeper import (
-    BLOCK_COST,
-    PLACE_COST,
-    STORE_TIMEOUT_S,
-    STORES_AT_ONCE,
-    NewHold,
-)
+from memq.holds import storing
 from memq.holds.machine import (
     DropDecision,
     HoldDecision,
     HoldState,
     encode_decision,
+)
+from memq.holds.storing import (
+    BLOCK_COST,
+    PLACE_COST,
+    STORE_TIMEOUT_S,
+    STORES_AT_ONCE,
+    NewHold,
 )
 from tests.skipping_loop import now_s, skip
 from tests.unit.hold_shard import KEY_S, WINDOW_MS, A, B, Shard, held, on_shard
@@ -181,7 +182,7 @@ def test_an_unknown_outcome_is_answered_as_not_ready() -> None:
 
 
 def test_bytes_that_wait_have_a_bound_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(storing, "WAITING_BYTES_MAX", 10)
 
     async def work(shard: Shard) -> None:
         shard.log.delay_s = 1
@@ -270,7 +271,7 @@ def fits(shard: Shard) -> list[int]:
 
 
 def test_an_object_takes_blocks_up_to_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "OBJECT_BYTES", 8)
+    monkeypatch.setattr(storing, "OBJECT_BYTES", 8)
 
     async def work(shard: Shard) -> None:
         await shard.keeper.hold([shard.new(each, data=b"1234") for each in range(3)])
@@ -285,7 +286,7 @@ def test_a_decision_names_as_many_blocks_as_fit(
     lane: str, spare: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = sum(PLACE_COST + len(each.topic) + len(each.topic_id) + len(lane.encode()) for each in (A, B))
-    monkeypatch.setattr(keeper_module, "DECISION_BYTES", names + 4 * BLOCK_COST + spare)
+    monkeypatch.setattr(storing, "DECISION_BYTES", names + 4 * BLOCK_COST + spare)
 
     async def work(shard: Shard) -> None:
         blocks = [shard.new(each, (A, B)[each % 2], lane=lane) for each in range(5)]

@@ -14,7 +14,6 @@ from memq.format.held_object import HoldId, Target
 from memq.holds import keeper as keeper_module
 from memq.holds.keeper import (
     HOLD_COST,
-    PLACE_COST,
     THROTTLE_RETRY_S,
     TIMER_S_MAX,
 )
@@ -27,6 +26,7 @@ from memq.holds.machine import (
     Unit,
     encode_decision,
 )
+from memq.holds.storing import PLACE_COST
 from memq.runtime.clock import backoff_s
 from tests.skipping_loop import LongestWait, LoopClock, run_skipping, skip
 from tests.unit.hold_shard import A, B, Shard, held, on_shard

@@ -17,9 +17,9 @@ from memq.format.held_sequences import delayed_sequence
 from memq.format.state_log.held_run import open_run
 from memq.holds import keeper as keeper_module
 from memq.holds import run_keeper, run_store
-from memq.holds.keeper import NewHold
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine, HoldState
 from memq.holds.spilled_holds import BringDecision, MergeDecision, RunDecision
+from memq.holds.storing import NewHold
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.hold_shard import KEY_S, A, B, Shard, on_shard
 from tests.unit.instant_log import InstantLog

@@ -15,8 +15,9 @@ from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOl
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.format.key import is_manifest_key
-from memq.holds.keeper import HoldKeeper, NewHold
+from memq.holds.keeper import HoldKeeper
 from memq.holds.machine import UnitCount
+from memq.holds.storing import NewHold
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.hold_messages import (

@@ -18,7 +18,7 @@ from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HeldLane, HoldId, Target
 from memq.format.staged_manifest import TRANSACTIONS_WRITER
 from memq.groups.remote import committed_of
-from memq.holds.keeper import NewHold
+from memq.holds.storing import NewHold
 from memq.limits import (
     HOLDS_PER_REQUEST_MAX,
     STAGED_PARTS_MAX,

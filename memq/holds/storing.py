@@ -1,0 +1,211 @@
+"""Blocks on their way into objects below `<cluster>/held/`, and into the state of a service partition.
+
+Blocks that arrive together go into one object, and become one decision. What arrives meanwhile goes into the next
+object. The answers go out when the decision counts (S4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from awscrt.checksums import crc32c
+
+from memq.errors import MemqError, NotReadyError, ThrottledError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
+from memq.format.key import held_object_key
+from memq.limits import KIB, MIB
+from memq.runtime.logs import EventLog
+from memq.runtime.runtime import Runtime
+from memq.runtime.tasks import TaskOwner
+from memq.state_log import Answer
+from memq.storage_handlers import StorageHandler
+
+WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
+OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
+STORES_AT_ONCE = 4
+STORE_TIMEOUT_S = 60.0
+DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
+BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and a target beside its names
+
+Decide = Callable[[str, Sequence[HeldLane]], Awaitable[Sequence[Answer]]]  # an answer for each block, in order
+
+
+@dataclass(frozen=True, slots=True)
+class NewHold:
+    """A block that is to be held: its identity, target and lane, its bytes, and when it is due (Unix ms)."""
+
+    id: HoldId
+    next: int
+    target: Target
+    lane: str
+    due_ms: int
+    data: bytes
+
+
+class StoringParts(Protocol):
+    """The parts that store blocks.
+
+    `key_valid_s`: how long after its first put an object may be named (ADR 6).
+    """
+
+    @property
+    def cluster(self) -> str:
+        """The cluster."""
+        ...
+
+    @property
+    def store(self) -> StorageHandler:
+        """The store for new objects."""
+        ...
+
+    @property
+    def runtime(self) -> Runtime:
+        """Clock and random numbers."""
+        ...
+
+    @property
+    def events(self) -> EventLog:
+        """The log of events."""
+        ...
+
+    @property
+    def key_valid_s(self) -> float:
+        """See above."""
+        ...
+
+    @property
+    def shard(self) -> int:
+        """The id of the service partition in the index of objects."""
+        ...
+
+
+class ArrivingBlocks:
+    """The blocks of one service partition that are stored, or wait for that.
+
+    `decide` puts the blocks of an object into the state. `settled` gets each block with its answer, before its callers.
+    """
+
+    def __init__(
+        self, parts: StoringParts, tasks: TaskOwner, decide: Decide, settled: Callable[[NewHold, Answer], None]
+    ) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self._decide = decide
+        self._settled = settled
+        self._arrived: dict[HoldId, tuple[NewHold, asyncio.Future[Answer]]] = {}
+        self._pending: dict[HoldId, asyncio.Future[Answer]] = {}
+        self._waiting_bytes = 0
+        self._stores = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def pending(self, hold: HoldId) -> asyncio.Future[Answer] | None:
+        """Return the future answer to a block that is on its way."""
+        return self._pending.get(hold)
+
+    def take(self, new: NewHold, check_room: Callable[[], None]) -> asyncio.Future[Answer]:
+        """Take a block; `store` begins to store it. Raises: NotReadyError, ThrottledError; as `check_room`."""
+        if self._tasks.stopped:
+            raise NotReadyError("the service partition of these held records is closed")
+        if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
+            raise ThrottledError(f"{self._waiting_bytes} bytes of records wait until they are held")
+        check_room()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_mark_retrieved)
+        self._waiting_bytes += len(new.data)
+        self._pending[new.id] = future
+        self._arrived[new.id] = new, future
+        return future
+
+    def store(self) -> None:
+        """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
+        while self._arrived and self._stores < STORES_AT_ONCE:
+            chosen = _first_batch(new for new, _ in self._arrived.values())
+            batch = [self._arrived.pop(new.id) for new in chosen]
+            self._stores += 1
+            self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
+
+    async def _hold_batch(self, batch: Sequence[tuple[NewHold, asyncio.Future[Answer]]]) -> None:
+        error: MemqError = NotReadyError("the service partition of these held records was closed")
+        try:
+            answers = await self._hold_until_named([new for new, _ in batch])
+        except MemqError as found:
+            error = found
+        else:
+            for (new, future), answer in zip(batch, answers, strict=True):
+                self._settled(new, answer)
+                if not future.done():
+                    future.set_result(answer)
+        finally:
+            self._stores -= 1
+            for new, future in batch:
+                self._waiting_bytes -= len(new.data)
+                self._pending.pop(new.id, None)
+                if not future.done():
+                    future.set_exception(error)
+            if not self._tasks.stopped:
+                self.store()
+
+    async def _hold_until_named(self, batch: Sequence[NewHold]) -> Sequence[Answer]:
+        """Store blocks and decide that they are held; return the answers, in the order of `batch`.
+
+        If the decision counts so late that the sweep may have deleted the object (ADR 6), another object replaces it.
+        """
+        clock = self._parts.runtime.clock
+        while True:
+            began_s = clock.monotonic()
+            key, lanes = await self._put(batch)
+            answers = await self._decide(key, lanes)
+            if clock.monotonic() - began_s <= self._parts.key_valid_s:
+                found = dict(zip((block.id for lane in lanes for block in lane.blocks), answers, strict=True))
+                return [found[new.id] for new in batch]
+            self._parts.events.warning("held-object-late", f"object '{key}' was named late, and is stored again")
+
+    async def _put(self, batch: Sequence[NewHold]) -> tuple[str, list[HeldLane]]:
+        """Store an object with these blocks; return its key and its index. Raises: NotReadyError."""
+        parts, lanes = self._parts, dict[tuple[Target, str], list[HeldBlock]]()
+        offset = 0
+        for new in batch:
+            block = HeldBlock(new.id, new.next, new.due_ms, offset, len(new.data))
+            lanes.setdefault((new.target, new.lane), []).append(block)
+            offset += len(new.data)
+        index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
+        buffers = [*(new.data for new in batch), held_object_end(index, parts.shard)]
+        checksum = 0
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
+        object_id = parts.runtime.random.getrandbits(64)
+        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                await parts.store.put(key, buffers, checksum)
+        except (MemqError, TimeoutError) as error:
+            raise NotReadyError(f"the store does not take held records: {error!r}") from error
+        return key, index
+
+
+def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
+    """Return the first blocks that fit into one object and one decision; at least one."""
+    chosen: list[NewHold] = []
+    places: set[tuple[Target, str]] = set()
+    cost = size = 0
+    for new in arrived:
+        cost += BLOCK_COST
+        if (new.target, new.lane) not in places:
+            places.add((new.target, new.lane))
+            cost += PLACE_COST + len(new.target.topic) + len(new.target.topic_id) + len(new.lane.encode())
+        size += len(new.data)
+        if chosen and (cost > DECISION_BYTES or size > OBJECT_BYTES):
+            break
+        chosen.append(new)
+    return chosen
+
+
+def _mark_retrieved(future: asyncio.Future[Answer]) -> None:
+    """Mark the error of a future as seen: all its callers may be gone."""
+    if not future.cancelled():
+        future.exception()
