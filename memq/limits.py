@@ -57,6 +57,17 @@ HOLDS_PER_REQUEST_MAX = 1_024
 RUN_BLOCK_HOLDS = 1_024  # in one block of a run: a cancel of a hold that is due late reads as many
 HOLD_BYTES_MAX = 512 * KIB  # of one held block: a request carries it as text
 
+# Queues.
+QUEUE_PRIORITY_MAX = 9  # 0 is the first
+QUEUE_LEASE_MS_MIN, QUEUE_LEASE_MS_MAX = 1_000, 43_200_000
+QUEUE_DELAY_MS_MAX = DELAY_MS_MAX  # of a delay, and of a life
+QUEUE_ATTEMPTS_MAX = 1_000
+QUEUE_NOTE_BYTES_MAX = 1 * KIB  # of the metadata of a nack: they lie in the state
+QUEUE_METADATA_BYTES_MAX = 16 * KIB  # of an item
+QUEUE_ITEMS_PER_REQUEST_MAX = 1_024  # also of a block
+QUEUES_PER_REQUEST_MAX = 256
+QUEUE_WAIT_MS_MAX = 20_000  # of one request; clients ask again
+
 # Transactions.
 TRANSACTION_TIMEOUT_MS_MIN = 1_000
 TRANSACTION_TIMEOUT_MS_MAX = 900_000

@@ -1,0 +1,244 @@
+"""The decisions about items of queues, their answers, and the saved state of a queue machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+import msgspec
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError
+from memq.format.held_object import HeldBlock, HeldLane
+from memq.state_log.machine_format import MachineFormat
+
+QUEUES_MACHINE = "queues"  # its name in the log
+STATE_VERSION = 1
+_TERMS = "queue"  # first word of the lanes of queue blocks
+
+
+class ItemState(IntEnum):
+    """State of an item. DEAD: it has had all its attempts; its payload is kept."""
+
+    READY = 0
+    LEASED = 1
+    ACKED = 2
+    EXPIRED = 3
+    CANCELLED = 4
+    DEAD = 5
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the payload is needed no more."""
+        return self in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED)
+
+
+class ItemOutcome(StrEnum):
+    """The outcome of a request about an item.
+
+    LEASE_LOST: the lease was over, and another grant or the queue has the item now. LEASED: a worker has it.
+    UNKNOWN: no queue has it, or its end was long ago.
+    """
+
+    ACKED = "acked"
+    ALREADY_ACKED = "already-acked"
+    RETURNED = "returned"
+    EXTENDED = "extended"
+    LEASE_LOST = "lease-lost"
+    LEASED = "leased"
+    EXPIRED = "expired"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
+class ItemTerms(NamedTuple):
+    """The terms that all items of a block have; times in ms.
+
+    The lowest `priority` is first. `lease_ms` 0: at most once. `attempts_max` 0: no limit. `expires_ms` is a Unix time,
+    0 for none.
+    """
+
+    priority: int
+    lease_ms: int
+    attempts_max: int
+    expires_ms: int
+
+    def lane(self) -> str:
+        """Return the lane of such blocks in the index of their object."""
+        return " ".join((_TERMS, *map(str, self)))
+
+
+def terms_of(lane: str) -> ItemTerms:
+    """Return the terms in a lane. Raises: CorruptDataError."""
+    word, *numbers = lane.split(" ")
+    if word != _TERMS or len(numbers) != len(ItemTerms._fields) or not all(map(str.isdecimal, numbers)):
+        raise CorruptDataError(f"lane {lane[:60]!a} has no terms of queue items")
+    return ItemTerms(*map(int, numbers))
+
+
+def queue_scope(queue: str) -> int:
+    """Return the scope of the blocks of a queue: a block of another one is refused."""
+    scope: int = crc32c(queue.encode())
+    return scope
+
+
+class ItemRanges(msgspec.Struct, frozen=True, array_like=True):
+    """Items of a block: begin and end (exclusive) of each range of their numbers, in order."""
+
+    block: int
+    ranges: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[int]:
+        for begin, end in zip(self.ranges[::2], self.ranges[1::2], strict=False):
+            yield from range(begin, end)
+
+    def __len__(self) -> int:
+        return sum(self.ranges[1::2]) - sum(self.ranges[::2])
+
+
+class LeasedItems(msgspec.Struct, frozen=True, array_like=True):
+    """Items with the number of the grant that the request names; 0: they were never granted."""
+
+    items: ItemRanges
+    grant: int
+
+
+def ranges_of(block: int, numbers: Iterable[int]) -> ItemRanges:
+    """Return items of a block, in the order of their numbers."""
+    found: list[int] = []
+    for number in sorted(numbers):
+        if found and found[-1] == number:
+            found[-1] += 1
+        else:
+            found += [number, number + 1]
+    return ItemRanges(block, tuple(found))
+
+
+class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
+    """Blocks of items that lie in object `key`. A block that exists gets this object in place of its own.
+
+    The target of a lane is the queue, and the lane has the terms. Ends before `before_ms` may be forgotten.
+    """
+
+    key: str
+    before_ms: int
+    lanes: tuple[HeldLane, ...]
+
+
+class GrantDecision(msgspec.Struct, frozen=True, tag="grant"):
+    """A lease on items for one worker. Its number is above all before it, and is the fencing token (Q3)."""
+
+    number: int
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
+class AckDecision(msgspec.Struct, frozen=True, tag="ack"):
+    """Items that their worker has done."""
+
+    now_ms: int
+    leases: tuple[LeasedItems, ...]
+
+
+class NackDecision(msgspec.Struct, frozen=True, tag="nack"):
+    """Items that their worker gives back until `due_ms`, with a note for the next one."""
+
+    due_ms: int
+    note: bytes
+    leases: tuple[LeasedItems, ...]
+
+
+class ExtendDecision(msgspec.Struct, frozen=True, tag="extend"):
+    """Leases that last `lease_ms` from now on."""
+
+    lease_ms: int
+    leases: tuple[LeasedItems, ...]
+
+
+class EndDecision(msgspec.Struct, frozen=True, tag="end"):
+    """Items without a worker that end: they expire, or have had all their attempts."""
+
+    now_ms: int
+    dead: bool
+    leases: tuple[LeasedItems, ...]
+
+
+class CancelDecision(msgspec.Struct, frozen=True, tag="cancel"):
+    """Items that no worker has, and that nobody wants any more."""
+
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
+LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision
+QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | CancelDecision
+
+
+class GrantedItem(NamedTuple):
+    """An item in the answer to a grant: number, grants that it has had, and the note of the last nack."""
+
+    number: int
+    attempt: int
+    note: bytes
+
+
+class GrantedBlock(NamedTuple):
+    """The granted items of one block, and where its bytes are."""
+
+    topic: str
+    block: HeldBlock
+    key: str
+    lease_ms: int
+    items: tuple[GrantedItem, ...]
+
+
+class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block in a snapshot. `states`, `grants` and `attempts` are empty if no item was ever granted."""
+
+    arrival: int
+    lane: HeldLane  # with this block alone
+    key: str
+    states: bytes = b""
+    grants: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
+    due_ms: dict[int, int] = {}
+    lease_ms: dict[int, int] = {}
+    notes: dict[int, bytes] = {}
+
+
+class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a block whose items are all over: when the last one ended, and their ends.
+
+    `runs` has state and last grant of items in order, and how many have the same.
+    """
+
+    ended_ms: int
+    runs: tuple[tuple[int, int, int], ...]
+
+    def end_of(self, number: int) -> tuple[ItemState, int] | None:
+        """Return state and last grant of an item, None if the block did not have it."""
+        for state, grant, count in self.runs if number >= 0 else ():
+            if number < count:
+                return ItemState(state), grant
+            number -= count
+        return None
+
+
+class SavedQueues(msgspec.Struct, frozen=True):
+    """The state of a queue machine."""
+
+    version: int
+    last_grant: int
+    arrivals: int
+    blocks: list[SavedBlock]
+    ended: list[tuple[int, EndedBlock]]
+    totals: dict[str, int]
+
+
+FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(
+    QueueDecision, SavedQueues, STATE_VERSION, decision="decision about queue items", snapshot="snapshot of queues"
+)
+encode_decision = FORMAT.encode_decision
+decode_decision = FORMAT.decode_decision

@@ -1,0 +1,171 @@
+"""The queue machine: exact outcomes of each decision, and what a snapshot keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.queues.decisions import (
+    AckDecision,
+    CancelDecision,
+    EndDecision,
+    EnqueueDecision,
+    ExtendDecision,
+    GrantDecision,
+    GrantedItem,
+    ItemOutcome,
+    ItemRanges,
+    ItemState,
+    ItemTerms,
+    LeasedItems,
+    NackDecision,
+    QueueDecision,
+    encode_decision,
+    ranges_of,
+    terms_of,
+)
+from memq.queues.machine import QueueMachine
+
+O = ItemOutcome  # noqa: E741
+
+
+def decided(machine: QueueMachine, decision: QueueDecision) -> object:
+    return machine.apply(encode_decision(decision))
+
+
+def enqueue(
+    machine: QueueMachine, block: int, count: int, key: str = "k", before_ms: int = 0, terms: ItemTerms | None = None
+) -> object:
+    held = HeldBlock(HoldId(block, 0), count, 1_000, 0, 10)
+    lane = HeldLane(Target("jobs", "", 0), (terms or ItemTerms(5, 1_000, 0, 0)).lane(), (held,))
+    return decided(machine, EnqueueDecision(key, before_ms, (lane,)))
+
+
+def items(block: int, *numbers: int) -> ItemRanges:
+    return ranges_of(block, numbers)
+
+
+def lease(block: int, grant: int, *numbers: int) -> tuple[LeasedItems, ...]:
+    return (LeasedItems(items(block, *numbers), grant),)
+
+
+def grant(machine: QueueMachine, number: int, *granted: ItemRanges) -> list[int]:
+    """Grant items; return the numbers of those that are leased."""
+    found = decided(machine, GrantDecision(number, 2_000, granted))
+    assert isinstance(found, tuple)
+    return [item.number for block in found for item in block.items]
+
+
+def test_an_item_is_acked_under_its_latest_grant_only() -> None:
+    machine = QueueMachine()
+    assert enqueue(machine, 1, 3) == (True,)
+    assert grant(machine, 1, items(1, 0, 1, 2)) == [0, 1, 2]
+    assert grant(machine, 2, items(1, 1)) == [1]  # its lease was over
+    assert decided(machine, AckDecision(5, lease(1, 1, 0, 1))) == (O.ACKED, O.LEASE_LOST)
+    assert decided(machine, AckDecision(5, lease(1, 1, 0))) == (O.ALREADY_ACKED,)
+    assert decided(machine, AckDecision(5, lease(1, 7, 0))) == (O.LEASE_LOST,)
+    assert grant(machine, 3, items(1, 0, 2)) == [2]
+    assert grant(machine, 3, items(1, 2)) == []  # numbers grow
+    assert decided(machine, AckDecision(5, lease(1, 2, 1))) == (O.ACKED,)
+    assert machine.objects == {"k": 1}
+    assert machine.topics == {"jobs": 1}
+    assert decided(machine, AckDecision(6, lease(1, 3, 2))) == (O.ACKED,)
+    assert (machine.objects, machine.topics, machine.blocks) == ({}, {}, {})
+    assert machine.totals == {"acked": 3}
+    assert decided(machine, AckDecision(7, lease(1, 2, 0, 1, 2))) == (O.LEASE_LOST, O.ALREADY_ACKED, O.LEASE_LOST)
+    assert decided(machine, AckDecision(7, lease(1, 3, 3))) == (O.UNKNOWN,)
+    assert decided(machine, AckDecision(7, lease(9, 3, 0))) == (O.UNKNOWN,)
+    assert enqueue(machine, 1, 3) == (False,)
+    assert enqueue(machine, 2, 1, before_ms=6) == (True,)
+    assert machine.is_known(1)
+    assert enqueue(machine, 1, 3, before_ms=7) == (True,)  # forgotten
+
+
+def test_an_item_that_is_given_back_keeps_its_note_and_counts_its_attempts() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 1, terms=ItemTerms(0, 1_000, 2, 0))
+    grant(machine, 1, items(1, 0))
+    assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.EXTENDED,)
+    assert machine.blocks[1].lease_of(0) == 9_000
+    assert decided(machine, NackDecision(4_000, b"half", lease(1, 1, 0))) == (O.RETURNED,)
+    assert decided(machine, NackDecision(4_000, b"", lease(1, 1, 0))) == (O.LEASE_LOST,)
+    assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.LEASE_LOST,)
+    block = machine.blocks[1]
+    assert (block.state(0), block.due_of(0)) == (ItemState.READY, 4_000)
+    found = decided(machine, GrantDecision(2, 5_000, (items(1, 0),)))
+    assert isinstance(found, tuple)
+    assert found[0].items == (GrantedItem(0, 2, b"half"),)
+    assert block.lease_of(0) == 1_000
+    assert decided(machine, NackDecision(4_000, b"", lease(1, 2, 0))) == (O.DEAD,)
+    assert grant(machine, 3, items(1, 0)) == []
+    assert decided(machine, AckDecision(5, lease(1, 2, 0))) == (O.DEAD,)
+    assert machine.objects == {"k": 1}, "the payload of a dead item stays"
+    assert decided(machine, CancelDecision(6, (items(1, 0),))) == (O.CANCELLED,)
+    assert machine.objects == {}
+
+
+def test_at_most_once_the_grant_is_the_ack() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 2, terms=ItemTerms(0, 0, 0, 0))
+    assert grant(machine, 1, items(1, 0)) == [0]
+    assert grant(machine, 2, items(1, 0, 1)) == [1]
+    assert machine.blocks == {}
+    assert decided(machine, AckDecision(5, lease(1, 1, 0))) == (O.ALREADY_ACKED,)
+
+
+def test_items_end_by_their_life_or_a_cancel() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 4)
+    grant(machine, 1, items(1, 0))
+    assert decided(machine, EndDecision(9, False, lease(1, 0, 0, 1))) == (O.UNKNOWN, O.EXPIRED)
+    assert decided(machine, CancelDecision(9, (items(1, 0, 1, 2, 4),))) == (
+        *(O.LEASED, O.EXPIRED, O.CANCELLED, O.UNKNOWN),
+    )
+    assert decided(machine, EndDecision(9, True, lease(1, 1, 0))) == (O.DEAD,)
+    assert decided(machine, EndDecision(9, False, lease(1, 0, 3))) == (O.EXPIRED,)
+    assert machine.topics == {"jobs": 1}
+    assert machine.totals == {"expired": 2, "cancelled": 1, "dead": 1}
+    assert decided(machine, CancelDecision(9, (items(1, 0),))) == (O.CANCELLED,)
+    assert decided(machine, CancelDecision(9, (items(1, 1, 2), items(8, 0)))) == (O.EXPIRED, O.CANCELLED, O.UNKNOWN)
+    assert decided(machine, AckDecision(9, lease(1, 0, 1, 2))) == (O.EXPIRED, O.CANCELLED)
+
+
+def test_a_block_that_comes_again_gets_another_object_and_nothing_else() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 2, "first")
+    grant(machine, 1, items(1, 0))
+    assert enqueue(machine, 1, 2, "second", terms=ItemTerms(9, 9, 9, 9)) == (False,)
+    assert machine.objects == {"second": 1}
+    assert (machine.blocks[1].grant(0), machine.blocks[1].terms.priority) == (1, 5)
+
+
+def test_a_snapshot_gives_a_machine_that_behaves_the_same() -> None:
+    machine = QueueMachine()
+    assert machine.snapshot() == b"", "an empty machine is not part of a snapshot"
+    for block in (1, 2, 3):
+        enqueue(machine, block, 2, f"key-{block}")
+    grant(machine, 1, items(1, 0, 1), items(2, 0))
+    decided(machine, AckDecision(5, lease(1, 1, 0, 1)))
+    decided(machine, NackDecision(70_000, b"n", lease(2, 1, 0)))
+    again = QueueMachine()
+    again.restore(machine.snapshot())
+    assert again.snapshot() == machine.snapshot()
+    assert (again.objects, again.topics, again.totals) == (machine.objects, machine.topics, machine.totals)
+    assert again.last_grant == 1
+    for each in (machine, again):
+        assert decided(each, AckDecision(6, lease(1, 1, 0))) == (O.ALREADY_ACKED,)
+        assert grant(each, 2, items(2, 0, 1), items(3, 1)) == [0, 1, 1]
+        assert enqueue(each, 4, 1) == (True,)
+    assert again.snapshot() == machine.snapshot()
+
+
+def test_foreign_bytes_are_refused() -> None:
+    machine = QueueMachine()
+    with pytest.raises(CorruptDataError, match="decision about queue items"):
+        machine.apply(b"\xff")
+    with pytest.raises(CorruptDataError, match="no terms of queue items"):
+        terms_of("7")
+    enqueue(machine, 1, 1)
+    with pytest.raises(UnsupportedFormatError, match="version 2"):
+        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x02"))

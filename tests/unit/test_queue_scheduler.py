@@ -1,0 +1,192 @@
+"""The scheduler of queue items: their order, and the ends of delays, leases and lives."""
+
+from __future__ import annotations
+
+import math
+
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.queues.decisions import (
+    AckDecision,
+    EnqueueDecision,
+    ExtendDecision,
+    GrantDecision,
+    ItemOutcome,
+    ItemRanges,
+    ItemTerms,
+    LeasedItems,
+    NackDecision,
+    encode_decision,
+)
+from memq.queues.machine import QueueMachine
+from memq.queues.scheduler import ItemScheduler, Moment
+
+PLAIN = ItemTerms(5, 4_000, 0, 0)
+
+
+class Shard:
+    """A machine and its scheduler; each decision counts at once."""
+
+    def __init__(self) -> None:
+        self.machine = QueueMachine()
+        self.now = Moment(10_000, 10.0)
+        self.scheduler = ItemScheduler(self.machine, self.now)
+        self.grants = 0
+
+    def wait(self, seconds: float) -> None:
+        self.now = Moment(self.now.wall_ms + round(seconds * 1_000), self.now.steady_s + seconds)
+
+    def enqueue(
+        self,
+        block: int,
+        *,
+        topic: str = "jobs",
+        count: int = 1,
+        terms: ItemTerms = PLAIN,
+        after_ms: int = 0,
+    ) -> None:
+        held = HeldBlock(HoldId(block, 0), count, self.now.wall_ms + after_ms, 0, 100)
+        lane = HeldLane(Target(topic, "", 0), terms.lane(), (held,))
+        self.machine.apply(encode_decision(EnqueueDecision("key", 0, (lane,))))
+        self.scheduler.enqueued(block, self.now)
+
+    def dequeue(self, count: int = 100, topic: str = "jobs", bytes_max: int = 10_000) -> list[tuple[int, int]]:
+        items = self.scheduler.take({topic: count}, bytes_max, self.now)
+        if not items:
+            return []
+        self.grants += 1
+        decision = GrantDecision(self.grants, self.now.wall_ms, tuple(items))
+        blocks = self.machine.apply(encode_decision(decision))
+        self.scheduler.granted(items, blocks, self.now.steady_s)  # type: ignore[arg-type]  # as the machine says
+        return [(each.block, number) for each in items for number in each]
+
+    def change(self, decision: AckDecision | NackDecision | ExtendDecision) -> object:
+        items = [each.items for each in decision.leases]
+        self.scheduler.hold(items)
+        outcomes = self.machine.apply(encode_decision(decision))
+        self.scheduler.released(items, outcomes, self.now.steady_s)  # type: ignore[arg-type]  # as the machine says
+        return outcomes
+
+    def lease(self, block: int, number: int = 0) -> tuple[LeasedItems, ...]:
+        return (LeasedItems(ItemRanges(block, (number, number + 1)), self.machine.blocks[block].grant(number)),)
+
+
+def test_priority_is_first_then_the_due_time_then_arrival() -> None:
+    shard = Shard()
+    shard.enqueue(1)
+    shard.enqueue(2, terms=ItemTerms(1, 4_000, 0, 0), after_ms=500)
+    shard.enqueue(3, terms=ItemTerms(1, 4_000, 0, 0))
+    shard.enqueue(4, terms=ItemTerms(1, 4_000, 0, 0))
+    shard.enqueue(5, topic="other")
+    assert shard.dequeue(1) == [(3, 0)]
+    shard.wait(0.5)
+    assert [shard.dequeue(1) for _ in range(4)] == [[(4, 0)], [(2, 0)], [(1, 0)], []]
+    assert shard.dequeue(topic="other") == [(5, 0)]
+
+
+def test_no_item_comes_before_it_is_due() -> None:
+    shard = Shard()
+    shard.enqueue(1, after_ms=3_000)
+    assert not shard.scheduler.is_ready(["jobs"], shard.now)
+    assert shard.scheduler.wait_s(shard.now) == 3
+    shard.wait(2.999)
+    assert shard.dequeue() == []
+    shard.wait(0.001)
+    assert shard.scheduler.is_ready(["other", "jobs"], shard.now)
+    assert shard.dequeue() == [(1, 0)]
+    assert shard.change(NackDecision(shard.now.wall_ms + 60_000, b"", shard.lease(1))) == (ItemOutcome.RETURNED,)
+    shard.wait(59)
+    assert shard.dequeue() == []
+    shard.wait(1)
+    assert shard.dequeue() == [(1, 0)]
+
+
+def test_an_item_comes_again_when_its_lease_is_over_and_an_extension_moves_that() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=2)
+    assert shard.dequeue() == [(1, 0), (1, 1)]
+    shard.wait(3)
+    assert shard.change(ExtendDecision(10_000, shard.lease(1))) == (ItemOutcome.EXTENDED,)
+    shard.wait(1)
+    assert shard.dequeue() == [(1, 1)]
+    shard.wait(8.9)
+    assert shard.dequeue() == [(1, 1)]
+    shard.wait(0.1)
+    assert shard.dequeue() == [(1, 0)]
+    shard.change(AckDecision(0, shard.lease(1)))
+    shard.change(AckDecision(0, shard.lease(1, 1)))
+    assert shard.scheduler.wait_s(shard.now) <= 4
+    shard.wait(60)
+    assert shard.dequeue() == []
+    assert shard.scheduler.wait_s(shard.now) == math.inf
+
+
+def test_a_late_extension_takes_an_item_that_nobody_has() -> None:
+    """Its lease was over, and the item was ready again: the end of a lease is no decision (Q4)."""
+    shard = Shard()
+    shard.enqueue(1)
+    shard.dequeue()
+    shard.wait(5)
+    assert shard.scheduler.is_ready(["jobs"], shard.now)
+    assert shard.change(ExtendDecision(4_000, shard.lease(1))) == (ItemOutcome.EXTENDED,)
+    assert shard.dequeue() == []
+    shard.wait(4)
+    assert shard.dequeue() == [(1, 0)]
+
+
+def test_an_item_with_a_decision_on_its_way_is_not_granted() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=2)
+    shard.dequeue()
+    items = [ItemRanges(1, (0, 1))]
+    shard.scheduler.hold(items)
+    shard.wait(4)
+    assert shard.dequeue() == [(1, 1)]
+    shard.scheduler.released(items)  # it failed
+    assert shard.dequeue() == [(1, 0)]
+
+
+def test_a_new_owner_begins_all_leases_again() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=3)
+    shard.dequeue(2)
+    shard.wait(3)
+    shard.scheduler = ItemScheduler(shard.machine, shard.now)
+    assert shard.dequeue() == [(1, 2)]
+    shard.wait(3.9)
+    assert shard.dequeue() == []
+    shard.wait(0.1)
+    assert shard.dequeue() == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_lives_and_attempts_end() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=2, terms=ItemTerms(5, 4_000, 0, shard.now.wall_ms + 2_000))
+    shard.enqueue(2, terms=ItemTerms(5, 4_000, 1, 0))
+    assert shard.dequeue(1) == [(1, 0)]
+    assert shard.dequeue(2) == [(1, 1), (2, 0)]
+    shard.change(NackDecision(shard.now.wall_ms, b"", shard.lease(1, 1)))
+    shard.wait(2)
+    assert shard.dequeue() == []
+    (decision,) = shard.scheduler.ends(shard.now)
+    assert (decision.dead, [list(each.items) for each in decision.leases]) == (False, [[1]])
+    assert shard.scheduler.ends(shard.now) == [], "it is on its way"
+    shard.machine.apply(encode_decision(decision))
+    shard.scheduler.ended(decision)
+    shard.wait(2)
+    shard.scheduler.pass_time(shard.now)
+    ends = shard.scheduler.ends(shard.now)
+    assert [(each.dead, each.leases[0].items.block) for each in ends] == [(False, 1), (True, 2)]
+    for each in ends:
+        shard.machine.apply(encode_decision(each))
+        shard.scheduler.ended(each)
+    assert shard.machine.totals == {"expired": 2, "dead": 1}
+    assert not shard.scheduler.has_ends()
+
+
+def test_an_answer_has_the_blocks_that_fit_and_at_least_one() -> None:
+    shard = Shard()
+    for block in (1, 2, 3):
+        shard.enqueue(block, count=2)
+    assert shard.dequeue(3, bytes_max=10) == [(1, 0), (1, 1)]
+    assert shard.dequeue(3, bytes_max=200) == [(2, 0), (2, 1), (3, 0)]
+    assert shard.dequeue(3, bytes_max=10) == [(3, 1)]
