@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
     from memq.client.producer.producer import Producer as Producer
+    from memq.client.queue.items import QueueItem as QueueItem
+    from memq.client.queue.queue import Queue as Queue
     from memq.client.transactions.undecided import CheckAnswer as CheckAnswer
     from memq.client.transactions.undecided import UndecidedTransaction as UndecidedTransaction
     from memq.errors import MemqError as MemqError
+    from memq.queues.decisions import ItemOutcome as ItemOutcome
     from memq.topic import Position as Position
 
 # Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
@@ -49,12 +52,15 @@ _HOMES = {
     "DeadLetter": "memq.client.listener.answers",
     "DeadLetterQueue": "memq.client.listener.dead_letter_queue",
     "Delivery": "memq.client.producer.delivery",
+    "ItemOutcome": "memq.queues.decisions",
     "Listener": "memq.client.listener.listener",
     "MemqError": "memq.errors",
     "Message": "memq.client.listener.answers",
     "Park": "memq.client.listener.answers",
     "Position": "memq.topic",
     "Producer": "memq.client.producer.producer",
+    "Queue": "memq.client.queue.queue",
+    "QueueItem": "memq.client.queue.items",
     "Record": "memq.client.consumer.batch",
     "Retry": "memq.client.listener.answers",
     "UndecidedTransaction": "memq.client.transactions.undecided",

@@ -1,4 +1,4 @@
-"""The asyncio twins of the public face: producer, consumer, listener, dead letters, admin."""
+"""The asyncio twins of the public face: producer, consumer, listener, dead letters, queues, admin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from memq.client.producer.delivery import Ack
     from memq.client.producer.delivery import AsyncDelivery as Delivery
     from memq.client.producer.producer import AsyncProducer as Producer
+    from memq.client.queue.queue import AsyncQueue as Queue
 
-__all__ = ["Ack", "Admin", "Consumer", "DeadLetterQueue", "Delivery", "Listener", "Producer"]
+__all__ = ["Ack", "Admin", "Consumer", "DeadLetterQueue", "Delivery", "Listener", "Producer", "Queue"]
 
 _HOMES = {
     "Ack": ("memq.client.producer.delivery", "Ack"),
@@ -24,6 +25,7 @@ _HOMES = {
     "Delivery": ("memq.client.producer.delivery", "AsyncDelivery"),
     "Listener": ("memq.client.listener.listener", "AsyncListener"),
     "Producer": ("memq.client.producer.producer", "AsyncProducer"),
+    "Queue": ("memq.client.queue.queue", "AsyncQueue"),
 }
 
 

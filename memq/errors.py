@@ -121,6 +121,13 @@ class NotReadyError(RetryableError):
     default_hint = "wait; the partition is being opened"
 
 
+class QueueFullError(RetryableError):
+    """A shard of queues has as many items as it may have. Nothing was enqueued."""
+
+    code = "queue-full"
+    default_hint = "wait until workers have acked items, or add workers"
+
+
 class LogLostError(NotReadyError):
     """The queue has lost the log of a partition whose batches the store has. It stays closed."""
 
@@ -223,6 +230,20 @@ class PositionExpiredError(InvalidRequestError):
     default_hint = "continue at 'beginning', or at the position that the message names"
     topic = ""
     first = ""
+
+
+class AlreadyAckedError(InvalidRequestError):
+    """The item of a queue was acked before, under the same lease. It does not come again."""
+
+    code = "already-acked"
+    default_hint = "ack each item once"
+
+
+class ItemEndedError(InvalidRequestError):
+    """A queue item has ended without an ack: it expired, was cancelled, or has had all its attempts."""
+
+    code = "item-ended"
+    default_hint = "drop the result; the item does not come again"
 
 
 class PositionLostError(InvalidRequestError):
@@ -367,6 +388,13 @@ class ForkedError(InvalidRequestError):
 
 
 # ---- fenced ----------------------------------------------------------------------------------
+
+
+class LeaseLostError(FencedError):
+    """The lease of a queue item is over, and another worker may have the item."""
+
+    code = "lease-lost"
+    default_hint = "stop the work on this item, or ask for longer leases and extend them in time"
 
 
 class EpochFencedError(FencedError):

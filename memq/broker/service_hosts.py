@@ -40,6 +40,9 @@ from memq.groups.machine import GROUPS_MACHINE
 from memq.holds.keeper import HoldKeeper, KeeperParts
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.protocol.link import Link, connect_link
+from memq.queues.decisions import QUEUES_MACHINE
+from memq.queues.keeper import QueueKeeper, QueueParts, RecentPayloads
+from memq.queues.machine import QueueMachine
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
@@ -100,6 +103,7 @@ class ServiceHosts:
         self.transactions: ServiceKind[TransactionCoordinator] = ServiceKind(
             TRANSACTIONS_MACHINE, self._make_transactions
         )
+        self.queues: ServiceKind[QueueKeeper] = ServiceKind(QUEUES_MACHINE, self._make_queues)
         self._services = services
         self._partitions = partitions
         self._failed = failed
@@ -111,6 +115,7 @@ class ServiceHosts:
         self._connecting: dict[str, asyncio.Task[Link | MemqError]] = {}
         self._drained = False
         self._merging = asyncio.Semaphore(1)  # runs of delayed records
+        self._payloads = RecentPayloads()  # of queue items
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow
@@ -247,7 +252,7 @@ class ServiceHosts:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _kinds(self) -> list[ServiceKind[Service]]:
-        return [self.groups, self.holds, self.transactions]  # type: ignore[list-item]  # each makes its own kind
+        return [self.groups, self.holds, self.transactions, self.queues]  # type: ignore[list-item]  # each makes its own kind
 
     def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(GROUPS_MACHINE)
@@ -285,6 +290,20 @@ class ServiceHosts:
         checks = CheckSettings(settings.transaction_check_tries, settings.transaction_check_interval_ms)
         parts = services.runtime.clock, services.counters, services.events
         return TransactionCoordinator(log, machine, holds, keeper, *parts, checks)
+
+    def _make_queues(self, opened: OpenLog) -> QueueKeeper:
+        services, machine = self._services, opened.log.machine(QUEUES_MACHINE)
+        assert isinstance(machine, QueueMachine), "`ServiceMachines` made it"
+        parts = QueueParts(
+            cluster=services.settings.cluster,
+            store=services.store,
+            runtime=services.runtime,
+            events=services.events,
+            key_valid_s=key_valid_s(services.settings),
+            recent=self._payloads,
+            begin=partial(self._begin, opened, QUEUES_MACHINE),
+        )
+        return QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
 
     def _window_ms(self) -> int:
         """Return for how long a block may come again: the longest dedup window of all topics."""
@@ -380,16 +399,20 @@ class ServiceHosts:
         for kind in self._kinds():
             opened.services[kind.machine] = kind.make(opened)
         self._hosts[topic.id, partition] = opened
-        for name, service in opened.services.items():
-            opened.tasks.start(self._run(opened, name, service), f"{name} {partition}")
+        for name in opened.services:
+            if name != QUEUES_MACHINE:  # its keeper begins with its first item
+                self._begin(opened, name)
         self._services.events.info("state-log-opened", f"service partition {partition} in epoch {epoch}")
         return opened
 
-    async def _run(self, opened: OpenLog, name: str, service: Service) -> None:
+    def _begin(self, opened: OpenLog, name: str) -> None:
+        opened.tasks.start(self._run(opened, name), f"{name} {opened.partition}")
+
+    async def _run(self, opened: OpenLog, name: str) -> None:
         """Let a service work until its log has ended: the next refresh or request opens it again."""
         while True:
             try:
-                await service.run()
+                await opened.services[name].run()
             except MemqError as error:
                 if not opened.log.is_owner:
                     return

@@ -22,6 +22,17 @@ from memq.protocol.hold_messages import (
     WireDelayedTopic,
     WireWaiting,
 )
+from memq.protocol.queue_messages import (
+    AckItems,
+    AwaitItems,
+    CancelItems,
+    DequeueItems,
+    EnqueueItems,
+    ExtendItems,
+    ListQueues,
+    NackItems,
+    QueueAnswer,
+)
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -231,6 +242,14 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | AwaitTransaction
         | ListTransactions
         | SettleTransaction
+        | EnqueueItems
+        | DequeueItems
+        | AwaitItems
+        | AckItems
+        | NackItems
+        | ExtendItems
+        | CancelItems
+        | ListQueues
     )
 
 
@@ -253,7 +272,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
     `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
     producer group is to decide; it asks for more after `ask_again_ms`. `visible` is whether all records of a committed
-    transaction are in their logs.
+    transaction are in their logs. `queue` answers requests about queues, and others do not have it.
     """
 
     topic: Topic | None = None
@@ -280,3 +299,9 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     questions: list[WireQuestion] = []
     ask_again_ms: Int64 = 0
     visible: bool = False
+    queue: QueueAnswer | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def about_queues(self) -> QueueAnswer:
+        """The answer to a request about queues; to another one without content."""
+        return QueueAnswer() if isinstance(self.queue, msgspec.UnsetType) else self.queue

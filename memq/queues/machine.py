@@ -373,6 +373,8 @@ class QueueMachine:
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        if not state:
+            return
         saved = FORMAT.decode_state(state)
         self.last_grant, self._arrivals = saved.last_grant, saved.arrivals
         for each in saved.blocks:

@@ -33,7 +33,11 @@ class StateMachine(Protocol):
         ...
 
     def snapshot(self) -> bytes:
-        """Return the whole state. `restore` with these bytes gives a machine that behaves the same."""
+        """Return the whole state. `restore` with these bytes gives a machine that behaves the same.
+
+        No bytes: the state is the empty one. Then a snapshot does not name the machine, and brokers of a release
+        without this machine can read it.
+        """
         ...
 
     def restore(self, state: bytes) -> None:

@@ -117,5 +117,7 @@ def _steps(place: tuple[int, int, int], machines: Mapping[str, Iterator[bytes]])
             if found:
                 yield None
             found.append(piece)
-        states[name] = b"".join(found)
+        state = b"".join(found)
+        if state:
+            states[name] = state
     yield SavedState(*place, states)

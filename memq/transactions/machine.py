@@ -43,6 +43,8 @@ from memq.groups.machine import (
 )
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
+from memq.queues.decisions import QUEUES_MACHINE
+from memq.queues.machine import QueueMachine
 from memq.state_log import Answer, StateMachine
 from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Position, ReadPartition
@@ -594,7 +596,13 @@ class ServiceMachines:
         self.groups = GroupMachine()
         self.holds = HoldMachine()
         self.transactions = TransactionMachine(self.groups, self.holds)
+        self.queues = QueueMachine()
 
     def by_name(self) -> dict[str, StateMachine]:
         """Return them by their names in the log."""
-        return {GROUPS_MACHINE: self.groups, HOLDS_MACHINE: self.holds, TRANSACTIONS_MACHINE: self.transactions}
+        return {
+            GROUPS_MACHINE: self.groups,
+            HOLDS_MACHINE: self.holds,
+            TRANSACTIONS_MACHINE: self.transactions,
+            QUEUES_MACHINE: self.queues,
+        }

@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
+from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
@@ -98,9 +99,9 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
         hosts = cast(Any, _Hosts(lender))
         groups, holds = GroupRequests(given[1], hosts, hosts), HoldRequests(*given, cast(Any, None))
-        moves = TransactionRequests(*given, cast(Any, None))
+        moves, queues = TransactionRequests(*given, cast(Any, None)), QueueRequests(given[0], cast(Any, None))
         topics = StreamRequests(*given), TopicRequests(*given), ReaderRequests(*given)
-        self._operations = operations_of(*topics, groups, cluster, holds, moves)
+        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:

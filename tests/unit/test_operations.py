@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
+from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.requests import LIMITED
 from memq.broker.api.stream_requests import StreamRequests
@@ -22,7 +23,7 @@ from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol import admin_messages, group_messages, hold_messages, messages, transaction_messages
+from memq.protocol import admin_messages, group_messages, hold_messages, messages, queue_messages, transaction_messages
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
@@ -92,6 +93,17 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
+from memq.protocol.queue_messages import (
+    AckItems,
+    AwaitItems,
+    CancelItems,
+    DequeueItems,
+    EnqueueItems,
+    ExtendItems,
+    ListQueues,
+    NackItems,
+    WireLeasedItem,
+)
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -116,7 +128,7 @@ SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAn
     Redirect,
     Draining,
 }
-MODULES = (messages, group_messages, admin_messages, hold_messages, transaction_messages)
+MODULES = (messages, group_messages, admin_messages, hold_messages, transaction_messages, queue_messages)
 ID = "0a" * 16
 
 
@@ -131,6 +143,7 @@ def table() -> Operations:
         ClusterRequests(*given, cast(Any, None), cast(Any, None)),
         HoldRequests(*given, cast(Any, None)),
         TransactionRequests(*given, cast(Any, None)),
+        QueueRequests(*given),
     )
 
 
@@ -212,6 +225,8 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
 )
 PAY = [("transactional-id", "pay"), *GROUP]
 SHOP = [("producer-group", "shop")]
+QUEUE = [("queue", "jobs")]
+ITEMS = [WireLeasedItem(block_id="1" * 16, number=0, grant=1)]
 TRANSACTION = WireTransaction(name="pay", group="g", instance=7, number=1)
 EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     Open: (Open(**OF_PARTITION, producer="1" * 16, acks=2, sequence=0), PARTITION),
@@ -268,6 +283,14 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     CancelHolds: (CancelHolds(**OF_PARTITION, holds=[WireHoldId(producer="1" * 16, first=0)]), PARTITION),
     DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),
     ListDelayed: (ListDelayed(), CLUSTER),
+    EnqueueItems: (EnqueueItems(queue="jobs", blocks=[]), QUEUE),
+    DequeueItems: (DequeueItems(queues={"jobs": 1, "more": 2}, wait_ms=0), [*QUEUE, ("queue", "more")]),
+    AwaitItems: (AwaitItems(queues=["jobs"], wait_ms=0), QUEUE),
+    AckItems: (AckItems(queue="jobs", items=ITEMS), QUEUE),
+    NackItems: (NackItems(queue="jobs", items=ITEMS, after_ms=0, note=b""), QUEUE),
+    ExtendItems: (ExtendItems(queue="jobs", items=ITEMS, lease_ms=1_000), QUEUE),
+    CancelItems: (CancelItems(queue="jobs", items=ITEMS), QUEUE),
+    ListQueues: (ListQueues(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

@@ -11,6 +11,7 @@ from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
@@ -66,6 +67,16 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.queue_messages import (
+    AckItems,
+    AwaitItems,
+    CancelItems,
+    DequeueItems,
+    EnqueueItems,
+    ExtendItems,
+    ListQueues,
+    NackItems,
+)
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -91,6 +102,7 @@ class ResourceKind(Enum):
     GROUP = "group"
     TRANSACTIONAL_ID = "transactional-id"
     PRODUCER_GROUP = "producer-group"
+    QUEUE = "queue"
     OBJECT = "object"  # of a store; it may hold batches of several topics
 
 
@@ -150,6 +162,7 @@ def operations_of(
     cluster: ClusterRequests,
     holds: HoldRequests,
     transactions: TransactionRequests,
+    queues: QueueRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -200,18 +213,38 @@ def operations_of(
             Operation("list-delayed", Api.ADMIN, ListDelayed, _cluster, holds.list_delayed),
             Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
             Operation("release-staged-unit", Api.ADMIN, ReleaseStagedUnit, _partition, holds.release_staged),
-            Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
-            Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
-            Operation("hold-staged-parts", Api.ADMIN, HoldStagedParts, _held_parts, transactions.hold_staged),
-            Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
-            Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
-            Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
-            Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
-            Operation("await-transaction", Api.ADMIN, AwaitTransaction, _ended, transactions.until_visible),
-            Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
-            Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
+            *_transaction_operations(transactions),
+            *_queue_operations(queues),
         ]
     )
+
+
+def _transaction_operations(transactions: TransactionRequests) -> list[Operation[Any]]:
+    return [
+        Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
+        Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
+        Operation("hold-staged-parts", Api.ADMIN, HoldStagedParts, _held_parts, transactions.hold_staged),
+        Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
+        Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
+        Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
+        Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
+        Operation("await-transaction", Api.ADMIN, AwaitTransaction, _ended, transactions.until_visible),
+        Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
+        Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
+    ]
+
+
+def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
+    return [
+        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue),
+        Operation("dequeue-items", Api.ADMIN, DequeueItems, _queues, queues.dequeue),
+        Operation("await-items", Api.ADMIN, AwaitItems, _queues, queues.wait),
+        Operation("ack-items", Api.ADMIN, AckItems, _queue, queues.ack),
+        Operation("nack-items", Api.ADMIN, NackItems, _queue, queues.nack),
+        Operation("extend-items", Api.ADMIN, ExtendItems, _queue, queues.extend),
+        Operation("cancel-items", Api.ADMIN, CancelItems, _queue, queues.cancel),
+        Operation("list-queues", Api.ADMIN, ListQueues, _cluster, queues.list_queues),
+    ]
 
 
 # ---- resources -------------------------------------------------------------------------------------
@@ -337,6 +370,16 @@ def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
     places = dict.fromkeys((each.topic, each.partition) for each in call.ask.parts)
     named = call.ask.transaction
     return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
+
+
+def _queue(
+    call: Call[EnqueueItems] | Call[AckItems] | Call[NackItems] | Call[ExtendItems] | Call[CancelItems],
+) -> list[Resource]:
+    return [Resource(ResourceKind.QUEUE, call.ask.queue)]
+
+
+def _queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
+    return [Resource(ResourceKind.QUEUE, queue) for queue in call.ask.queues]
 
 
 # ---- bytes of answers ------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ stores the blocks again (`memq.holds.keeper`). The state names an object until a
 logs of their targets. So an object that is older than the safety age, and that no state names, is garbage. The pass
 lists the objects first, and reads the state logs last. If one log can't be read, it deletes nothing.
 
+The same holds for the objects of queue items, from their enqueue until all items of a block are over.
+
 A state names the objects of holds that are due late by its runs (H6). All of them are read, block by block. A run names
 an object also after one of its holds was dropped, until the run is merged, or was brought.
 """
@@ -43,8 +45,8 @@ class UnnamedHeld:
         """
         named: set[str] = set()
         async for state in self._states(topics):
-            named.update(key for key in state.objects if key in keys)
-            await self._add_late(state, keys, named)
+            named.update(key for key in (*state.holds.objects, *state.queues.objects) if key in keys)
+            await self._add_late(state.holds, keys, named)
         return named
 
     async def manifests(self, topics: Iterable[Topic]) -> set[str]:
@@ -54,10 +56,10 @@ class UnnamedHeld:
         """
         found: set[str] = set()
         async for state in self._states(topics):
-            found.update(filter(is_manifest_key, state.objects))
+            found.update(filter(is_manifest_key, state.holds.objects))
         return found
 
-    async def _states(self, topics: Iterable[Topic]) -> AsyncIterator[HoldMachine]:
+    async def _states(self, topics: Iterable[Topic]) -> AsyncIterator[ServiceMachines]:
         logs = [log for topic in topics if is_state_topic(topic.name) for log in read_partitions(topic)]
         if not logs:
             raise LogLostError("the coordinator knows no state log")
@@ -74,7 +76,7 @@ class UnnamedHeld:
             except NotFoundError as error:
                 raise LogLostError(f"a state log names the run '{each.run.key}': {error}") from error
 
-    async def _state_of(self, log: ReadPartition) -> HoldMachine:
+    async def _state_of(self, log: ReadPartition) -> ServiceMachines:
         machines = ServiceMachines()
         name = f"state log {log.partition} of topic '{log.topic}'"
         try:
@@ -87,4 +89,4 @@ class UnnamedHeld:
             raise LogLostError(f"{name}: {error}") from error
         except CorruptDataError as error:
             raise CorruptDataError(f"{name}: {error}") from error
-        return machines.holds
+        return machines

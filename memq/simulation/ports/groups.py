@@ -28,6 +28,7 @@ from memq.groups.waiting import AnswerHeartbeat
 from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
 from memq.holds.machine import decode_decision as decode_hold_decision
 from memq.holds.spilled_holds import BringDecision, RunDecision
+from memq.queues.machine import QueueMachine
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
@@ -45,6 +46,7 @@ class StateLogs:
         self._folds: dict[ReadPartition, StateFold] = {}
         self._machines: dict[ReadPartition, GroupMachine] = {}
         self.holds: dict[ReadPartition, HoldMachine] = {}
+        self.queues: dict[ReadPartition, QueueMachine] = {}
         self._transactions: list[TransactionMachine] = []
         self.on_transaction: Callable[[TransactionDecision, Answer], None] = lambda decision, answer: None
         self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
@@ -61,6 +63,7 @@ class StateLogs:
         if fold is None:
             machines = ServiceMachines()
             self._machines[partition], self.holds[partition] = machines.groups, machines.holds
+            self.queues[partition] = machines.queues
             self._transactions.append(machines.transactions)
             fold = self._folds[partition] = StateFold(machines.by_name())
         entry, holds = decode_state_entry(body), self.holds[partition]
@@ -147,9 +150,10 @@ class StateLogs:
         return {partition.topic_id for stored in groups for partition in stored.positions}
 
     def names(self, key: str) -> bool:
-        """Whether the state of a log names an object of held blocks, or a run."""
+        """Whether the state of a log names an object of held blocks or queue items, or a run."""
         named = any(key in holds.objects or key in holds.spilled.runs for holds in self.holds.values())
-        return named or key in self.late.values()
+        queued = any(key in queues.objects for queues in self.queues.values())
+        return named or queued or key in self.late.values()
 
     def waiting(self) -> set[HoldId]:
         """Return the delayed records that are neither released nor dropped."""

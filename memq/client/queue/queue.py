@@ -1,0 +1,408 @@
+"""The public queues: `Queue` for threads, `AsyncQueue` for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
+from memq.client.broker_router import BrokerRouter
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
+from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
+from memq.client.queue.items import (
+    EnqueueTerms,
+    QueueItem,
+    blocks_of,
+    checked_lease_ms,
+    checked_terms,
+    error_of,
+    items_of,
+    parsed_id,
+)
+from memq.errors import (
+    InvalidRequestError,
+    OutcomeUnknownError,
+    OverLimitError,
+    QueueFullError,
+    RetryableError,
+    ThrottledError,
+    TooLargeError,
+)
+from memq.limits import (
+    KIB,
+    QUEUE_DELAY_MS_MAX,
+    QUEUE_ITEMS_PER_REQUEST_MAX,
+    QUEUE_NOTE_BYTES_MAX,
+    QUEUE_WAIT_MS_MAX,
+    QUEUES_PER_REQUEST_MAX,
+)
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.frames import Api
+from memq.protocol.queue_messages import (
+    AckItems,
+    CancelItems,
+    DequeueItems,
+    EnqueueItems,
+    ExtendItems,
+    ListQueues,
+    NackItems,
+    WireQueue,
+    WireQueueBlock,
+)
+from memq.queues.decisions import ItemOutcome
+from memq.runtime.clock import backoff_s
+from memq.runtime.runtime import Runtime
+from memq.topic import check_name
+
+PRIORITY = 5
+LEASE_S = 60.0
+REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
+WAIT_S_MAX = 86_400.0
+RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
+REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
+Ask = EnqueueItems | DequeueItems | AckItems | NackItems | ExtendItems | CancelItems | ListQueues
+
+
+class AsyncQueue(AsyncClosing):
+    """Queues of items, on the caller's event loop. Errors as of `memq.Queue`."""
+
+    @public_name("Queue")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        check_number("timeout_ms", timeout_ms, 1, 86_400_000, int)
+        self._timeout_s = timeout_ms / 1_000
+        self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1_000
+        self._runtime = runtime_of(runtime)
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
+        self._router = BrokerRouter(self._pool)
+
+    async def close(self) -> None:
+        """Disconnect. Items that are leased stay so until their leases end."""
+        await self._pool.close()
+
+    async def enqueue(
+        self,
+        queue: str,
+        payload: BytesLike,
+        *,
+        priority: int = PRIORITY,
+        deliver_after: float = 0.0,
+        ttl: float | None = None,
+        lease: float = LEASE_S,
+        attempts_max: int = 0,
+        at_most_once: bool = False,
+        metadata: HeadersLike | None = None,
+    ) -> str:
+        """Put an item into a queue; return its id. See `Queue.enqueue`."""
+        terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        return (await self._enqueue(queue, [payload], [metadata], terms))[0]
+
+    async def enqueue_many(
+        self,
+        queue: str,
+        payloads: Sequence[BytesLike],
+        *,
+        priority: int = PRIORITY,
+        deliver_after: float = 0.0,
+        ttl: float | None = None,
+        lease: float = LEASE_S,
+        attempts_max: int = 0,
+        at_most_once: bool = False,
+        metadata: Sequence[HeadersLike | None] | None = None,
+    ) -> list[str]:
+        """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
+        terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        if metadata is not None and len(metadata) != len(payloads):
+            raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
+        return await self._enqueue(queue, payloads, metadata or [None] * len(payloads), terms)
+
+    async def _enqueue(
+        self, queue: str, payloads: Sequence[BytesLike], metadata: Sequence[HeadersLike | None], terms: EnqueueTerms
+    ) -> list[str]:
+        self._check_loop()
+        check_name(queue, "queue")
+        items = [
+            check_fields(as_bytes(payload, "payload"), None, headers)
+            for payload, headers in zip(payloads, metadata, strict=True)
+        ]
+        ids: list[str] = []
+        waiting: list[WireQueueBlock] = []
+        size = 0
+        for block, names in list(blocks_of(queue, items, terms, self._runtime)):
+            if waiting and size + len(block.block) > REQUEST_BYTES_MAX:
+                await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+                waiting, size = [], 0
+            waiting.append(block)
+            size += len(block.block)
+            ids += names
+        if waiting:
+            await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+        return ids
+
+    async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+        """Lease items of queues. See `Queue.dequeue`."""
+        self._check_loop()
+        wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
+        if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
+            raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
+        for queue, count in wanted.items():
+            check_name(queue, "queue")
+            check_number(f"items of queue '{queue}'", count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+        check_number("wait", wait, 0, WAIT_S_MAX)
+        clock = self._runtime.clock
+        until_s, tries = clock.monotonic() + wait, 0
+        give_up_s = until_s + self._timeout_s
+        while True:
+            asked_s = clock.monotonic()
+            wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
+            try:
+                answer = await self._ask(DequeueItems(queues=wanted, wait_ms=wait_ms), wait_ms / 1_000)
+            except RetryableError as error:
+                tries += 1
+                if clock.monotonic() > give_up_s:
+                    raise
+                await self._pause(error, tries)
+                continue
+            items = [item for grant in answer.about_queues.grants for item in items_of(grant, asked_s)]
+            if items or clock.monotonic() >= until_s:
+                return items
+
+    async def ack(self, item: QueueItem) -> None:
+        """End an item. See `Queue.ack`."""
+        await self._one(item, AckItems(queue=_checked(item).queue, items=[item.lease]))
+
+    async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
+        """End items; return the outcome of each. See `Queue.ack_many`."""
+        self._check_loop()
+        places: dict[str, list[int]] = {}
+        for index, item in enumerate(items):
+            places.setdefault(_checked(item).queue, []).append(index)
+        found: dict[int, ItemOutcome] = {}
+        for queue, indexes in places.items():
+            for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
+                some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
+                answer, repeated = await self._surely(
+                    AckItems(queue=queue, items=[items[index].lease for index in some])
+                )
+                for index, word in zip(some, answer.about_queues.outcomes, strict=True):
+                    again = repeated and word == ItemOutcome.ALREADY_ACKED
+                    found[index] = ItemOutcome.ACKED if again else ItemOutcome(word)
+        return [found[index] for index in range(len(items))]
+
+    async def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+        """Give an item back. See `Queue.nack`."""
+        note = as_bytes(metadata, "metadata") or b""
+        check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+        if len(note) > QUEUE_NOTE_BYTES_MAX:
+            raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
+        ask = NackItems(queue=_checked(item).queue, items=[item.lease], after_ms=round(after * 1_000), note=note)
+        return await self._one(item, ask)
+
+    async def extend(self, item: QueueItem, lease: float) -> None:
+        """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
+        lease_ms = checked_lease_ms(lease)
+        began_s = self._runtime.clock.monotonic()
+        await self._one(item, ExtendItems(queue=_checked(item).queue, items=[item.lease], lease_ms=lease_ms))
+        item.until_s = began_s + lease
+
+    async def cancel(self, item_id: str) -> ItemOutcome:
+        """End an item that no worker has; return what became of it. See `Queue.cancel`."""
+        self._check_loop()
+        queue, place = parsed_id(item_id)
+        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=[place]))
+        return ItemOutcome(answer.about_queues.outcomes[0])
+
+    async def queues(self) -> dict[str, WireQueue]:
+        """Return the queues that have items, with their counts."""
+        self._check_loop()
+        answer, _ = await self._surely(ListQueues())
+        return {each.queue: each for each in answer.about_queues.queues}
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _one(self, item: QueueItem, ask: AckItems | NackItems | ExtendItems) -> ItemOutcome:
+        """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
+        self._check_loop()
+        answer, repeated = await self._surely(ask)
+        outcome = ItemOutcome(answer.about_queues.outcomes[0])
+        if isinstance(ask, AckItems) and repeated and outcome is ItemOutcome.ALREADY_ACKED:
+            return ItemOutcome.ACKED  # by a request of this call whose answer was lost
+        if isinstance(ask, NackItems) and outcome is ItemOutcome.DEAD:
+            return outcome
+        error = error_of(item.id, outcome)
+        if error is not None:
+            raise error
+        return outcome
+
+    async def _surely(self, ask: Ask) -> tuple[AdminAnswer, bool]:
+        """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
+
+        Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
+        """
+        clock = self._runtime.clock
+        until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
+        while True:
+            try:
+                return await self._ask(ask, 0.0), unsure
+            except RetryableError as error:
+                tries += 1
+                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, ListQueues)
+                if clock.monotonic() > until_s and not unsure:
+                    raise
+                if clock.monotonic() > until_s:
+                    text = f"no broker has answered in {self._timeout_s:g} s: {error}"
+                    raise OutcomeUnknownError(text) from error
+                await self._pause(error, tries)
+
+    async def _ask(self, ask: Ask, wait_s: float) -> AdminAnswer:
+        await self._pool.reach(self._connect_timeout_s)
+        return await self._router(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._timeout_s + wait_s)
+
+    async def _pause(self, error: RetryableError, tries: int) -> None:
+        delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
+        await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
+
+
+class Queue(BlockingClient):
+    """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
+
+    Every method raises UnreachableError if no broker answers for `connect_timeout_ms`. One that changes an item raises
+    OutcomeUnknownError if no broker has answered in `timeout_ms`: it may have counted.
+    """
+
+    @public_name("Queue")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._core = AsyncQueue(brokers, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._background = Background("queue", self._core)
+        self._closed = False
+
+    def enqueue(
+        self,
+        queue: str,
+        payload: BytesLike,
+        *,
+        priority: int = PRIORITY,
+        deliver_after: float = 0.0,
+        ttl: float | None = None,
+        lease: float = LEASE_S,
+        attempts_max: int = 0,
+        at_most_once: bool = False,
+        metadata: HeadersLike | None = None,
+    ) -> str:
+        """Put an item into a queue; return its id when it is stored. Times in seconds.
+
+        Items of priority 0 come first, those of 9 last. It does not come before `deliver_after`, and ends after `ttl`
+        if no worker has it. A worker has it for `lease`; then it comes again, at most `attempts_max` times in all (0:
+        no limit), and is dead after that. With `at_most_once` it comes once, and needs no ack.
+        Raises: InvalidSettingError, InvalidNameError, TooLargeError, QueueFullError.
+        """
+        return self._background.run(
+            self._core.enqueue(
+                queue,
+                payload,
+                priority=priority,
+                deliver_after=deliver_after,
+                ttl=ttl,
+                lease=lease,
+                attempts_max=attempts_max,
+                at_most_once=at_most_once,
+                metadata=metadata,
+            )
+        )
+
+    def enqueue_many(
+        self,
+        queue: str,
+        payloads: Sequence[BytesLike],
+        *,
+        priority: int = PRIORITY,
+        deliver_after: float = 0.0,
+        ttl: float | None = None,
+        lease: float = LEASE_S,
+        attempts_max: int = 0,
+        at_most_once: bool = False,
+        metadata: Sequence[HeadersLike | None] | None = None,
+    ) -> list[str]:
+        """Put items with the same terms into a queue; return their ids. See `enqueue`.
+
+        After an error some of them may be in the queue.
+        """
+        return self._background.run(
+            self._core.enqueue_many(
+                queue,
+                payloads,
+                priority=priority,
+                deliver_after=deliver_after,
+                ttl=ttl,
+                lease=lease,
+                attempts_max=attempts_max,
+                at_most_once=at_most_once,
+                metadata=metadata,
+            )
+        )
+
+    def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+        """Lease items: one of a queue, or of each queue at most as many as the mapping says.
+
+        If no item is ready, wait up to `wait` seconds for the first one. The leases count from the request on.
+        """
+        return self._background.run(self._core.dequeue(queues, wait=wait))
+
+    def ack(self, item: QueueItem) -> None:
+        """End an item permanently; return when that is kept.
+
+        Raises: LeaseLostError; AlreadyAckedError; ItemEndedError; NotFoundError for an item that no queue knows.
+        """
+        self._background.run(self._core.ack(item))
+
+    def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
+        """End items permanently; return the outcome of each: ACKED, or why not."""
+        return self._background.run(self._core.ack_many(items))
+
+    def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+        """Give an item back: it comes again after `after` seconds, with `metadata` as its note.
+
+        Return RETURNED, or DEAD if it has had all its attempts. Raises: as `ack`; TooLargeError.
+        """
+        return self._background.run(self._core.nack(item, after=after, metadata=metadata))
+
+    def extend(self, item: QueueItem, lease: float) -> None:
+        """Let the lease of an item last `lease` seconds from now on. Raises: as `ack`."""
+        self._background.run(self._core.extend(item, lease))
+
+    def cancel(self, item_id: str) -> ItemOutcome:
+        """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
+        return self._background.run(self._core.cancel(item_id))
+
+    def queues(self) -> dict[str, WireQueue]:
+        """Return the queues that have items, with their counts."""
+        return self._background.run(self._core.queues())
+
+    def close(self) -> None:
+        """Disconnect. May be called twice."""
+        self._finish(None)
+
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        return self._core.close()
+
+
+def _checked(item: QueueItem) -> QueueItem:
+    """Return an item. Raises: TypeError."""
+    if not isinstance(item, QueueItem):
+        raise TypeError(f"item must be a memq.QueueItem, not {type(item).__name__}")
+    return item
