@@ -78,6 +78,11 @@ def terms_of(lane: str) -> ItemTerms:
     return ItemTerms(*map(int, numbers))
 
 
+def is_queue_lane(lane: str) -> bool:
+    """Whether the blocks of a lane have queue items: the lanes of transactions have other names."""
+    return lane.startswith(f"{_TERMS} ")
+
+
 def queue_scope(queue: str) -> int:
     """Return the scope of the blocks of a queue: a block of another one is refused."""
     scope: int = crc32c(queue.encode())

@@ -31,6 +31,10 @@ from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
 from memq.holds.run_store import RunReader, check_run
 from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
+from memq.queues.decisions import EnqueueDecision, is_queue_lane
+from memq.queues.decisions import encode_decision as encode_queue_decision
+from memq.queues.keeper import ENDED_KNOWN_MS
+from memq.queues.machine import QueueMachine
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions, shard_id
@@ -91,13 +95,38 @@ class RestoredHolds:
         holds.end_released(delivered, late, self._now_ms)
         return CompletedHolds(findings, committed)
 
+    async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> None:
+        """Add the queue items that are younger than a snapshot of `stored_ms`.
+
+        Those that were acked after the snapshot come again, too. `complete` reports objects that can't be read.
+        """
+        since_ms = stored_ms - ENDED_KNOWN_MS // MARGIN_SHARE
+        for key, lanes in (await self._objects(since_ms, [])).items():
+            young = tuple(
+                HeldLane(lane.target, lane.lane, blocks)
+                for lane in lanes
+                if self._is_queued(log, lane, states)
+                and (blocks := tuple(block for block in lane.blocks if not queues.is_known(block.id.producer)))
+            )
+            if young:
+                queues.apply(encode_queue_decision(EnqueueDecision(key, 0, young)))
+
+    def _is_queued(self, log: ReadPartition, lane: HeldLane, states: Topic) -> bool:
+        """Whether a lane has items of a queue whose shard is this log."""
+        number = zlib.crc32(lane.target.topic.encode()) % len(states.partitions)
+        return is_queue_lane(lane.lane) and states.read_partition_of(number) == log
+
     async def any_of(self, log: ReadPartition, states: Topic, findings: Findings) -> bool:
-        """Whether some object has held records of a state log; new findings are objects that can't be read."""
+        """Whether some object has held records or queue items of a state log.
+
+        New findings are objects that can't be read.
+        """
         unread: Findings = []
-        shards, objects = _shards(log, states, 0), (await self._objects(0, unread)).values()
+        shards, indexes = _shards(log, states, 0), (await self._objects(0, unread)).values()
         found = any(
-            self._lanes_of(log, states, lanes) or any(each.lane and each.shard in shards for each in lanes)
-            for lanes in objects
+            self._lanes_of(log, states, lanes)
+            or any(self._is_queued(log, each, states) or _is_of(each, shards) for each in lanes)
+            for lanes in indexes
         )
         findings += [each for each in unread if each not in findings]
         return found
@@ -107,7 +136,7 @@ class RestoredHolds:
     ) -> None:
         """Add the blocks of transactions that a snapshot does not know."""
         for lane in lanes:
-            if not lane.lane or lane.shard not in shards or lane.target.topic_id not in self._topics:
+            if not _is_of(lane, shards) or lane.target.topic_id not in self._topics:
                 continue
             known = [holds.open[each] for each in holds.lanes.get(lane.lane, ())]
             if any(hold.is_staged and hold.target == lane.target for hold in known):
@@ -214,6 +243,11 @@ def _shards(log: ReadPartition, states: Topic, life: int) -> set[int]:
     """Return the ids of the service partitions with a state log."""
     numbers = range(len(states.partitions))
     return {shard_id(states.id, each, life) for each in numbers if states.read_partition_of(each) == log}
+
+
+def _is_of(lane: IndexedLane, shards: set[int]) -> bool:
+    """Whether a lane has records of a transaction of one of the shards."""
+    return bool(lane.lane) and not is_queue_lane(lane.lane) and lane.shard in shards
 
 
 def _wanted(

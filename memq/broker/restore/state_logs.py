@@ -31,6 +31,8 @@ from memq.groups.machine import (
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import all_entries, valid_span
+from memq.queues.decisions import QUEUES_MACHINE
+from memq.queues.machine import QueueMachine
 from memq.runtime.clock import Clock
 from memq.state_log import Answer, StateMachine
 from memq.state_log.log_reading import StateLogReading, read_state_log
@@ -145,12 +147,17 @@ class StateLogRestorer:
         for lane in completed.committed:
             transactions.end_committed(lane, self._clock.wall_ms())
         holds.renew(above)  # targets know numbers that were given after the snapshot
+        queues = QueueMachine()
+        queues.restore(saved.machines.get(QUEUES_MACHINE, b""))
+        await self._held.add_items(queues, log, topic, found.stored_ms)
         states = {
             **saved.machines,
             GROUPS_MACHINE: machine.snapshot(),
             HOLDS_MACHINE: holds.snapshot(),
             TRANSACTIONS_MACHINE: transactions.snapshot(),
         }
+        if queue_state := queues.snapshot():
+            states[QUEUES_MACHINE] = queue_state
         key = state_snapshot_key(self._cluster, log.topic, log.topic_id, log.partition, above, span.end)
         snapshot = await self._snapshots.put(SavedState(span.end, above, 0, states), key)
         offset = await self._publish(log, StateEntry(above, 0, snapshot))
