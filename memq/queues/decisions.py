@@ -156,7 +156,7 @@ class NackDecision(msgspec.Struct, frozen=True, tag="nack"):
 
 
 class ExtendDecision(msgspec.Struct, frozen=True, tag="extend"):
-    """Leases that last `lease_ms` from now on."""
+    """Leases that last at least `lease_ms` from now on: none gets shorter."""
 
     lease_ms: int
     leases: tuple[LeasedItems, ...]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memq.errors import (
     CorruptDataError,
+    MemqError,
     NotFoundError,
     NotReadyError,
     QueueFullError,
@@ -61,6 +62,9 @@ TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
 EPOCH_GRANTS = 1 << 24  # grants of an epoch begin here: a restore of an older state gives none of them again
+
+
+Result = TypeVar("Result")
 
 
 class Delivered(NamedTuple):
@@ -191,8 +195,9 @@ class QueueKeeper:
         """
         now = self._now()
         items = self._scheduler.take(wanted, ANSWER_BYTES_MAX, now)
-        if not items:
-            return []
+        return await self._to_its_end(self._grant(items, now)) if items else []
+
+    async def _grant(self, items: Sequence[ItemRanges], now: Moment) -> list[Delivered]:
         blocks: tuple[GrantedBlock, ...] = ()
         try:
             data = await self._payloads(items)
@@ -277,6 +282,9 @@ class QueueKeeper:
         return await self._change(ExtendDecision(lease_ms, tuple(leases)))
 
     async def _change(self, decision: AckDecision | NackDecision | ExtendDecision) -> Sequence[ItemOutcome]:
+        return await self._to_its_end(self._decide(decision))
+
+    async def _decide(self, decision: AckDecision | NackDecision | ExtendDecision) -> Sequence[ItemOutcome]:
         items = [each.items for each in decision.leases]
         now, outcomes = self._now(), tuple[ItemOutcome, ...]()
         self._scheduler.hold(items)
@@ -290,6 +298,9 @@ class QueueKeeper:
 
     async def cancel(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
         """End items that no worker has; return the outcome of each when it counts."""
+        return await self._to_its_end(self._cancel(items))
+
+    async def _cancel(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
         self._scheduler.hold(items)
         try:
             answer = await self._propose(CancelDecision(self._now().wall_ms, tuple(items)))
@@ -308,24 +319,20 @@ class QueueKeeper:
     async def counts(self) -> dict[str, QueueCounts]:
         """Return the counts of all queues that have items here."""
         await known_outcome(self._log.fresh())
-        now_ms = self._now().wall_ms
-        found: dict[str, list[int]] = {}
+        now, found = self._now(), dict[str, list[int]]()
         for block in self._machine.blocks.values():
-            counts = found.setdefault(block.topic, [0, 0, 0, 0, 0])
-            due_ms = block.block.due_ms
+            counts = found.setdefault(block.topic, [0] * len(QueueCounts._fields))
             if not block.is_touched:
-                counts[0 if due_ms <= now_ms else 2] += block.count
-                if due_ms <= now_ms:
-                    counts[4] = min(counts[4] or due_ms, due_ms)
+                _count_waiting(counts, block.block.due_ms, block.count, now)
                 continue
             for number in range(block.count):
-                state, due_ms = block.state(number), block.due_of(number)
-                if state is ItemState.READY:
-                    counts[0 if due_ms <= now_ms else 2] += 1
-                    if due_ms <= now_ms:
-                        counts[4] = min(counts[4] or due_ms, due_ms)
+                state = block.state(number)
+                if state is ItemState.DEAD:
+                    counts[3] += 1
+                elif self._scheduler.is_leased(block, number, now):
+                    counts[1] += 1
                 elif not state.is_over:
-                    counts[1 if state is ItemState.LEASED else 3] += 1
+                    _count_waiting(counts, block.due_of(number), 1, now)
         return {topic: QueueCounts(*counts) for topic, counts in found.items()}
 
     # ---- time ------------------------------------------------------------------------------------
@@ -367,6 +374,31 @@ class QueueKeeper:
 
     # ---- inside ----------------------------------------------------------------------------------
 
+    async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of work about items, which goes to its end also if this call is cancelled.
+
+        The connection of a worker may break while a decision is on its way. It may count, and the scheduler must learn
+        that: an item with a lease that nobody expects to end would never come again.
+        """
+        if self._tasks.stopped:
+            work.close()
+            raise NotReadyError("the service partition of this queue is closed")
+
+        async def kept() -> Result | MemqError:
+            try:
+                return await work
+            except MemqError as error:
+                return error
+
+        task = self._tasks.start(kept(), "decide on queue items")
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise NotReadyError("the service partition of this queue was closed")
+        found: Result | MemqError = task.result()
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
     async def _propose(self, decision: QueueDecision) -> Answer:
         return await known_outcome(self._log.propose(QUEUES_MACHINE, encode_decision(decision)))
 
@@ -376,3 +408,12 @@ class QueueKeeper:
 
 
 _LOST = (NotFoundError, CorruptDataError)
+
+
+def _count_waiting(counts: list[int], due_ms: int, items: int, now: Moment) -> None:
+    """Count items without a worker in the fields of `QueueCounts`."""
+    if due_ms > now.wall_ms:
+        counts[2] += items
+        return
+    counts[0] += items
+    counts[4] = min(counts[4] or due_ms, due_ms)

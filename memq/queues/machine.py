@@ -201,6 +201,14 @@ class QueueMachine:
         """Whether a block is in the state, or was."""
         return block in self.blocks or block in self._ended
 
+    def state_of(self, block: int, number: int) -> ItemState | None:
+        """Return the state of an item; None for one that is not known."""
+        known = self.blocks.get(block)
+        if known is not None:
+            return known.state(number) if 0 <= number < known.count else None
+        end = self._end_of(block, number)
+        return None if end is None else end[0]
+
     # ---- decisions -------------------------------------------------------------------------------
 
     def _enqueue(self, decision: EnqueueDecision) -> tuple[bool, ...]:
@@ -243,6 +251,8 @@ class QueueMachine:
         for number in items:
             if not 0 <= number < block.count or block.state(number) not in (ItemState.READY, ItemState.LEASED):
                 continue
+            if block.state(number) is ItemState.READY and block.due_of(number) > decision.now_ms:
+                continue  # it was given back while the grant was on its way
             block.set_grant(number, decision.number)
             yield GrantedItem(number, block.attempt(number), block.notes.get(number, b""))
             if block.state(number) is ItemState.ACKED:  # at most once (Q5)
@@ -278,7 +288,8 @@ class QueueMachine:
         return ItemOutcome.RETURNED
 
     def _extend(self, lease_ms: int, block: QueueBlock, number: int) -> ItemOutcome:
-        block.lease_ms[number] = lease_ms
+        # A worker whose answer is lost counts on its former lease, also with a new owner.
+        block.lease_ms[number] = max(block.lease_of(number), lease_ms)
         return ItemOutcome.EXTENDED
 
     def _end(self, decision: EndDecision) -> tuple[ItemOutcome, ...]:

@@ -166,8 +166,13 @@ class ItemScheduler:
             return False
         state = block.state(number)
         if state is ItemState.LEASED:
-            return self._until_s.get((id_, number), math.inf) <= now.steady_s
+            return not self.is_leased(block, number, now)
         return state is ItemState.READY and block.due_of(number) <= now.wall_ms
+
+    def is_leased(self, block: QueueBlock, number: int, now: Moment) -> bool:
+        """Whether a worker has an item now."""
+        until_s = self._until_s.get((block.block.id.producer, number), math.inf)
+        return block.state(number) is ItemState.LEASED and until_s > now.steady_s
 
     def hold(self, items: Iterable[ItemRanges]) -> None:
         """Note that a decision about items is on its way."""
@@ -259,7 +264,7 @@ class ItemScheduler:
         for item, dead in list(self._ending.items()):
             block = self._machine.blocks.get(item[0])
             state = block.state(item[1]) if block is not None else ItemState.ACKED
-            is_leased = state is ItemState.LEASED and self._until_s.get(item, math.inf) > now.steady_s
+            is_leased = block is not None and self.is_leased(block, item[1], now)
             if block is None or is_leased or state not in (ItemState.READY, ItemState.LEASED):
                 del self._ending[item]
             elif not self._busy[item] and count < ENDS_AT_ONCE_MAX:

@@ -48,6 +48,9 @@ BUGS: dict[str, Planted] = {
     "Q4: a late nack or ack counts for another grant": bug(
         "QueueMachine._change", swap(LATEST, "block.state(number) is ItemState.LEASED")
     ),
+    "Q4: an extension makes a lease shorter": bug(
+        "QueueMachine._extend", swap("max(block.lease_of(number), lease_ms)", "lease_ms")
+    ),
     "an item that is given back comes at once": bug("QueueMachine._nack", swap("decision.due_ms", "0")),
     "Q1: a block that has ended is forgotten at once": bug(
         "QueueMachine._take", swap("block.id.producer in self._ended", "False")

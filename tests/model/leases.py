@@ -371,12 +371,12 @@ class LeaseModel:
         item, scheduler, now = worker.item, owner.scheduler, self.now()
         ranges = ItemRanges(item[0], (item[1], item[1] + 1))
         leases = (LeasedItems(ranges, worker.grant),)
-        kind = self.draw.choice(["ack", "ack", "nack", "extend"])
+        kind, lease_s = self.draw.choice(["ack", "ack", "nack", "extend"]), self.draw.choice([1, LEASE_S])
         decision: AckDecision | NackDecision | ExtendDecision = AckDecision(now.wall_ms, leases)
         if kind == "nack":
             decision = NackDecision(now.wall_ms + 1_000 * self.draw.randrange(4), b"note", leases)
         elif kind == "extend":
-            decision = ExtendDecision(LEASE_S * 1_000, leases)
+            decision = ExtendDecision(lease_s * 1_000, leases)
         if kind != "extend":
             worker.item = None
         sent_s, grant = self.now_s, worker.grant
@@ -388,7 +388,7 @@ class LeaseModel:
             if outcomes[0] is ItemOutcome.ACKED:
                 self._told(item)
             if outcomes[0] is ItemOutcome.EXTENDED and (worker.item, worker.grant) == (item, grant):
-                worker.until_s = max(worker.until_s, sent_s + LEASE_S)
+                worker.until_s = max(worker.until_s, sent_s + lease_s)
 
         scheduler.hold([ranges])
         owner.pending.append(Waiting(decision, settle))

@@ -93,13 +93,14 @@ def test_an_item_that_is_given_back_keeps_its_note_and_counts_its_attempts() -> 
     assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.LEASE_LOST,)
     block = machine.blocks[1]
     assert (block.state(0), block.due_of(0)) == (ItemState.READY, 4_000)
-    found = decided(machine, GrantDecision(2, 5_000, (items(1, 0),)))
+    assert decided(machine, GrantDecision(2, 3_999, (items(1, 0),))) == (), "it is not due"
+    found = decided(machine, GrantDecision(3, 5_000, (items(1, 0),)))
     assert isinstance(found, tuple)
     assert found[0].items == (GrantedItem(0, 2, b"half"),)
     assert block.lease_of(0) == 1_000
-    assert decided(machine, NackDecision(4_000, b"", lease(1, 2, 0))) == (O.DEAD,)
-    assert grant(machine, 3, items(1, 0)) == []
-    assert decided(machine, AckDecision(5, lease(1, 2, 0))) == (O.DEAD,)
+    assert decided(machine, NackDecision(4_000, b"", lease(1, 3, 0))) == (O.DEAD,)
+    assert grant(machine, 4, items(1, 0)) == []
+    assert decided(machine, AckDecision(5, lease(1, 3, 0))) == (O.DEAD,)
     assert machine.objects == {"k": 1}, "the payload of a dead item stays"
     assert decided(machine, CancelDecision(6, (items(1, 0),))) == (O.CANCELLED,)
     assert machine.objects == {}
@@ -147,7 +148,7 @@ def test_a_snapshot_gives_a_machine_that_behaves_the_same() -> None:
         enqueue(machine, block, 2, f"key-{block}")
     grant(machine, 1, items(1, 0, 1), items(2, 0))
     decided(machine, AckDecision(5, lease(1, 1, 0, 1)))
-    decided(machine, NackDecision(70_000, b"n", lease(2, 1, 0)))
+    decided(machine, NackDecision(1_500, b"n", lease(2, 1, 0)))
     again = QueueMachine()
     again.restore(machine.snapshot())
     assert again.snapshot() == machine.snapshot()

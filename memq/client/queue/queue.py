@@ -211,7 +211,7 @@ class AsyncQueue(AsyncClosing):
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         await self._one(item, ExtendItems(queue=_checked(item).queue, items=[item.lease], lease_ms=lease_ms))
-        item.until_s = began_s + lease
+        item.until_s = max(item.until_s, began_s + lease)
 
     async def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
@@ -382,7 +382,10 @@ class Queue(BlockingClient):
         return self._background.run(self._core.nack(item, after=after, metadata=metadata))
 
     def extend(self, item: QueueItem, lease: float) -> None:
-        """Let the lease of an item last `lease` seconds from now on. Raises: as `ack`."""
+        """Let the lease of an item last at least `lease` seconds from now on. It gets no shorter.
+
+        Raises: as `ack`.
+        """
         self._background.run(self._core.extend(item, lease))
 
     def cancel(self, item_id: str) -> ItemOutcome:

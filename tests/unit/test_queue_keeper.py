@@ -1,0 +1,191 @@
+"""The keeper of queue items with a log and a store in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from memq.errors import NotReadyError, OutcomeUnknownError, StoreError
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.held_object import HoldId, Target
+from memq.holds.storing import NewHold
+from memq.queues.decisions import QUEUES_MACHINE, ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope
+from memq.queues.keeper import EPOCH_GRANTS, Delivered, QueueKeeper, QueueParts, RecentPayloads
+from memq.queues.machine import QueueMachine
+from memq.runtime.tasks import TaskOwner
+from memq.state_log.state_log import StateLog
+from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
+from tests.unit.hold_shard import Store
+from tests.unit.instant_log import InstantLog
+
+LEASE_S = 4
+
+
+class Log(InstantLog):
+    """Stays open."""
+
+    is_owner = True
+
+
+class Shard:
+    """One keeper; `begun` counts how often it began its work on time."""
+
+    def __init__(self) -> None:
+        self.machine, self.store = QueueMachine(), Store(skipping_runtime().clock)
+        self.log = Log({QUEUES_MACHINE: self.machine})
+        self.events: list[str] = []
+        self.tasks = TaskOwner(self.died, cast(Any, self))
+        self.begun = 0
+        self.keeper = self.made(epoch=1)
+
+    def died(self, error: BaseException) -> None:
+        raise AssertionError(f"a task died: {error!r}") from error
+
+    def warning(self, event: str, *_: object) -> None:
+        """See `EventLog.warning`."""
+        self.events.append(event)
+
+    error = warning
+
+    def made(self, epoch: int) -> QueueKeeper:
+        parts = QueueParts(
+            cluster="memq",
+            store=self.store,
+            runtime=skipping_runtime(),
+            events=cast(Any, self),
+            key_valid_s=30,
+            recent=RecentPayloads(),
+            begin=self.begin,
+        )
+        return QueueKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks, epoch)
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def new(self, block: int, *, count: int = 1, terms: ItemTerms = ItemTerms(5, LEASE_S * 1_000, 0, 0)) -> NewHold:  # noqa: B008
+        builder = BlockBuilder()
+        builder.append_many([b"%d" % number for number in range(count)])
+        data = bytes(builder.seal(producer_id=block, first_sequence=0, scope=queue_scope("jobs"), now_ms=1).data)
+        return NewHold(HoldId(block, 0), count, Target("jobs", "", 0), terms.lane(), 1, data)
+
+    async def dequeue(self, count: int = 10) -> list[Delivered]:
+        return await self.keeper.dequeue({"jobs": count})
+
+
+def on_shard(work: Callable[[Shard], Awaitable[None]]) -> None:
+    async def run() -> None:
+        shard = Shard()
+        try:
+            await work(shard)
+        finally:
+            await shard.tasks.stop()
+
+    run_skipping(run())
+
+
+def lease(block: int, grant: int) -> list[LeasedItems]:
+    return [LeasedItems(ItemRanges(block, (0, 1)), grant)]
+
+
+def test_a_worker_that_goes_away_while_its_request_is_decided_keeps_no_item_for_ever() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1)])
+        for request in (shard.dequeue, lambda: shard.keeper.extend(lease(1, shard.machine.last_grant), 4_000)):
+            shard.log.delay_s = 1
+            asking = asyncio.get_running_loop().create_task(request())
+            await skip(0.5)
+            asking.cancel()
+            await skip(1)
+            shard.log.delay_s = 0
+            assert await shard.dequeue() == [], "it counts, and the item is leased"
+            await skip(LEASE_S)
+            (found,) = await shard.dequeue()
+            assert found.grant > EPOCH_GRANTS
+
+    on_shard(work)
+
+
+def test_items_whose_decision_fails_are_free_again() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1)])
+        shard.log.errors.append(OutcomeUnknownError("gone"))
+        with pytest.raises(NotReadyError):
+            await shard.dequeue()
+        (found,) = await shard.dequeue()
+        shard.log.errors.append(OutcomeUnknownError("gone"))
+        with pytest.raises(NotReadyError):
+            await shard.keeper.ack(lease(1, found.grant))
+        assert await shard.keeper.ack(lease(1, found.grant)) == (ItemOutcome.ACKED,)
+        await shard.tasks.stop()
+        for refused in (shard.keeper.ack(lease(1, 1)), shard.keeper.cancel([ItemRanges(1, (0, 1))])):
+            with pytest.raises(NotReadyError, match="is closed"):
+                await refused
+
+    on_shard(work)
+
+
+def test_an_end_of_the_keeper_ends_the_requests_that_wait_for_it() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1)])
+        shard.log.delay_s = 5
+        asking = asyncio.get_running_loop().create_task(shard.dequeue())
+        await skip(1)
+        await shard.tasks.stop()
+        with pytest.raises(NotReadyError, match="was closed"):
+            await asking
+
+    on_shard(work)
+
+
+def test_a_block_that_comes_again_is_stored_once() -> None:
+    async def work(shard: Shard) -> None:
+        assert shard.begun == 0, "a shard without items has no task"
+        block = shard.new(1, count=3)
+        await asyncio.gather(shard.keeper.enqueue([block]), shard.keeper.enqueue([block]))
+        await shard.keeper.enqueue([block])
+        assert (len(shard.store.puts), shard.machine.topics, shard.begun) == (1, {"jobs": 3}, 1)
+        (found,) = await shard.dequeue(2)
+        assert [item.number for item in found.found.items] == [0, 1]
+        assert found.data == block.data
+
+    on_shard(work)
+
+
+def test_a_store_that_fails_once_costs_no_item() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1)])
+        shard.keeper = shard.made(epoch=2)  # whose memory has no payloads
+
+        async def failing(*_: object) -> bytes:
+            raise StoreError("not now")
+
+        get = shard.store.get_range
+        setattr(shard.store, "get_range", failing)  # noqa: B010 - a method is no variable
+        with pytest.raises(StoreError):
+            await shard.dequeue()
+        setattr(shard.store, "get_range", get)  # noqa: B010 - the same
+        (found,) = await shard.dequeue()
+        assert (found.found.items[0].attempt, found.grant) == (1, 2 * EPOCH_GRANTS + 1)
+
+    on_shard(work)
+
+
+def test_the_keeper_ends_items_by_time_and_wakes_those_that_wait() -> None:
+    async def work(shard: Shard) -> None:
+        terms = ItemTerms(5, LEASE_S * 1_000, 1, 0)
+        await shard.keeper.enqueue([shard.new(1), shard.new(2, terms=terms)])
+        running = shard.tasks.start(shard.keeper.run(), "run")
+        assert len(await shard.dequeue()) == 2
+        began_s = now_s()
+        assert await shard.keeper.until_ready(["jobs"], 60)
+        assert now_s() - began_s == pytest.approx(LEASE_S, abs=0.1)
+        await skip(1)
+        counts = (await shard.keeper.counts())["jobs"]
+        assert (counts.ready, counts.dead) == (1, 1)
+        assert not await shard.keeper.until_ready(["other"], 3)
+        assert not running.done()
+
+    on_shard(work)
