@@ -71,6 +71,8 @@ ASPECTS = (
     "idle",  # topics that expire
     "parts",  # parts of transactions are staged
 )
+BY_NAME = ("queue",)  # drawn for no seed: items of queues, and workers that die
+ALL_ASPECTS = (*ASPECTS, *BY_NAME)
 SCALE = "thin"  # the aspect that the others scale with
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
@@ -516,4 +518,5 @@ CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "waiting": _with_waiting_retention,
     "retry": partial(_with_topics, kind="listen"),
     "idle": partial(_with_topics, kind="idle"),
+    "queue": partial(_with_topics, kind="queue"),
 }

@@ -1,0 +1,67 @@
+"""Planted bugs of leased queues: a rule of leases is left out (Q2 to Q5, S4, S7)."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted, instead, swap
+
+QUEUES, SAVED = ("queue",), ("queue", "state-log")
+KEEPER, MACHINE, SCHEDULER = "memq.queues.keeper", "memq.queues.machine", "memq.queues.scheduler"
+
+QUEUE_BUGS = (
+    Planted(
+        "Q2: a new owner grants what is leased",
+        SCHEDULER,
+        "ItemScheduler._add",
+        swap("self._lease(block, number, now.steady_s)", "self._lease(block, number, -1e9)"),
+        level="breezy",
+        seed=1010,
+        aspects=QUEUES,
+    ),
+    Planted(
+        "Q2: an item is granted while its lease runs",
+        SCHEDULER,
+        "ItemScheduler._is_free",
+        swap("self.is_leased(block, number, now)", "False"),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "Q4: an expired lease acks",
+        MACHINE,
+        "QueueMachine._change",
+        swap(
+            "block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant",
+            "block.state(number) is ItemState.LEASED",
+        ),
+        level="breezy",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "S4: an ack is answered before its entry counts",
+        KEEPER,
+        "QueueKeeper._decide",
+        instead(
+            "self._propose",
+            "asyncio.ensure_future(self._propose(decision))\n"
+            "outcomes = tuple(ItemOutcome.ACKED for each in items for _ in each)",
+        ),
+        level="breezy",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "S7: a snapshot of queues without the last acks",
+        MACHINE,
+        "QueueBlock.saved",
+        swap("bytes(self.states)", "bytes(len(self.states))"),
+        level="breezy",
+        aspects=SAVED,
+    ),
+    Planted(
+        "an item that is given back is lost",
+        SCHEDULER,
+        "ItemScheduler._again",
+        swap("self._push(block, item[1], item[1] + 1, block.due_of(item[1]))", "pass"),
+        level="calm",
+        aspects=QUEUES,
+    ),
+)
