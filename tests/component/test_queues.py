@@ -124,7 +124,7 @@ def test_many_items_go_into_few_blocks_and_one_object() -> None:
 def test_an_item_comes_again_after_a_nack_or_the_end_of_its_lease() -> None:
     async def work() -> None:
         async with queueing() as (_, _brokers, queue):
-            await queue.enqueue("jobs", b"one", lease=1)
+            await queue.enqueue("jobs", b"one", lease=2)
             (first,) = await queue.dequeue("jobs")
             assert await queue.nack(first, after=0.3, metadata=b"half") is ItemOutcome.RETURNED
             began_s = CLOCK.monotonic()
@@ -133,8 +133,8 @@ def test_an_item_comes_again_after_a_nack_or_the_end_of_its_lease() -> None:
             assert (second.attempt, second.note) == (2, b"half")
             with pytest.raises(LeaseLostError):
                 await queue.ack(first)
-            await queue.extend(second, 2)
-            assert await queue.dequeue("jobs", wait=1.2) == []
+            await queue.extend(second, 5)
+            assert await queue.dequeue("jobs", wait=2.5) == []
             (third,) = await queue.dequeue("jobs", wait=10)
             assert CLOCK.monotonic() >= second.until_s, "no item is held by two"
             assert third.attempt == 3
@@ -157,11 +157,11 @@ def test_a_dequeue_waits_at_all_brokers_and_the_lease_counts_from_the_grant() ->
                 next(each for each in names if owner_of(cluster, each) != owner_of(cluster, names[0])),
             ):
                 waiting = asyncio.get_running_loop().create_task(one.dequeue(dict.fromkeys(names, 1), wait=20))
-                assert await queue.dequeue("nothing", wait=1.5) == []
+                assert await queue.dequeue("nothing", wait=2.5) == []
                 assert not waiting.done()
-                await queue.enqueue(name, b"x", lease=1)
+                await queue.enqueue(name, b"x", lease=2)
                 (item,) = await waiting
-                assert 0.3 < item.until_s - CLOCK.monotonic() <= 1.0, "the time of the wait is no part of the lease"
+                assert 0.3 < item.until_s - CLOCK.monotonic() <= 2.0, "the time of the wait is no part of the lease"
                 await one.ack(item)
 
     run(work())
