@@ -12,7 +12,7 @@ GROUP_BUGS = (
         "memq.groups.machine",
         "GroupMachine._commit",
         omit("stored.membership.check_commit"),
-        seed=1132,
+        seed=1141,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -24,7 +24,7 @@ GROUP_BUGS = (
             "decision = CommitDecision(group, member, generation, number, pack_positions(portion))\n"
             "asyncio.gather(self._propose(decision), return_exceptions=True)\n",
         ),
-        seed=1001,
+        seed=1002,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -32,7 +32,7 @@ GROUP_BUGS = (
         "memq.groups.machine",
         "GroupMachine.snapshot",
         swap("self.gathered.items()", "()"),
-        seed=1016,
+        seed=1036,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -56,7 +56,7 @@ GROUP_BUGS = (
             "stored.positions[partition]) for partition in news if partition in stored.positions}",
         ),
         level="breezy",
-        seed=1019,
+        seed=1042,
         aspects=("crowd",),
     ),
     Planted(
@@ -106,7 +106,7 @@ GROUP_BUGS = (
         "GroupSession._silent_ms",
         body("return 0.0"),
         level="stormy",
-        seed=1_075,
+        seed=1_008,
         aspects=("crowd",),
     ),
 )
