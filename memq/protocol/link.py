@@ -305,6 +305,7 @@ class Link(asyncio.BufferedProtocol):
             self._requests.pop(number, None)
             if not answer.done() or answer.cancelled():
                 self._check_progress(sent_s, self._received_bytes - received_bytes)
+            del answer  # its error has this frame in its traceback: only the garbage collector would free both
 
     def _check_progress(self, since_s: float, received_bytes: int) -> None:
         """Drop the connection if the broker's answers have become the rest of a frame whose length is wrong.

@@ -136,6 +136,7 @@ class Caller:
             return await reply
         finally:
             flight.caller_left()
+            del reply, flight  # an error in `reply` has this frame in its traceback: a cycle
 
     def lie(self, *possible: str) -> str:
         """Return one of the `possible` lies for this call; "" for a true answer."""
