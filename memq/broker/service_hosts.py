@@ -22,6 +22,7 @@ from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_valid_s
 from memq.broker.partitions import Partitions, not_owner
+from memq.broker.service_machines import ServiceMachines
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.errors import (
@@ -49,7 +50,10 @@ from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
 from memq.transactions.coordinator import CheckSettings, TransactionCoordinator
-from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionMachine
+from memq.transactions.machine import (
+    TRANSACTIONS_MACHINE,
+    TransactionMachine,
+)
 
 STATE_PARTITIONS = 8
 BACKOFF_S_MAX = 2.0

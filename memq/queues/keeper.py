@@ -114,7 +114,8 @@ class QueueParts:
     """The parts that a keeper uses.
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). Keepers of one broker share `recent`.
-    `begin` lets `run` work: a shard without items has no task.
+    `begin` lets `run` work: a shard without items has no task. Indexes of objects state no `shard`: the name of a queue
+    gives it.
     """
 
     cluster: str
@@ -124,6 +125,7 @@ class QueueParts:
     key_valid_s: float
     recent: RecentPayloads
     begin: Callable[[], None]
+    shard: int = 0
 
 
 class QueueKeeper:

@@ -34,18 +34,15 @@ from memq.errors import (
 )
 from memq.groups.group import Group
 from memq.groups.machine import (
-    GROUPS_MACHINE,
     GroupMachine,
     PackedPositions,
     StoredGroup,
     pack_positions,
     unpack_positions,
 )
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine
+from memq.holds.machine import HoldMachine
 from memq.limits import POINTER_RANGES_MAX, TRANSACTION_TARGET_BYTES_MAX
-from memq.queues.decisions import QUEUES_MACHINE
-from memq.queues.machine import QueueMachine
-from memq.state_log import Answer, StateMachine
+from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
 from memq.topic import Committed, Position, ReadPartition
 
@@ -584,25 +581,3 @@ def _fenced(id_: TransactionalId) -> ProducerFencedError:
         f"another instance of the transactional producer '{id_.name}' has begun, or this one was not used for long",
         hint="stop this instance; two that run at once need two transactional ids",
     )
-
-
-class ServiceMachines:
-    """The machines of one state log, with empty states.
-
-    They share state: transactions change groups and holds.
-    """
-
-    def __init__(self) -> None:
-        self.groups = GroupMachine()
-        self.holds = HoldMachine()
-        self.transactions = TransactionMachine(self.groups, self.holds)
-        self.queues = QueueMachine()
-
-    def by_name(self) -> dict[str, StateMachine]:
-        """Return them by their names in the log."""
-        return {
-            GROUPS_MACHINE: self.groups,
-            HOLDS_MACHINE: self.holds,
-            TRANSACTIONS_MACHINE: self.transactions,
-            QUEUES_MACHINE: self.queues,
-        }

@@ -14,6 +14,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.holds import taking
 from memq.broker.service_hosts import shard_name
+from memq.broker.service_machines import ServiceMachines
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delayed import CancelOutcome
@@ -25,7 +26,6 @@ from memq.holds.machine import HoldMachine
 from memq.state_log.log_reading import read_state_log
 from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC, Topic
-from memq.transactions.machine import ServiceMachines
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.groups.machine import copy_of, difference
@@ -31,7 +32,6 @@ from memq.transactions.machine import (
     CommitTransactionDecision,
     PrepareDecision,
     PreparedTransaction,
-    ServiceMachines,
     SettledTransaction,
     TransactionalId,
     encode_decision,

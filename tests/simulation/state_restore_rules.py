@@ -15,6 +15,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.restore.restore import Restorer
 from memq.broker.restore.state_logs import StateLogRestorer
+from memq.broker.service_machines import ServiceMachines
 from memq.format.held_object import HoldId
 from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
@@ -27,7 +28,6 @@ from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Position, ReadPartition, Topic, read_partitions
-from memq.transactions.machine import ServiceMachines
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, ReferenceReader, object_bytes, read_entry
 from tests.simulation.restore_rules import STORE, KilledError, LoopbackQueue

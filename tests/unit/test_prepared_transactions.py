@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -21,7 +22,6 @@ from memq.transactions.machine import (
     CheckDecision,
     PrepareDecision,
     PreparedTransaction,
-    ServiceMachines,
     SettledTransaction,
     encode_decision,
     lane_of,

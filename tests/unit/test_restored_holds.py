@@ -11,6 +11,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
 from memq.broker.service_hosts import shard_name
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import NotFoundError, StoreError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.held_sequences import delayed_sequence
@@ -35,7 +36,6 @@ from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, ReadPartition, Topic, read_partitions
-from memq.transactions.machine import ServiceMachines
 from tests.unit.bare_cluster import CLUSTER, Cluster, topic_of
 
 CLICKS = topic_of("clicks", 16)

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 
 import pytest
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import (
     InvalidRequestError,
     MovedError,
@@ -36,7 +37,6 @@ from memq.transactions.machine import (
     AbortDecision,
     BeginDecision,
     CommitTransactionDecision,
-    ServiceMachines,
     TransactionalId,
     TransactionDecision,
     decode_decision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import (
     CorruptDataError,
     GenerationFencedError,
@@ -31,7 +32,6 @@ from memq.transactions.machine import (
     BeginDecision,
     CommitTransactionDecision,
     PositionMoves,
-    ServiceMachines,
     SettledTransaction,
     TransactionalId,
     TransactionMachine,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from memq.broker.restore.position_search import PositionSearch
 from memq.broker.restore.restored_holds import RestoredHolds
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer
@@ -39,7 +40,10 @@ from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import Committed, Position, ReadPartition, Topic, read_partitions
-from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionMachine
+from memq.transactions.machine import (
+    TRANSACTIONS_MACHINE,
+    TransactionMachine,
+)
 
 OWNER = "memq restore"
 EMPTY = SavedState(0, 0, 0, {})

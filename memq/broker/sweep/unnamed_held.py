@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Container, Iterable
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
 from memq.format.key import is_manifest_key
 from memq.holds.machine import HoldMachine
@@ -24,7 +25,6 @@ from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, is_state_topic, read_partitions
-from memq.transactions.machine import ServiceMachines
 
 UNHELD = "no state log names it"
 

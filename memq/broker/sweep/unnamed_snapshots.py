@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memq.broker.service_machines import ServiceMachines
 from memq.broker.sweep.orphan_objects import Claim
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, UnsupportedFormatError
 from memq.format.key import is_run_key, parse_state_key
@@ -30,7 +31,6 @@ from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import ObjectEntry, StorageHandler
 from memq.topic import ReadPartition
-from memq.transactions.machine import ServiceMachines
 
 SUPERSEDED = "no entry names it, and a later snapshot of its state log is stored"
 RUN_UNNAMED = "neither its state log nor a stored snapshot names it"

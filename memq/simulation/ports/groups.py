@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from memq.broker.service_machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HoldId
 from memq.format.state_log.entry import StateDecisions, decode_state_entry
@@ -33,7 +34,11 @@ from memq.simulation.ports.queue import QueueObserver
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
 from memq.topic import Committed, Position, ReadPartition
-from memq.transactions.machine import TRANSACTIONS_MACHINE, ServiceMachines, TransactionDecision, TransactionMachine
+from memq.transactions.machine import (
+    TRANSACTIONS_MACHINE,
+    TransactionDecision,
+    TransactionMachine,
+)
 from memq.transactions.machine import decode_decision as decode_transaction
 
 
