@@ -25,6 +25,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Topic, check_name
 
 ANSWER_TIMEOUT_S = 5.0
+UNCONFIRMED_MAX = 4  # ids of one name: a topic that is created again soon may have several
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 1.0
 
@@ -53,7 +54,7 @@ class ClusterMetadata:
         self._on_topic = on_topic
         self._topics: dict[str, TopicMetadata] = {}
         self._doubted: dict[str, None] = {}
-        self._unconfirmed: dict[str, str] = {}  # by name: the last id that no broker could confirm when it was learned
+        self._unconfirmed: dict[str, list[str]] = {}  # by name: the last ids that no broker could confirm when learned
         self._next: dict[bool, _Refresh] = {}  # not sent yet, by `create`
         self._under_way: list[_Refresh] = []
         self._asking = asyncio.Lock()
@@ -102,7 +103,7 @@ class ClusterMetadata:
 
     def is_unconfirmed(self, name: str, topic_id: str) -> bool:
         """Whether this id was learned while no broker could ask the coordinator, and was not confirmed since."""
-        return self._unconfirmed.get(name) == topic_id
+        return topic_id in self._unconfirmed.get(name, ())
 
     async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
         """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
@@ -219,9 +220,10 @@ class ClusterMetadata:
             newest = _newest(known.get(name), found, confirmed=name in gone or name not in answer.unconfirmed)
             self._topics[name] = newest
             if name in answer.unconfirmed and newest is found:
-                self._unconfirmed[name] = found.topic.id
-            elif self._unconfirmed.get(name) == found.topic.id:
-                del self._unconfirmed[name]
+                others = [each for each in self._unconfirmed.get(name, ()) if each != found.topic.id]
+                self._unconfirmed[name] = [*others[1 - UNCONFIRMED_MAX :], found.topic.id]
+            elif name not in answer.unconfirmed and self.is_unconfirmed(name, found.topic.id):
+                self._unconfirmed[name].remove(found.topic.id)
             if self._on_topic is not None:
                 self._on_topic(newest.topic)
 

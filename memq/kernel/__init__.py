@@ -101,7 +101,7 @@ def _load() -> tuple[ModuleType | None, str, bool]:
             return None, "memq-native is not installed", False
         return None, f"memq-native can't be imported: {error}", True
     except Exception as error:  # noqa: BLE001  # built for another platform, or a damaged file: binary or Python
-        text = str(error) if isinstance(error, (ImportError, OSError)) else repr(error)
+        text = str(error) if isinstance(error, (ImportError, OSError)) else f"{type(error).__name__}: {error}"
         return None, f"memq-native can't be imported: {text}", True
     abi, version = getattr(memq_native, "ABI", None), getattr(memq_native, "VERSION", "")
     if not version:  # also a folder of this name without files, which an interrupted installation leaves

@@ -121,12 +121,12 @@ def test_unknown_parts_are_logged_with_the_known_ones_and_end_no_program(tmp_pat
         ),
         ("", "memq-native has no version: its installation is not complete"),
         (f"ABI = {kernel.ABI}", "memq-native has no version: its installation is not complete"),
-        ("raise ValueError('half')", "memq-native can't be imported: ValueError('half')"),
+        ("raise ValueError('half')", "memq-native can't be imported: ValueError: half"),
         ("raise ImportError('invalid ELF header')", "memq-native can't be imported: invalid ELF header"),
         ("raise OSError('no such library')", "memq-native can't be imported: no such library"),
         ("import no_such_part", "memq-native can't be imported: No module named 'no_such_part'"),
-        ("raise SystemError('no exception set')", "memq-native can't be imported: no exception set"),
-        ("def (", "memq-native can't be imported: invalid syntax (memq_native.py, line 1)"),
+        ("raise SystemError('no exception set')", "memq-native can't be imported: SystemError: no exception set"),
+        ("def (", "memq-native can't be imported: SyntaxError: invalid syntax (memq_native.py, line 1)"),
     ],
 )
 def test_a_module_that_can_not_be_used_is_logged_once(tmp_path: Path, text: str, reason: str) -> None:

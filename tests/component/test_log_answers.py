@@ -222,7 +222,7 @@ def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: 
             assert isinstance(row, GroupRow)
             return row.lag_records
 
-        async def silent(_: GroupCoordinator) -> list[str]:
+        async def silent(_: GroupCoordinator, *, proven: bool) -> list[str]:
             raise QueueError("no coordinator")
 
         await rounds(poller)

@@ -71,7 +71,7 @@ class Load:
         self._sent: dict[int, Delivery] = {}  # the last one of each producer
         self.observers: list[Reporter] = []
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("memq.client.producer.producer.reporting", self._reporting)
+            patched.setattr("memq.client.producer.sender.reporting", self._reporting)
             self.producers = [
                 stack.enter_context(memq.Producer(addresses_of(brokers), linger_ms=1, block_bytes=1024))
                 for _ in range(2)

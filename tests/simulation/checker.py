@@ -542,10 +542,12 @@ class Checker:
         return place is not None and log.is_expired(place[1]) and one.offset >= log.begin
 
 
-def may_lose(checker: Checker, place: tuple[str, int], value: bytes, acked_s: float) -> bool:
-    """Whether an owner of `place`, topic id and partition, was killed that may have held a record, also on its disk.
+def may_lack(checker: Checker, place: tuple[str, int], value: bytes, acked_s: float) -> bool:
+    """Whether a sealed topic may end without a record that was acked with 1.
 
-    The record was acked with 1.
+    An owner of `place`, topic id and partition, may hold it: one that was killed, or that is away.
     """
     rules = checker.parts.get(place)
-    return rules is not None and rules.may_lose(checker.records[value].sent_s, acked_s)
+    if rules is None:
+        return False
+    return rules.may_hold(acked_s) or rules.may_lose(checker.records[value].sent_s, acked_s)

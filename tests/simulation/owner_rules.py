@@ -107,6 +107,14 @@ class OwnerRules:
             for epoch in self.brokers.values()
         )
 
+    def may_hold(self, acked_s: float) -> bool:
+        """Whether an owner that lost its epoch without `closed` may hold a block that was acked with 1 then."""
+        acked_ms = EPOCH_MS + acked_s * 1000
+        return any(
+            number < self.highest and epoch.opened_ms <= acked_ms and not epoch.closed
+            for number, epoch in self.brokers.items()
+        )
+
     def _check_proof(self, epoch: int, proof_ms: float) -> None:
         """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""
         for number, other in self.brokers.items():

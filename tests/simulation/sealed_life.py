@@ -15,7 +15,7 @@ from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, NotFoundError
 from memq.topic import Topic, read_partitions
-from tests.simulation.checker import Checker, may_lose
+from tests.simulation.checker import Checker, may_lack
 from tests.simulation.topic_churn import TopicChurn
 
 SEALED = 3  # topics of one life
@@ -79,11 +79,11 @@ class SealedLife(TopicChurn):
             await producer.close()
 
     def _promised(self, topic: Topic) -> list[bytes]:
-        """Return the acked records that are before the end: with acks=1 not those of killed owners."""
+        """Return the acked records that are before the end: with acks=1 not those of killed or absent owners."""
         return [
             value
             for value, (partition, acked_s) in self._acks.items()
-            if self._level == "all" or not may_lose(self._checker, (topic.id, partition), value, acked_s)
+            if self._level == "all" or not may_lack(self._checker, (topic.id, partition), value, acked_s)
         ]
 
     async def _seal(self, admin: AsyncAdmin, topic: Topic) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memq.topic import Topic, equal_slots
 from tests.simulation.checked_log import PARTITION, TOPIC_ID, Log, block
-from tests.simulation.checker import may_lose
+from tests.simulation.checker import may_lack
 from tests.simulation.sealed_life import sealed_read
 
 TOPIC = Topic(name="t", id=TOPIC_ID, created_ms=0, partitions=equal_slots(1))
@@ -36,11 +36,11 @@ def test_a_reader_that_found_all_acked_records_is_right() -> None:
 def test_a_record_that_a_killed_owner_has_acked_with_1_may_be_lost() -> None:
     log, (value, _), _ = two_batches()
     sent_s = log.checker.records[value].sent_s
-    assert not may_lose(log.checker, (TOPIC_ID, 0), value, sent_s)
-    assert not may_lose(log.checker, (TOPIC_ID, 7), value, sent_s), "no owner of this partition is known"
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, sent_s)
+    assert not may_lack(log.checker, (TOPIC_ID, 7), value, sent_s), "no owner of this partition is known"
     log.node.killed_s = sent_s + 1
-    assert may_lose(log.checker, (TOPIC_ID, 0), value, sent_s)
-    assert not may_lose(log.checker, (TOPIC_ID, 0), value, -1e9), "it was opened after the ack"
+    assert may_lack(log.checker, (TOPIC_ID, 0), value, sent_s)
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, -1e9), "it was opened after the ack"
 
 
 def test_a_reader_need_not_find_what_retention_took_before_its_end() -> None:

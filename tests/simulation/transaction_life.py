@@ -25,6 +25,7 @@ from tests.simulation.transaction_rules import SentTransaction, TransactionRules
 
 TIMEOUT_MS = 4_000
 ABORT_RATE, SLOW_RATE, EARLY_RATE, OPERATOR_RATE = 0.2, 0.1, 0.5, 0.3
+TRANSACTION_BLOCKS = 2  # a transaction takes as long as so many blocks of other producers, or longer
 PACED_S_MAX = 100.0  # of the longest pauses between the transactions of a life
 CHECKED_RATE = 0.5  # of the runs
 LEFT_RATE, NEVER_KNOWN_RATE, KILL_RATE = 0.2, 0.05, 0.1
@@ -90,7 +91,7 @@ class TransactionLife:
 
     async def _make_all(self) -> None:
         committed = number = 0
-        wanted = min(self._plan.blocks, int(PACED_S_MAX / self._plan.pace_s_max))
+        wanted = min(self._plan.blocks // TRANSACTION_BLOCKS, int(PACED_S_MAX / self._plan.pace_s_max))
         while committed < max(10, wanted // self._life):
             number += 1
             made = self._working = self._rules.begin(f"{self._node.name}.{self._life}.{number}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import msgspec
 import pytest
 
 from memq.client.link_pool import LinkPool
@@ -190,6 +191,35 @@ def test_a_second_broker_is_asked_when_the_first_one_can_not_confirm_its_answer(
             assert answer.unconfirmed == []
             assert len(set(asked)) == len(asked) == (1 if confirmed else 2)
             await pool.close()
+
+    run(test)
+
+
+def test_ids_that_no_broker_confirmed_are_known_until_one_is_confirmed() -> None:
+    former, present = "ab" * 16, "cd" * 16
+    answers = [(former, False), (present, False), (former, False), (present, True)]
+
+    async def test(broker: ToyBroker) -> None:
+        def answer(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api != Api.METADATA:
+                return False
+            topic_id, confirmed = answers[0]
+            found = owned("h:1", topic_id=topic_id)
+            connection.answer(frame, msgspec.structs.replace(found, unconfirmed=[] if confirmed else ["clicks"]))
+            return True
+
+        broker.script = answer
+        pool = pool_of(broker)
+        metadata, shown = ClusterMetadata(stepped_runtime(), pool), list[tuple[bool, bool]]()
+        while answers:
+            await metadata.refresh("clicks")
+            shown.append((metadata.is_unconfirmed("clicks", former), metadata.is_unconfirmed("clicks", present)))
+            if len(answers) == 4:
+                metadata.doubt("clicks", former)
+            del answers[0]
+        assert shown == [(True, False), (True, True), (True, True), (True, False)]
+        await metadata.close()
+        await pool.close()
 
     run(test)
 

@@ -9,7 +9,8 @@ So no record slips from a broker that is asked later to one that was asked befor
 pointer of an earlier owner may land until the owner is alone. The end is stored by compare-and-set on the version that
 was read before the round.
 
-A broker that is away during the round may have acked records with ack=1, on its disk. They land when it comes back.
+A broker that is away during the round, because it is down or has lost its session, may hold records acked with ack=1.
+They land behind the end when it comes back.
 """
 
 from __future__ import annotations
