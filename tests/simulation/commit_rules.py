@@ -14,14 +14,10 @@ Key = tuple[str, ReadPartition]  # group, partition
 
 
 class CommitRules:
-    """All groups of one run; `fail` gets each finding. `goes_back`: readers seek, so positions may go back.
-
-    `clocks_jump`: wall clocks are set back.
-    """
+    """All groups of one run; `fail` gets each finding. `goes_back`: readers seek, so positions may go back."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self.goes_back = False
-        self.clocks_jump = False
         self._fail = fail
         self._grants: dict[
             Key, tuple[str, int]
@@ -36,8 +32,8 @@ class CommitRules:
         """The queue answers a member; one that joins gets all partitions again, some of them only by a later answer."""
         if joined:
             self._joined[group, member] = membership.generation
-            if self.clocks_jump and group.startswith(BROADCAST_GROUP):
-                # A consumer that starts again has the same name, and counts from its clock.
+            if group.startswith(BROADCAST_GROUP):
+                # A consumer that starts again has the same name, and counts from its clock. Generations fence it.
                 self._numbers.pop((group, member), None)
             for key in [key for key in self._asked if key[0] == group and key[2] == member]:
                 del self._asked[key]

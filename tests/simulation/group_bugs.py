@@ -94,13 +94,6 @@ GROUP_BUGS = (
         aspects=ON_STATE_LOGS,
     ),
     Planted(
-        "a broadcast consumer numbers its commits as its predecessor did",
-        "memq.client.consumer.group_session",
-        "GroupSession.commit",
-        swap("self._alone", "False"),
-        aspects=("broadcast",),
-    ),
-    Planted(
         "G4: a member delivers until it learns that it is in its group no more",
         "memq.client.consumer.group_session",
         "GroupSession._silent_ms",

@@ -114,8 +114,7 @@ class Scenario:
         self.plan = plan
         self.cluster = CheckedCluster(world, plan.faults, plan.shape)
         self.checker = self.cluster.checker
-        commits = self.checker.commits
-        commits.goes_back, commits.clocks_jump = plan.wanders, plan.faults.chaos.jump_every_s > 0
+        self.checker.commits.goes_back = plan.wanders
         if plan.faults == LEVELS["calm"]():
             shape, settings = plan.shape, plan.shape.settings
             ring_s = shape.shared_age_ms / 1000 * settings.ring_slots / settings.uploads_in_flight_max
