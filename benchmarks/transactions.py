@@ -30,7 +30,7 @@ TOPIC = "transactions"
 
 @dataclass(slots=True)
 class Side:
-    """What one side has cost: the time of each round, its objects by their first folder, and its entries."""
+    """The cost of one side: the time of each round, its objects by their first folder, and its entries."""
 
     waits_s: list[float] = field(default_factory=list)
     objects: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Side:
 
 
 class Cluster:
-    """What a running `memq dev` has stored and published so far."""
+    """The objects and entries that a running `memq dev` has stored and published so far."""
 
     def __init__(self, folder: Path, admin: memq.Admin) -> None:
         self._objects = folder / "objects"

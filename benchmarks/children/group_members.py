@@ -13,9 +13,9 @@ import uvloop
 from benchmarks.children.commands import answer, commands_async, options
 from memq.broker.process import calm_collector
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.group_membership import MemberState
-from memq.client.consumer.group_owner import Answer, GroupOwner
-from memq.client.consumer.group_session import GroupSession
+from memq.client.consumer.group.membership import MemberState
+from memq.client.consumer.group.owner import Answer, GroupOwner
+from memq.client.consumer.group.session import GroupSession
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, RetryableError
 from memq.groups.remote import RemoteGroups

@@ -19,7 +19,7 @@ from memq.broker.metrics import Counters, Traffic
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.storing import SharedObjects
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.held_records import HeldRecords

@@ -214,7 +214,7 @@ class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a block whose items are all over: when the last one ended, and their ends.
+    """A block whose items are all over: when the last one ended, and their ends.
 
     `runs` has state and last grant of items in order, and how many have the same.
     """

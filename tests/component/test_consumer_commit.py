@@ -11,8 +11,8 @@ import pytest
 
 import memq.aio
 from memq.broker.broker import Broker
-from memq.client.consumer import group_session as session
 from memq.client.consumer.batch import Batch, TopicPartition
+from memq.client.consumer.group import session
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.groups.coordinator import GroupCoordinator

@@ -13,8 +13,8 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.holds import taking
-from memq.broker.service_hosts import shard_name
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.hosts import shard_name
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delayed import CancelOutcome

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import service_hosts
-from memq.broker.service_hosts import OPENING_TRIES, STATE_PARTITIONS
+from memq.broker.service_partitions import hosts
+from memq.broker.service_partitions.hosts import OPENING_TRIES, STATE_PARTITIONS
 from memq.broker.upkeep.deleted_topics import FORGET_S
 from memq.errors import (
     LogLostError,
@@ -434,7 +434,7 @@ def test_a_broker_replaces_a_connection_that_is_silent(monkeypatch: pytest.Monke
             made.append(StillLink(runtime, ("b", 1)))
             return made[-1]
 
-        monkeypatch.setattr(service_hosts, "connect_link", connect)
+        monkeypatch.setattr(hosts, "connect_link", connect)
         first = await hosted.hosts.link("b:1")
         assert await hosted.hosts.link("b:1") is first
         first.silent = True

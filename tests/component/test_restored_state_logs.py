@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.restore.restore import Restored, Restorer
-from memq.broker.service_hosts import STATE_PARTITIONS
+from memq.broker.service_partitions.hosts import STATE_PARTITIONS
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer

@@ -10,8 +10,8 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.group_owner import GroupOwner
-from memq.client.consumer.group_session import GroupSession
+from memq.client.consumer.group.owner import GroupOwner
+from memq.client.consumer.group.session import GroupSession
 from memq.client.link_pool import LinkPool
 from memq.errors import GenerationFencedError
 from memq.groups.remote import RemoteGroups

@@ -51,7 +51,7 @@ class _Topics:
 
 
 class _Hosts:
-    """The part of `memq.broker.service_hosts.ServiceHosts` that handlers use: one coordinator has all groups.
+    """The part of `memq.broker.service_partitions.hosts.ServiceHosts` for handlers: one coordinator has all groups.
 
     It is the `GroupMigrator`, too.
     """

@@ -15,7 +15,7 @@ import boto3
 from confluent_kafka.admin import AdminClient
 
 import memq
-from memq.broker.service_hosts import STATE_PARTITIONS
+from memq.broker.service_partitions.hosts import STATE_PARTITIONS
 from memq.runtime.clock import SystemClock
 from memq.topic import STATE_TOPIC
 from memq_localstack.s3 import BUCKET

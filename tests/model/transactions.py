@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.groups.machine import copy_of, difference

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 WINDOW = "memq/client/producer/window.py"
 LEDGER = "memq/client/consumer/progress.py"
-COMMITTER = "memq/client/consumer/group_session.py"
+COMMITTER = "memq/client/consumer/group/session.py"
 LOOKBACK = "memq/client/consumer/fetch/dedup_window.py"
 FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
 PLACES = "memq/client/consumer/offset_resolver.py"
 FETCHER = "memq/client/consumer/fetch/fetcher.py"
 POLLING = "memq/client/consumer/fetch/polling.py"
-SESSION = "memq/client/consumer/group_session.py"
+SESSION = "memq/client/consumer/group/session.py"
 DIRECT = "memq/client/bulk/direct_writer.py"
 COPIER = "memq/client/bulk/direct_writer.py"
 

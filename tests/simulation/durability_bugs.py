@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted, after, before, first, instead, omit, s
 KEEPING_BUGS = (
     Planted(
         "commit returns and stores nothing",
-        "memq.client.consumer.group_session",
+        "memq.client.consumer.group.session",
         "Committer.commit",
         omit("self._group.commit"),
         level="calm",
@@ -367,7 +367,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "what is processed is reported before it is committed",
-        "memq.client.consumer.group_session",
+        "memq.client.consumer.group.session",
         "Committer.commit",
         before(
             "self._group.commit",

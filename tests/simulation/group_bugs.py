@@ -95,7 +95,7 @@ GROUP_BUGS = (
     ),
     Planted(
         "G4: a member delivers until it learns that it is in its group no more",
-        "memq.client.consumer.group_session",
+        "memq.client.consumer.group.session",
         "GroupSession._silent_ms",
         body("return 0.0"),
         level="stormy",

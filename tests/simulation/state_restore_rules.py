@@ -15,7 +15,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.restore.restore import Restorer
 from memq.broker.restore.state_logs import StateLogRestorer
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.format.held_object import HoldId
 from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer

@@ -11,7 +11,7 @@ import pytest
 
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
-from memq.client.consumer.group_session import Committer, GroupSession, TakenPositions
+from memq.client.consumer.group.session import Committer, GroupSession, TakenPositions
 from memq.client.consumer.progress import CommitLedger
 from memq.errors import QueueError
 from memq.runtime.logs import EventLog

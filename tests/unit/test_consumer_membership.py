@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memq.client.consumer.group_membership import AssignmentEvents, MemberState
+from memq.client.consumer.group.membership import AssignmentEvents, MemberState
 from memq.groups import Membership
 from memq.topic import Committed, Position, ReadPartition
 

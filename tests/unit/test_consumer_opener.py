@@ -13,7 +13,7 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.group_membership import MemberState
+from memq.client.consumer.group.membership import MemberState
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import ConsumerSettings

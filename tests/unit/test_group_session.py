@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memq.client.consumer.group_session import GroupSession
+from memq.client.consumer.group.session import GroupSession
 from memq.errors import DeniedError, GenerationFencedError, MemqError, QueueError
 from memq.groups import GroupState, Membership
 from memq.runtime.runtime import Runtime

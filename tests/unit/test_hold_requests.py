@@ -11,7 +11,7 @@ import pytest
 
 from memq.broker.api import Call
 from memq.broker.api.hold_requests import HoldRequests
-from memq.broker.service_hosts import shard_name
+from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.services import BROKER_PROGRAM
 from memq.errors import (
     CorruptDataError,

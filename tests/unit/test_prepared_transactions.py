@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import (
     InvalidRequestError,
     NotFoundError,

@@ -10,8 +10,8 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
-from memq.broker.service_hosts import shard_name
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.hosts import shard_name
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import NotFoundError, StoreError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.held_sequences import delayed_sequence

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import ProducerFencedError, TransactionCommittedError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
 from memq.format.held_sequences import transactional_sequence

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 
 import pytest
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import (
     InvalidRequestError,
     MovedError,

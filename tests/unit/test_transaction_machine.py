@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import (
     CorruptDataError,
     GenerationFencedError,

@@ -10,7 +10,7 @@ from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.reader_requests import known_partition
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM
 from memq.errors import MemqError, NotReadyError, TimedOutError
 from memq.groups import OUTSIDE_GENERATION, Membership

@@ -9,7 +9,7 @@ from memq.broker.holds.staged_parts import take_staged_unit
 from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partition.appender import sealed_error
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts, shard_name
+from memq.broker.service_partitions.hosts import ServiceHosts, shard_name
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOldError
 from memq.format.blocks.header import check_block, scope_of

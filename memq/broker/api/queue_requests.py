@@ -11,7 +11,7 @@ import msgspec
 from memq.broker.api import Answer, Call
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward
 from memq.broker.api.stream_requests import producer_id_of
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, MemqError, TooLargeError
 from memq.format.blocks.header import check_block

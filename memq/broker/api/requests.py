@@ -26,7 +26,7 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError

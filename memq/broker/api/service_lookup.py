@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from memq.broker.api import Call
-from memq.broker.service_hosts import Made, ServiceHosts, ServiceKind
+from memq.broker.service_partitions.hosts import Made, ServiceHosts, ServiceKind
 from memq.broker.services import BROKER_PROGRAM
 from memq.errors import LogLostError, NotReadyError, RetryableError
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest

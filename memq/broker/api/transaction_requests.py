@@ -11,7 +11,7 @@ from memq.broker.api.service_lookup import HOME_S, ask_all_services, find_servic
 from memq.broker.api.stream_requests import checked_sequence, producer_id_of
 from memq.broker.holds.staged_parts import StagedParts
 from memq.broker.partitions import Partitions
-from memq.broker.service_hosts import ServiceHosts
+from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError, TooLargeError, TopicSealedError
 from memq.format.blocks.header import check_block, scope_of

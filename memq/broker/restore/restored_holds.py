@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memq.broker.service_hosts import shard_name
+from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.sweep.unproven_objects import is_decided
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from memq.broker.restore.position_search import PositionSearch
 from memq.broker.restore.restored_holds import RestoredHolds
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer

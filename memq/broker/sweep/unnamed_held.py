@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Container, Iterable
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
 from memq.format.key import is_manifest_key
 from memq.holds.machine import HoldMachine

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.broker.sweep.orphan_objects import Claim
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, UnsupportedFormatError
 from memq.format.key import is_run_key, parse_state_key

@@ -17,7 +17,7 @@ from memq.client.arguments import check_callbacks, check_timeout, check_tracer_p
 from memq.client.consumer.batch import Batch, Record, TopicPartition, topic_partition_of
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
-from memq.client.consumer.group_membership import AssignmentEvents
+from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record_filter import filter_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of

@@ -18,9 +18,9 @@ from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
-from memq.client.consumer.group_membership import AssignmentEvents
-from memq.client.consumer.group_owner import GroupOwner
-from memq.client.consumer.group_session import Committer, GroupSession
+from memq.client.consumer.group.membership import AssignmentEvents
+from memq.client.consumer.group.owner import GroupOwner
+from memq.client.consumer.group.session import Committer, GroupSession
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import END, ConsumerSettings, Point, check_point, named_partitions

@@ -17,7 +17,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.core import ConsumerCore, Observe
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
-from memq.client.consumer.group_membership import AssignmentEvents
+from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.settings import BEGINNING
 from memq.client.listener.answers import HandlerAnswer, Message
 from memq.client.listener.open_records import OpenPartition, OpenRecords, Work

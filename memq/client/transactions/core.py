@@ -59,7 +59,7 @@ from memq.topic import Committed
 if TYPE_CHECKING:
     from memq.client.consumer.assigned import Assigned
     from memq.client.consumer.batch import Batch
-    from memq.client.consumer.group_session import Committer
+    from memq.client.consumer.group.session import Committer
     from memq.client.consumer.settings import ConsumerSettings
 
 ABORT_S_MAX = 5.0

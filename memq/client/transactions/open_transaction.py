@@ -31,7 +31,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Committed, ReadPartition, Topic
 
 if TYPE_CHECKING:
-    from memq.client.consumer.group_session import Committer
+    from memq.client.consumer.group.session import Committer
 
 BLOCK_BYTES = 256 * KIB  # raw size at which a block is sealed
 REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HoldId
 from memq.format.state_log.entry import StateDecisions, decode_state_entry

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
-from memq.client.consumer.group_membership import MemberState
+from memq.client.consumer.group.membership import MemberState
 from memq.errors import FencedError, GenerationFencedError, MemqError, RetryableError
 from memq.groups import Membership, WaitingGroups
 from memq.runtime.clock import backoff_s

@@ -22,7 +22,7 @@ from memq.broker.holds.releasing import UnitReleaser
 from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_valid_s
 from memq.broker.partitions import Partitions, not_owner
-from memq.broker.service_machines import ServiceMachines
+from memq.broker.service_partitions.machines import ServiceMachines
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.errors import (
