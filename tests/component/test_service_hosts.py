@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import service_hosts
 from memq.broker.broker import Broker
+from memq.broker.service_partitions import hosts
 from memq.broker.services import BROKER_PROGRAM
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.broker.upkeep.retention import run_upkeep
@@ -232,7 +232,7 @@ def test_an_owner_names_a_snapshot_within_half_the_age_of_the_sweep(monkeypatch:
             super().__init__(*parts)
             found.append(parts[5])
 
-    monkeypatch.setattr(service_hosts, "StateLog", Noted)
+    monkeypatch.setattr(hosts, "StateLog", Noted)
 
     async def work() -> None:
         async with three_brokers(sweep_age_ms=500_000) as (_, brokers):
