@@ -1,7 +1,7 @@
 """Groups on state logs: many members, their assignment, and the broker's CPU and memory for them.
 
-Three brokers are one process on parts in memory, with one event loop. The members are another process, with a
-connection each; they join over some seconds, and send heartbeats as consumers do.
+Three brokers are one process on parts in memory, with one event loop. The members are another process. They join over
+some seconds through any broker. Then each has a connection to the owner of its group, where its heartbeats wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memq.limits import KIB
 
 NAME = "groups"
 BROKERS, GROUPS, MEMBERS, PARTITIONS = 3, 100, 100, 100
-SESSION_MS = 30_000
+SESSION_MS = 45_000  # the default of Kafka
 JOIN_S, WAIT_S = 10.0, 60.0
 SETTLE_S_MAX = 5.0
 CORE_SHARE_MAX = 0.05

@@ -1,4 +1,4 @@
-"""Many members of groups on one event loop, each with a connection of its own; they read no records."""
+"""Many members of groups on one event loop, each with a connection to its owner; they read no records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from memq.protocol.group_messages import HeartbeatRequest
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition
-
-CONNECTING_AT_ONCE = 100
 
 
 class TimedAsk:
@@ -70,15 +68,13 @@ class Crowd:
     retries: int = 0
     fenced: int = 0
 
-    async def connect(self, address: str, limit: asyncio.Semaphore) -> GroupOwner:
-        pool = LinkPool(self.runtime, [parse_address(address)])
-        async with limit:
-            await pool.session(parse_address(address))
-        return GroupOwner(pool, BrokerRouter(pool), self.runtime.clock)
+    def pool(self, address: str) -> LinkPool:
+        """Return the connection by which the members of a group join: to any broker."""
+        return LinkPool(self.runtime, [parse_address(address)])
 
-    async def join(self, owner: GroupOwner, group: int, number: int) -> None:
+    async def join(self, pool: LinkPool, group: int, number: int) -> None:
         """Stay in the group as a consumer does, until cancelled."""
-        groups = RemoteGroups(TimedAsk(owner, self))
+        groups = RemoteGroups(TimedAsk(GroupOwner(pool, BrokerRouter(pool), self.runtime.clock), self))
         session = GroupSession(
             self.runtime, groups, f"g{group}", self.session_ms, lambda: self.note(group, number, session)
         )
@@ -107,22 +103,21 @@ class Crowd:
 async def main(
     addresses: Sequence[str], topic: str, topic_id: str, groups: int, members: int, partitions: int, session_ms: int
 ) -> None:
-    """Connect all members; `join` lets them join and waits for all assignments; `stay` lets them send heartbeats."""
+    """`join` lets all members join and waits for all assignments; `stay` lets them send heartbeats."""
     logs = [ReadPartition(topic, topic_id, number) for number in range(partitions)]
     crowd = Crowd(Runtime(), logs, members, session_ms)
-    limit = asyncio.Semaphore(CONNECTING_AT_ONCE)
     who = [(group, number) for group in range(groups) for number in range(members)]
-    owners = await asyncio.gather(*(crowd.connect(addresses[at % len(addresses)], limit) for at, _ in enumerate(who)))
+    pools = [crowd.pool(addresses[group % len(addresses)]) for group in range(groups)]
     calm_collector()
-    answer(connected=len(owners))
+    answer(members=len(who))
     work: list[asyncio.Task[None]] = []
     async for command in commands_async():
         crowd.slow_s.clear()
         crowd.requests = 0
         if command["command"] == "join":
             began_s = time.monotonic()
-            for owner, (group, number) in zip(owners, who, strict=True):
-                work.append(asyncio.create_task(crowd.join(owner, group, number)))
+            for group, number in who:
+                work.append(asyncio.create_task(crowd.join(pools[group], group, number)))
                 if len(work) % 100 == 0:
                     await asyncio.sleep(command["over_s"] * 100 / len(who))
             while len(crowd.settled_s) < groups and time.monotonic() < began_s + command["wait_s"]:  # noqa: ASYNC110

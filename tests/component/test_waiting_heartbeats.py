@@ -76,9 +76,9 @@ async def member_of(
         await member.pool.close()
 
 
-async def waiting_at(broker: Broker, count: int) -> None:
+async def waiting_at(broker: Broker, count: int, timeout_s: float = SOON_S) -> None:
     """Wait until heartbeats of so many members wait at a broker."""
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(timeout_s):
         while broker.hosts.service_here(broker.hosts.groups, "report") is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
         groups = broker.hosts.service_here(broker.hosts.groups, "report")
@@ -159,7 +159,7 @@ def test_a_member_that_waits_stays_in_its_group_when_the_owner_goes(ends: str) -
                     while not any(owns(broker) for broker in left):  # noqa: ASYNC110
                         await asyncio.sleep(0)
                 (heir,) = (broker for broker in left if owns(broker))
-                await waiting_at(heir, 1)
+                await waiting_at(heir, 1, 8.0)  # after an answer without a wait, a member pauses for up to 3 s
                 assert (member.session.state.generation, member.lost) == (generation, 0)
                 async with member_of([heir], logs) as other:
                     await other.until(lambda: len(other.held) == 2)

@@ -146,8 +146,8 @@ class Consumer(BaseConsumer, BlockingClient):
             the iteration stops only after the last record of topics that an operator has sealed.
         auto_commit: commit finished batches periodically; asking for the next batch finishes a batch.
         auto_commit_interval_ms: interval of these commits.
-        session_timeout_ms: after this silence of a member its partitions go to others. Members send heartbeats every
-            third of it, at least every 3 s.
+        session_timeout_ms: after this silence of a member its partitions go to others. Heartbeats wait
+            at the owner of the group for a change, for a third of it.
         prefetch_bytes_max: stored bytes that are fetched ahead; at least one batch.
         on_damaged: for a damaged block. "fail": raise CorruptDataError and stay there; "skip": count it and continue;
             "dead-letter": send its raw bytes to the topic `<topic>.dlq` and continue.

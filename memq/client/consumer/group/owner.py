@@ -13,17 +13,17 @@ import msgspec
 
 from memq.client.link_pool import LinkPool
 from memq.errors import DrainingError, MemqError, TimedOutError, UnreachableError
-from memq.notification.remote import ANSWER_S, Ask
+from memq.notification.remote import Ask
 from memq.protocol.frames import Api
-from memq.protocol.group_messages import MembershipAnswer
+from memq.protocol.group_messages import HeartbeatRequest, MembershipAnswer
 from memq.protocol.link import Link
 from memq.runtime.clock import Clock
 from memq.runtime.network import Address, format_address, parse_address
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-CONNECT_S = 1.0  # an owner that can't be reached in this time is asked through other brokers
+CONNECT_S = 3.0  # an owner that can't be reached in this time is asked through other brokers
 AVOIDED_S = 5.0  # for so long
-HEARTBEAT_S = 5.0  # time-out of a heartbeat, in addition to its wait: an owner that hangs loses its partition soon
+HEARTBEAT_S = 5.0  # time-out of a heartbeat in addition to its wait, or the wait once more: an owner that hangs is left
 
 
 class GroupOwner:
@@ -44,8 +44,12 @@ class GroupOwner:
         link = await self._link()
         if link is not None:
             try:
-                owner_s = timeout_s - ANSWER_S + HEARTBEAT_S if api == Api.HEARTBEAT else timeout_s
-                return self._learned(await link.request(api, message, answer, timeout_s=owner_s))
+                if isinstance(message, HeartbeatRequest):
+                    wait_s = message.wait_ms / 1_000
+                    found = await link.request(api, message, answer, timeout_s=wait_s + max(HEARTBEAT_S, wait_s))
+                else:
+                    found = await link.request(api, message, answer, timeout_s=timeout_s)
+                return self._learned(found)
             except TimedOutError as error:
                 self._avoid(link.address)
                 link.abort(UnreachableError(f"connection to {format_address(link.address)} was given up: {error}"))
