@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from memq.errors import MemqError, UnreachableError
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, BoundPort, Network, dispensable, host_of
+from memq.runtime.network import Address, BoundPort, Network, connection_to_close, host_of
 from memq.runtime.tasks import TaskOwner
 
 REQUEST_BYTES_MAX = 16 * 1024
@@ -99,7 +99,7 @@ class HttpPort:
         One without a request goes first. So peers that send half requests do not keep a health check out.
         """
         if len(self._connections) >= CONNECTIONS_MAX:
-            dispensable(self._connections, lambda each: not each.asked).close()
+            connection_to_close(self._connections, lambda each: not each.asked).close()
         self._connections[connection] = host
 
     def left(self, connection: _HttpConnection) -> None:

@@ -206,7 +206,7 @@ def host_of(name: object) -> str:
     return str(name[0]) if isinstance(name, tuple) and name else str(name)
 
 
-def dispensable(connections: Mapping[ConnectionT, str], is_idle: Callable[[ConnectionT], bool]) -> ConnectionT:
+def connection_to_close(connections: Mapping[ConnectionT, str], is_idle: Callable[[ConnectionT], bool]) -> ConnectionT:
     """Return the connection that makes room for a new one.
 
     `connections` has the host of each, oldest first, and is not empty. It is the oldest one of the host that has most,

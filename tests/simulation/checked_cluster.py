@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterable
+from random import Random
+from typing import Any
+
+from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import TOPIC_ID, ClusterShape, SimCluster
+from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import WorldFaults
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.topic import Topic
 from tests.simulation.checker import Checker
@@ -46,6 +53,27 @@ class CheckedCluster(SimCluster):
         """Check the listeners of one group from now on, in place of those before."""
         self.transient.on_retry_topic = rules.published
         self._observers.on_listeners = rules.committed
+
+    def keep_alive(
+        self,
+        name: str,
+        main: Callable[[SimNode, Runtime, Doors], Coroutine[Any, Any, None]],
+        kill_rate: float,
+        draw: Random,
+    ) -> None:
+        """Start a process that is dead; kill a live one with this probability, not in a healed world."""
+        node = self.world.nodes.get(name)
+        if node is None or not node.alive:
+            self.spawn(name, main)
+        elif not self.healed and draw.random() < kill_rate:
+            node.kill()
+
+    def end(self, names: Iterable[str]) -> None:
+        """Kill processes that are alive."""
+        for name in names:
+            node = self.world.nodes.get(name)
+            if node is not None and node.alive:
+                node.kill()
 
     def leave(self) -> None:
         """Check nothing any more: from now on the run does faults to what is there."""

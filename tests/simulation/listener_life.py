@@ -39,7 +39,7 @@ class ListenerLife(TopicChurn):
 
     async def run(self, topics: int) -> None:
         """Let listeners work on so many topics, one after another."""
-        self._end_members()  # of the life before
+        self._cluster.end(MEMBERS)  # of the life before
         async with AsyncAdmin(self._brokers, runtime=self._runtime) as admin:
             for _ in range(topics):
                 await self._live(admin, NAME)
@@ -65,12 +65,16 @@ class ListenerLife(TopicChurn):
             self._brokers, delivery_timeout_ms=topic.settings.delivery_timeout_ms, runtime=self._runtime
         )
         writing = asyncio.create_task(self._write_keyed(producer, topic), name="write")
+
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+            await _run_member(node, runtime, self._brokers, rules)
+
         while not writing.done() or rules.open_records:
             for member in MEMBERS:
-                self._keep_alive(member, rules)
+                self._cluster.keep_alive(member, main, KILL_RATE * POLL_S, self._draw)
             await asyncio.sleep(POLL_S)
         await writing
-        self._end_members()
+        self._cluster.end(MEMBERS)
         self._leaving[topic.id] = None
         with suppress(MemqError):  # what failed was counted by its delivery
             await producer.close()
@@ -114,25 +118,6 @@ class ListenerLife(TopicChurn):
                 self.acked(topic, value, ack)
 
     # ---- members --------------------------------------------------------------------------------
-
-    def _keep_alive(self, name: str, rules: RetryRules) -> None:
-        """Start a member that is dead; kill one now and then, not in a healed world."""
-        nodes, cluster = self._cluster.world.nodes, self._cluster
-        if name in nodes and nodes[name].alive:
-            if not cluster.healed and self._draw.random() < KILL_RATE * POLL_S:
-                nodes[name].kill()
-            return
-
-        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-            await _run_member(node, runtime, self._brokers, rules)
-
-        cluster.spawn(name, main)
-
-    def _end_members(self) -> None:
-        for name in MEMBERS:
-            node = self._cluster.world.nodes.get(name)
-            if node is not None and node.alive:
-                node.kill()
 
 
 async def _run_member(node: SimNode, runtime: Runtime, brokers: list[str], rules: RetryRules) -> None:

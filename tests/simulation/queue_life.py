@@ -29,7 +29,7 @@ class QueueLife(TopicChurn):
 
     async def run(self, topics: int) -> None:
         """Let workers work on so many queues, one after another."""
-        self._end_workers()  # of the life before
+        self._cluster.end(WORKERS)  # of the life before
         for number in range(topics):
             await self._work_on(f"{self._life}.{number}")
 
@@ -37,12 +37,16 @@ class QueueLife(TopicChurn):
         world = self._cluster.world
         rules = QueueRules(name, self._cluster.cloud.state_logs, world.fail, lambda: world.now)
         sending = asyncio.create_task(self._enqueue(rules), name="enqueue")
+
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
+            await _run_worker(node, runtime, self._brokers, rules)
+
         while not sending.done() or rules.open():
             for worker in WORKERS:
-                self._keep_working(worker, rules)
+                self._cluster.keep_alive(worker, main, KILL_RATE * POLL_S, self._draw)
             await asyncio.sleep(POLL_S)
         await sending
-        self._end_workers()
+        self._cluster.end(WORKERS)
 
     async def _enqueue(self, rules: QueueRules) -> None:
         draw, sent = self._draw, 0
@@ -64,25 +68,6 @@ class QueueLife(TopicChurn):
                     for payload in payloads:
                         rules.stored(payload)
                 await asyncio.sleep(draw.uniform(0, 0.5))
-
-    def _keep_working(self, name: str, rules: QueueRules) -> None:
-        """Start a worker that is dead; kill one now and then, not in a healed world."""
-        nodes, cluster = self._cluster.world.nodes, self._cluster
-        if name in nodes and nodes[name].alive:
-            if not cluster.healed and self._draw.random() < KILL_RATE * POLL_S:
-                nodes[name].kill()
-            return
-
-        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-            await _run_worker(node, runtime, self._brokers, rules)
-
-        cluster.spawn(name, main)
-
-    def _end_workers(self) -> None:
-        for name in WORKERS:
-            node = self._cluster.world.nodes.get(name)
-            if node is not None and node.alive:
-                node.kill()
 
 
 async def _run_worker(node: SimNode, runtime: Runtime, brokers: list[str], rules: QueueRules) -> None:

@@ -51,7 +51,7 @@ from memq.errors import (
 )
 from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
-from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, dispensable, format_address, host_of
+from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, connection_to_close, format_address, host_of
 from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
 from memq.topic import check_name
@@ -368,7 +368,7 @@ class _Connection(H11Protocol):
         """Take a connection."""
         super().connection_made(transport)
         if len(self._hosts) >= CONNECTIONS_MAX:
-            other = dispensable(self._hosts, _Connection.is_idle)
+            other = connection_to_close(self._hosts, _Connection.is_idle)
             del self._hosts[other]
             other.transport.abort()
         self._hosts[self] = host_of(transport.get_extra_info("peername"))
