@@ -293,3 +293,26 @@ def test_every_planted_bug_has_its_place() -> None:
     for bug in BUGS:
         with plant(bug):
             pass
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Return the anchors of a page's headings, as GitHub forms them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    heads = (re.sub(r"\]\([^)]*\)", "", head) for head in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE))
+    return frozenset(re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads)
+
+
+@pytest.mark.parametrize(
+    "page", [page for folder in (".", "docs", "docs/adr", "native") for page in sorted((ROOT / folder).glob("*.md"))]
+)
+def test_links_of_documents_lead_somewhere(page: Path) -> None:
+    broken: list[str] = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
