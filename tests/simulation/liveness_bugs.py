@@ -62,13 +62,4 @@ LIVENESS_BUGS = (
         seed=1_014,
         aspects=("part",),
     ),
-    Planted(
-        "heartbeats and commits are refused while other requests fill a connection",
-        "memq.broker.api.requests",
-        "Requests.request",
-        swap("most, kept_bytes = most * 2, KEPT_BYTES", "kept_bytes = KEPT_BYTES"),
-        level="calm",
-        seed=2_030,
-        aspects=("thin",),
-    ),
 )
