@@ -51,6 +51,7 @@ T = TypeVar("T")
 PARTS_BYTES_MAX = 32 * MIB  # cached pointers of parts
 REFRESH_S = 30.0
 REPEAT_S_MAX = 3_600.0
+FIRST_NUMBER = 1  # of a manifest
 PARTITIONS_MAX = 4_096  # with a cached manifest
 
 
@@ -86,18 +87,28 @@ class ManifestFiles:
     ) -> CompactionManifest | None:
         """Return the highest manifest, which may be `known`; None when nothing was ever compacted.
 
-        A listing without `known` has omitted it: a manifest is deleted only when a higher one is there.
+        A listing may omit manifests. So the next number is read by its key, and if it exists, the manifests are listed
+        again. Number 1 is never deleted: a listing that omits all manifests is noticed.
         """
         while True:
             number = await self.highest_number(partition)
-            if known is not None and number <= known.number:
-                return known
-            if not number:
-                return None
+            if known is None or number > known.number:
+                try:
+                    known = await self._numbered(partition, number) if number else None
+                except NotFoundError:
+                    continue  # a sweep deleted it after a successor was stored
+            following = self.manifest_key(partition, known.number + 1 if known is not None else FIRST_NUMBER)
             try:
-                return await self._decoded(self.manifest_key(partition, number), decode_compaction_manifest)
+                await self.store.get(following)
             except NotFoundError:
-                continue  # a sweep deleted it after a successor was stored
+                return known
+            try:
+                known = await self._decoded(following, decode_compaction_manifest)
+            except NotFoundError:
+                continue
+
+    async def _numbered(self, partition: ReadPartition, number: int) -> CompactionManifest:
+        return await self._decoded(self.manifest_key(partition, number), decode_compaction_manifest)
 
     async def seen(
         self, partition: ReadPartition, known: CompactionManifest | None = None
@@ -275,8 +286,6 @@ class CompactedLogReader:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)
-        if begin and (manifest is None or manifest.next < begin):  # kept for a while: asked twice
-            manifest = await self._files.seen(partition, manifest)
         valid = manifest
         behind = known is None and manifest is not None and begin >= manifest.next
         if manifest and not behind and await is_overwritten(self._queue, self._files, partition, manifest):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from memq.compaction.reader import FIRST_NUMBER
 from memq.format.compaction_manifest import (
     CompactionManifest,
     PartRef,
@@ -41,10 +42,11 @@ class CompactionRules:
         self._now = now
         self._highest: dict[ReadPartition, CompactionManifest] = {}
         self._named: dict[ReadPartition, dict[str, None]] = {}
+        self._first: set[str] = set()  # the keys of manifests with the first number
 
     def names(self, key: str) -> bool:
-        """Whether the highest manifest of a read partition names an object, or is it."""
-        return any(key in named for named in self._named.values())
+        """Whether the highest manifest of a read partition names an object, or is it. The first one always stays."""
+        return key in self._first or any(key in named for named in self._named.values())
 
     def stored(self, key: str) -> ReadPartition | None:
         """Take what was stored; return the read partition when it is its highest manifest from now on.
@@ -61,6 +63,8 @@ class CompactionRules:
         if before is not None and manifest.number <= before.number:
             self.freed_s[key] = self._now()
             return None  # its writer slept, its number was swept: nobody believes it
+        if manifest.number == FIRST_NUMBER:
+            self._first.add(key)
         log = self._logs[partition]
         self._check_parts(manifest, before, log)
         self._highest[partition] = manifest

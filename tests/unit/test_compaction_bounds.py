@@ -433,9 +433,9 @@ def test_a_known_manifest_is_not_read_again() -> None:
 
         shelf.store.get = noted  # type: ignore[method-assign]
         assert await shelf.files.highest(LOG, known) is known
-        assert read == []
+        assert read == [shelf.files.manifest_key(LOG, known.number + 1)]
         assert await shelf.files.highest(LOG) == known
-        assert len(read) == 1
+        assert len(read) == 3, "a listing may omit the next one, which is read by its key"
 
     asyncio.run(work())
 

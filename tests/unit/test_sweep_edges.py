@@ -312,7 +312,7 @@ def test_a_manifest_that_vanishes_between_two_listings_names_nothing() -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
         orphan = await yard.orphan(again=1)
-        manifest = compaction_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1)
+        manifest = compaction_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 2)
         await yard.put(manifest, b"never read")
         listing, own = yard.store.list, compaction_manifest_prefix(CLUSTER, "clicks", yard.clicks.id, 0)
 

@@ -45,7 +45,7 @@ from memq.broker.sweep.unnamed_snapshots import (
     unknown_state_topic,
 )
 from memq.broker.sweep.unproven_objects import committed_objects, unproven_objects
-from memq.compaction.reader import ManifestFiles
+from memq.compaction.reader import FIRST_NUMBER, ManifestFiles
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import (
     held_prefix,
@@ -403,7 +403,7 @@ class Sweep:
         manifest = await self._manifests.highest(partition)
         if manifest is None:
             return []
-        keys = [self._manifests.manifest_key(partition, manifest.number)]
+        keys = [self._manifests.manifest_key(partition, number) for number in {FIRST_NUMBER, manifest.number}]
         left = [each.part for each in manifest.left if each.since_ms >= self._left_bound_ms]
         for part in (*manifest.parts, *left):
             keys += (part.key, *part.objects)
