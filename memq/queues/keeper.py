@@ -20,10 +20,11 @@ from memq.errors import (
     NotReadyError,
     QueueFullError,
     RetryableError,
+    StoreError,
     ThrottledError,
 )
 from memq.format.blocks.header import check_block
-from memq.format.held_object import HeldBlock, HeldLane
+from memq.format.held_object import HeldLane
 from memq.holds.storing import ArrivingBlocks, NewHold
 from memq.limits import MIB
 from memq.queues.decisions import (
@@ -42,8 +43,9 @@ from memq.queues.decisions import (
     NackDecision,
     QueueDecision,
     encode_decision,
+    queue_scope,
 )
-from memq.queues.machine import QueueMachine
+from memq.queues.machine import QueueBlock, QueueMachine
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -51,6 +53,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
 
 BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # that are known
@@ -58,6 +61,7 @@ ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get t
 RECENT_BYTES_MAX = 32 * MIB  # of recent blocks
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
 READ_TIMEOUT_S = 20.0
+READ_PAUSE_S_MAX = 30.0  # between reads of a payload that the store does not give
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
@@ -145,6 +149,7 @@ class QueueKeeper:
         self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued)
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
+        self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
         self._has_begun = bool(machine.blocks)
         if self._has_begun:
             parts.begin()
@@ -204,7 +209,8 @@ class QueueKeeper:
         try:
             data = await self._payloads(items)
             self._last_grant += 1
-            decision = GrantDecision(self._last_grant, now.wall_ms, tuple(items))
+            readable = tuple(each for each in items if each.block in data)
+            decision = GrantDecision(self._last_grant, now.wall_ms, readable)
             blocks = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
         finally:
             self._scheduler.granted(items, blocks, now.steady_s)
@@ -226,37 +232,78 @@ class QueueKeeper:
         return False
 
     async def _payloads(self, items: Sequence[ItemRanges]) -> dict[int, bytes]:
-        """Return the bytes of the blocks of items, from memory or from the store."""
-        blocks = [self._machine.blocks[each.block] for each in items]
-        data = await asyncio.gather(
-            *(self._payload(block.key, block.block) for block in blocks), return_exceptions=True
-        )
-        lost = [each for each, found in zip(items, data, strict=True) if isinstance(found, _LOST)]
-        if lost:
-            await self._bury(lost, next(found for found in data if isinstance(found, _LOST)))
-        for found in data:
-            if isinstance(found, BaseException):
-                raise found
-        return {each.block: bytes(found) for each, found in zip(items, data, strict=True)}  # type: ignore[arg-type]
+        """Return the bytes of the blocks of items, from memory or from the store.
 
-    async def _payload(self, key: str, block: HeldBlock) -> bytes:
-        known = self._parts.recent.get(block.id.producer)
+        Those that can't be read now are read again without this request. No worker gets their items meanwhile.
+        Raises: StoreError, NotReadyError if none can be read.
+        """
+        blocks = {each.block: self._machine.blocks[each.block] for each in items}
+        data = await asyncio.gather(*(self._payload(block) for block in blocks.values()), return_exceptions=True)
+        found = dict(zip(blocks, data, strict=True))
+        for each in items:
+            if isinstance(found[each.block], MemqError):
+                self._set_aside(each, blocks[each.block])
+        readable = {id_: payload for id_, payload in found.items() if isinstance(payload, bytes)}
+        for error in found.values():
+            if isinstance(error, BaseException) and (not readable or not isinstance(error, MemqError)):
+                raise error if not isinstance(error, _LOST) else StoreError(f"a payload can't be read now: {error}")
+        return readable
+
+    async def _payload(self, block: QueueBlock) -> bytes:
+        """Return the bytes of a block.
+
+        Raises: as the store; CorruptDataError; NotReadyError without an answer.
+        """
+        id_ = block.block.id.producer
+        known = self._parts.recent.get(id_)
         if known is not None:
             return known
-        for last in (False, True):  # one answer proves neither damage nor absence
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                data = bytes(await self._parts.store.get_range(block.key, block.block.offset, block.block.length))
+        except TimeoutError as error:
+            raise NotReadyError(f"the store does not answer for object '{block.key}'") from error
+        header = check_block(data, queue_scope(block.topic))
+        if header.producer_id != id_:
+            raise CorruptDataError(f"object '{block.key}' has block {header.producer_id:016x} in place of {id_:016x}")
+        self._parts.recent.keep(id_, data)
+        return data
+
+    def _set_aside(self, items: ItemRanges, block: QueueBlock) -> None:
+        """Keep items from workers until their payload is read, or known to be lost."""
+        self._scheduler.hold([items])
+        unread = self._unread.setdefault(items.block, [])
+        unread.append(items)
+        if len(unread) == 1:
+            self._tasks.start(self._read_again(block, unread), "read a payload of queue items again")
+
+    async def _read_again(self, block: QueueBlock, items: Sequence[ItemRanges]) -> None:
+        """Read a payload until it is known what the store has. One answer proves neither damage nor absence."""
+        reads, pause_s = ConfirmedReads.patient(self._parts.events), FAILED_PAUSE_S
+        while block.left:
             try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    data = await self._parts.store.get_range(key, block.offset, block.length)
-                check_block(data)
-            except TimeoutError as error:
-                raise NotReadyError(f"the store does not answer for object '{key}'") from error
-            except _LOST:
-                if last:
-                    raise
-            else:
-                self._parts.recent.keep(block.id.producer, data)
-                return data
-        raise AssertionError("returned or raised")
+                await reads.read([Way(f"object '{block.key}'", lambda: self._payload(block))])
+                break
+            except _LOST as error:
+                if await self._is_lost(block, error):
+                    await self._bury(items, error)
+                    break
+            except MemqError as error:
+                self._parts.events.warning("queue-block-unread", f"queue items wait for their payload: {error}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, READ_PAUSE_S_MAX)
+        del self._unread[block.block.id.producer]
+        self._scheduler.released(items)
+        self._wake()
+
+    async def _is_lost(self, block: QueueBlock, error: MemqError) -> bool:
+        """Whether a payload that reads found missing or damaged is lost: listings lack it, too."""
+        if isinstance(error, NotFoundError):
+            try:
+                await check_missing(self._parts.store, block.key)
+            except MemqError:
+                return False
+        return True
 
     async def _bury(self, items: Sequence[ItemRanges], error: BaseException) -> None:
         """Let items whose payload can't be read be dead: their state and their object stay."""

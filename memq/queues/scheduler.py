@@ -79,8 +79,6 @@ class ItemScheduler:
             self._add(made, now)
 
     def _add(self, block: QueueBlock, now: Moment) -> None:
-        if block.terms.expires_ms:
-            heapq.heappush(self._lives, (block.terms.expires_ms, block.block.id.producer))
         if not block.is_touched:
             self._push(block, 0, block.count, block.block.due_ms)
             return
@@ -93,6 +91,8 @@ class ItemScheduler:
     def _push(self, block: QueueBlock, begin: int, end: int, due_ms: int) -> None:
         entry = _Ready(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
         heapq.heappush(self._later, _Later(due_ms, block.topic, entry))
+        if block.terms.expires_ms:  # pushed again: a life that is over is taken once
+            heapq.heappush(self._lives, (block.terms.expires_ms, block.block.id.producer))
 
     def _lease(self, block: QueueBlock, number: int, from_s: float) -> None:
         """Begin the lease that the state has for an item."""
@@ -138,7 +138,7 @@ class ItemScheduler:
             if taken == left:
                 heapq.heappush(heap, entry._replace(begin=number))
                 break
-            if self._is_free(entry.block, number, now) and number not in chosen.get(entry.block, ()):
+            if self._is_free(entry, number, now) and number not in chosen.get(entry.block, ()):
                 chosen.setdefault(entry.block, set()).add(number)
                 taken += 1
         return taken
@@ -148,7 +148,7 @@ class ItemScheduler:
         heap = self._ready.get(topic, [])
         while heap:
             entry = heap[0]
-            free = next((each for each in range(entry.begin, entry.end) if self._is_free(entry.block, each, now)), None)
+            free = next((each for each in range(entry.begin, entry.end) if self._is_free(entry, each, now)), None)
             if free == entry.begin:
                 return entry
             heapq.heappop(heap)
@@ -157,8 +157,9 @@ class ItemScheduler:
         self._ready.pop(topic, None)
         return None
 
-    def _is_free(self, id_: int, number: int, now: Moment) -> bool:
-        """Whether an item may be granted now."""
+    def _is_free(self, entry: _Ready, number: int, now: Moment) -> bool:
+        """Whether an item of an entry, which is due, may be granted now. A clock may be set back since."""
+        id_ = entry.block
         block = self._machine.blocks.get(id_)
         if block is None or self._busy[id_, number] or (id_, number) in self._ending:
             return False
@@ -167,12 +168,16 @@ class ItemScheduler:
         state = block.state(number)
         if state is ItemState.LEASED:
             return not self.is_leased(block, number, now)
-        return state is ItemState.READY and block.due_of(number) <= now.wall_ms
+        return state is ItemState.READY and block.due_of(number) <= max(now.wall_ms, entry.due_ms)
 
     def is_leased(self, block: QueueBlock, number: int, now: Moment) -> bool:
         """Whether a worker has an item now."""
         until_s = self._until_s.get((block.block.id.producer, number), math.inf)
         return block.state(number) is ItemState.LEASED and until_s > now.steady_s
+
+    def _is_idle(self, block: QueueBlock, number: int, now: Moment) -> bool:
+        """Whether an item may come again, and no worker has it now."""
+        return block.state(number) in (ItemState.READY, ItemState.LEASED) and not self.is_leased(block, number, now)
 
     def hold(self, items: Iterable[ItemRanges]) -> None:
         """Note that a decision about items is on its way."""
@@ -224,8 +229,6 @@ class ItemScheduler:
             return
         if state is ItemState.READY:
             self._push(block, item[1], item[1] + 1, block.due_of(item[1]))
-            if block.terms.expires_ms:  # perhaps over by now
-                heapq.heappush(self._lives, (block.terms.expires_ms, item[0]))
         elif state is ItemState.LEASED:
             heapq.heappush(self._leases, (self._until_s.get(item, 0.0), *item))
 
@@ -240,7 +243,7 @@ class ItemScheduler:
             _, id_ = heapq.heappop(self._lives)
             block = self._machine.blocks.get(id_)
             for number in range(block.count) if block is not None else ():
-                if block is not None and block.state(number) is ItemState.READY:
+                if block is not None and self._is_idle(block, number, now):
                     self._ending[id_, number] = False
         while self._later and self._later[0].due_ms <= now.wall_ms:
             _, topic, entry = heapq.heappop(self._later)
@@ -263,9 +266,7 @@ class ItemScheduler:
         count = 0
         for item, dead in list(self._ending.items()):
             block = self._machine.blocks.get(item[0])
-            state = block.state(item[1]) if block is not None else ItemState.ACKED
-            is_leased = block is not None and self.is_leased(block, item[1], now)
-            if block is None or is_leased or state not in (ItemState.READY, ItemState.LEASED):
+            if block is None or not self._is_idle(block, item[1], now):
                 del self._ending[item]
             elif not self._busy[item] and count < ENDS_AT_ONCE_MAX:
                 found.setdefault(dead, {}).setdefault((item[0], block.grant(item[1])), []).append(item[1])

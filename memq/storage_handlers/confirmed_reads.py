@@ -52,6 +52,8 @@ ROUNDS_MAX = 6
 MISSING_ROUNDS = 3
 PAUSE_S = 0.05  # before the second round, three times as much before each further one: 6 s in all
 _PAUSE_GROWTH = 3.0
+MISSING_CONFIRMED_S = 10.0  # for so long an object must be missing until records of it are passed over for ever,
+MISSING_LISTS, MISSING_LIST_PAUSE_S = 3, 1.0  # and so many listings must omit it
 ReadPart = Callable[[int, int], Awaitable[object]]  # `length` bytes from `offset`; raises as `ObjectReader.get_range`
 TAIL_BYTES = 16 << 10  # an index of 100 batches: one request reads most indexes
 
@@ -97,6 +99,19 @@ async def read_sealed(
     return decode(data, key), data
 
 
+async def check_missing(store: ObjectReader, key: str) -> None:
+    """Return if the store does not list an object either: its records are passed over for ever.
+
+    One listing may omit it. Raises: StoreError if one lists the object; as `ObjectReader.list`.
+    """
+    for number in range(MISSING_LISTS):
+        if number:
+            await asyncio.sleep(MISSING_LIST_PAUSE_S)
+        async for entry in store.list(key):
+            if entry.key == key:
+                raise StoreError(f"object '{key}' was not found for {MISSING_CONFIRMED_S:g} s, and the store lists it")
+
+
 @dataclass(frozen=True, slots=True)
 class Way(Generic[T]):
     """One way to read; ways with the same `source` must bring the same bytes.
@@ -133,6 +148,11 @@ class ConfirmedReads:
         self.transit_errors = 0
         self._events = events
         self._missing_s = missing_s
+
+    @classmethod
+    def patient(cls, events: EventLog) -> ConfirmedReads:
+        """Return reads before records are passed over for ever: missing objects are requested for 10 s."""
+        return cls(events, missing_s=MISSING_CONFIRMED_S)
 
     async def read(
         self,

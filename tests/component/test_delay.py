@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.holds import taking
 from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.client.admin import AsyncAdmin
@@ -197,7 +196,7 @@ def test_a_unit_goes_without_a_record_that_the_store_has_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else all later records would wait behind it."""
-    monkeypatch.setattr(taking, "MISSING_CONFIRMED_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_CONFIRMED_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def work() -> None:

@@ -36,6 +36,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.state_log import state_log
+from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC
 from tests.brokers import run
 from tests.component.cluster_rig import Rig, rig
@@ -243,6 +244,8 @@ def test_acks_and_leases_survive_their_owner_and_the_whole_cluster(
 
 def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "RECENT_BYTES_MAX", 0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_CONFIRMED_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_LIST_PAUSE_S", 0.0)
 
     async def work() -> None:
         async with queueing(1) as (cluster, _brokers, queue):
@@ -252,9 +255,7 @@ def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: py
             await queue.enqueue("lost", b"two")
             for entry in [each async for each in cluster.store.list(held_prefix("memq"))]:
                 await cluster.store.delete(entry.key)
-            with pytest.raises(NotFoundError):
-                await queue.dequeue("lost")
-            assert await queue.dequeue("lost") == []
+            assert await queue.dequeue("lost", wait=2) == []
             assert (await queue.queues())["lost"].dead == 1
 
     run(work())

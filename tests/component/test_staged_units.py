@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.holds import staged_parts, taking
+from memq.broker.holds import staged_parts
 from memq.broker.holds.staged_parts import take_staged_unit
 from memq.broker.holds.taking import IncomingUnit, UnitBlock
 from memq.client.bulk.staged_writer import StagedWriter
@@ -63,9 +63,8 @@ class StagedTarget(Target):
 
 def on_staged_target(work: Callable[[StagedTarget], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test at an owner, without pauses between reads."""
-    for module in (taking, staged_parts):
-        monkeypatch.setattr(module, "MISSING_CONFIRMED_S", 0.0)
-    monkeypatch.setattr(taking, "MISSING_LIST_PAUSE_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_CONFIRMED_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_LIST_PAUSE_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def begin() -> None:

@@ -87,8 +87,8 @@ class Target:
 
 def on_target(work: Callable[[Target], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test at an owner, without pauses between reads."""
-    monkeypatch.setattr(taking, "MISSING_CONFIRMED_S", 0.0)
-    monkeypatch.setattr(taking, "MISSING_LIST_PAUSE_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_CONFIRMED_S", 0.0)
+    monkeypatch.setattr(confirmed_reads, "MISSING_LIST_PAUSE_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
 
     async def begin() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from memq.errors import NotReadyError, OutcomeUnknownError, StoreError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, OutcomeUnknownError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
@@ -154,21 +154,65 @@ def test_a_block_that_comes_again_is_stored_once() -> None:
     on_shard(work)
 
 
-def test_a_store_that_fails_once_costs_no_item() -> None:
+@pytest.mark.parametrize("error", [StoreError("not now"), NotFoundError("404"), CorruptDataError("flipped"), None])
+def test_a_wrong_answer_of_the_store_costs_no_item(error: MemqError | None) -> None:
+    """None: the store gives the sound bytes of another block."""
+
+    async def work(shard: Shard) -> None:
+        other = shard.new(9)
+        await shard.keeper.enqueue([shard.new(1)])
+        await shard.keeper.enqueue([shard.new(2)])
+        shard.keeper = shard.made(epoch=2)  # whose memory has no payloads
+        get, refused = shard.store.get_range, shard.machine.blocks[1].key
+
+        wrong = [error, error]
+
+        async def failing(key: str, *place: int) -> bytes:
+            if key != refused or not wrong:
+                return await get(key, *place)
+            if (found := wrong.pop()) is not None:
+                raise found
+            return bytes(other.data)
+
+        setattr(shard.store, "get_range", failing)  # noqa: B010 - a method is no variable
+        (found,) = await shard.dequeue()
+        assert found.found.block.id.producer == 2, "one payload that can't be read delays no other"
+        assert await shard.dequeue() == []
+        await skip(10)
+        assert {each.found.block.id.producer for each in await shard.dequeue()} == {1, 2}
+
+    on_shard(work)
+
+
+def test_a_payload_that_the_store_does_not_give_fails_the_request_and_comes_later() -> None:
     async def work(shard: Shard) -> None:
         await shard.keeper.enqueue([shard.new(1)])
-        shard.keeper = shard.made(epoch=2)  # whose memory has no payloads
-
-        async def failing(*_: object) -> bytes:
-            raise StoreError("not now")
-
-        get = shard.store.get_range
-        setattr(shard.store, "get_range", failing)  # noqa: B010 - a method is no variable
-        with pytest.raises(StoreError):
+        shard.keeper = shard.made(epoch=2)
+        kept = dict(shard.store.objects)
+        shard.store.objects.clear()
+        with pytest.raises(StoreError, match="can't be read now"):
             await shard.dequeue()
-        setattr(shard.store, "get_range", get)  # noqa: B010 - the same
+        await skip(5)
+        shard.store.objects.update(kept)
+        assert await shard.keeper.until_ready(["jobs"], 60)
         (found,) = await shard.dequeue()
         assert (found.found.items[0].attempt, found.grant) == (1, 2 * EPOCH_GRANTS + 1)
+
+    on_shard(work)
+
+
+def test_an_item_whose_object_is_gone_is_dead_after_many_answers() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1)])
+        shard.keeper = shard.made(epoch=2)
+        shard.store.objects.clear()
+        with pytest.raises(StoreError):
+            await shard.dequeue()
+        await skip(9)
+        assert (await shard.keeper.counts())["jobs"].dead == 0
+        await skip(10)
+        assert (await shard.keeper.counts())["jobs"].dead == 1
+        assert shard.events == ["object-missing", "queue-block-lost"]
 
     on_shard(work)
 

@@ -100,6 +100,30 @@ def test_no_item_comes_before_it_is_due() -> None:
     assert shard.dequeue() == [(1, 0)]
 
 
+def test_a_clock_that_is_set_back_takes_no_item_that_was_due() -> None:
+    shard = Shard()
+    shard.enqueue(1, after_ms=5_000)
+    shard.wait(5)
+    assert shard.scheduler.is_ready(["jobs"], shard.now)
+    shard.now = Moment(shard.now.wall_ms - 3_000, shard.now.steady_s + 0.1)
+    assert shard.dequeue() == [(1, 0)]
+
+
+def test_a_life_ends_after_a_clock_was_set_back() -> None:
+    """The end was due by the clock while a worker had the item, and not when its lease was over."""
+    shard = Shard()
+    shard.enqueue(1, terms=ItemTerms(5, 4_000, 0, shard.now.wall_ms + 3_000))
+    assert shard.dequeue() == [(1, 0)]
+    shard.wait(3.5)
+    assert not shard.scheduler.is_ready(["jobs"], shard.now)
+    assert shard.scheduler.ends(shard.now) == []
+    shard.now = Moment(shard.now.wall_ms - 2_000, shard.now.steady_s + 0.6)
+    shard.scheduler.pass_time(shard.now)
+    shard.wait(2)
+    assert shard.dequeue() == []
+    assert len(shard.scheduler.ends(shard.now)) == 1
+
+
 def test_an_item_comes_again_when_its_lease_is_over_and_an_extension_moves_that() -> None:
     shard = Shard()
     shard.enqueue(1, count=2)

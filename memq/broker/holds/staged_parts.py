@@ -17,9 +17,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.api.staged_publisher import check_pieces, check_stored, publish_pieces
 from memq.broker.holds.taking import (
-    MISSING_CONFIRMED_S,
     IncomingUnit,
-    check_missing,
     is_there,
     owned,
     pass_over,
@@ -45,7 +43,7 @@ from memq.format.pointer import NamedProducer
 from memq.format.staged_manifest import MARK, Manifest, manifest_under
 from memq.limits import STAGED_PIECES_MAX
 from memq.protocol.admin_messages import PublishStaged, WirePiece
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, read_sealed
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, check_missing, read_sealed
 
 
 class StagedParts:
@@ -137,7 +135,7 @@ async def _publish(processor: TopicProcessor, unit: IncomingUnit, key: str) -> N
         processor.topic,
         NamedProducer(producer=unit.shard, epoch=0, last_sequence=unit.number, records=unit.records),
     )
-    reads = ConfirmedReads(processor.services.events, missing_s=MISSING_CONFIRMED_S)
+    reads = ConfirmedReads.patient(processor.services.events)
     manifest, body = await read_sealed(processor.services.store, key, manifest_under, reads)
     pieces = manifest.by_partition().get((topic.name, topic.id, processor.partition), [])
 
@@ -195,6 +193,6 @@ async def _check_lost(processor: TopicProcessor, key: str, error: MemqError) -> 
         keys = [each.key for each in manifest.objects]
     for each in keys:
         with suppress(StoreError):
-            await check_missing(processor.services, each)
+            await check_missing(processor.services.store, each)
             return
     raise StoreError(f"an object of '{key}' was not found, and the store lists all of them") from error

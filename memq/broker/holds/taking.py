@@ -25,19 +25,16 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     NotReadyError,
-    StoreError,
     ThrottledError,
 )
 from memq.format.blocks.header import BlockHeader, Buffer, check_block
 from memq.format.held_object import HoldId
 from memq.format.pointer import NamedProducer
 from memq.protocol.frames import AckLevel
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
 
 READY_TIMEOUT_S = 10.0
 READS_AT_ONCE = 8
-MISSING_CONFIRMED_S = 10.0  # for so long an object must be missing until its unit goes without it,
-MISSING_LISTS, MISSING_LIST_PAUSE_S = 3, 1.0  # and so many listings must omit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ async def _read_run(
 ) -> list[tuple[BlockHeader, Buffer]]:
     """Read adjacent blocks of one object."""
     key, first, length = run[0].key, run[0].offset, sum(block.length for block in run)
-    reads = ConfirmedReads(services.events, missing_s=MISSING_CONFIRMED_S)
+    reads = ConfirmedReads.patient(services.events)
 
     async def once() -> bytes:
         return await services.store.get_range(key, first, length)
@@ -199,7 +196,7 @@ async def _read_run(
         data = await reads.read([Way(f"object '{key}'", once)], is_whole)
     except (NotFoundError, CorruptDataError) as error:
         if isinstance(error, NotFoundError):
-            await check_missing(services, key)
+            await check_missing(services.store, key)
         found: list[tuple[BlockHeader, Buffer] | MemqError] = [error] * len(run)
     else:
         found = _checked(run, data, scope)
@@ -209,19 +206,6 @@ async def _read_run(
             text = f"{name}: block at {block.offset} of object '{key}' is lost: {each}"
             services.events.error("held-block-lost", text)
     return [each for each in found if not isinstance(each, MemqError)]
-
-
-async def check_missing(services: Services, key: str) -> None:
-    """Return if the store does not list an object either: its blocks are passed over for ever.
-
-    One listing may omit it. Raises: StoreError if one lists the object; as `ObjectReader.list`.
-    """
-    for number in range(MISSING_LISTS):
-        if number:
-            await asyncio.sleep(MISSING_LIST_PAUSE_S)
-        async for entry in services.store.list(key):
-            if entry.key == key:
-                raise StoreError(f"object '{key}' was not found for {MISSING_CONFIRMED_S:g} s, and the store lists it")
 
 
 def _checked(run: Sequence[UnitBlock], data: bytes, scope: int) -> list[tuple[BlockHeader, Buffer] | MemqError]:
