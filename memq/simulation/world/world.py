@@ -222,6 +222,7 @@ class World:
     # ---- the thread's state --------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        gc.unfreeze()  # what the run before left at its end
         gc.collect()
         gc.freeze()
         gc.disable()
