@@ -66,6 +66,7 @@ QUEUE_NOTE_BYTES_MAX = 1 * KIB  # of the metadata of a nack: they lie in the sta
 QUEUE_METADATA_BYTES_MAX = 16 * KIB  # of an item
 QUEUE_ITEMS_PER_REQUEST_MAX = 1_024  # also of a block
 QUEUES_PER_REQUEST_MAX = 256
+QUEUE_KNOWN_BLOCKS_MAX = 32  # that a request for items may name
 QUEUE_WAIT_MS_MAX = 20_000  # of one request; clients ask again
 
 # Transactions.

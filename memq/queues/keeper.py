@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -68,7 +68,7 @@ Result = TypeVar("Result")
 
 
 class Delivered(NamedTuple):
-    """Granted items of one block, the number of the grant, and the bytes of the block."""
+    """Granted items of one block, the number of the grant, and the bytes of the block if they are wanted."""
 
     grant: int
     found: GrantedBlock
@@ -190,26 +190,27 @@ class QueueKeeper:
 
     # ---- dequeue ---------------------------------------------------------------------------------
 
-    async def dequeue(self, wanted: Mapping[str, int]) -> list[Delivered]:
+    async def dequeue(self, wanted: Mapping[str, int], known: Collection[int] = ()) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most as many of each as `wanted` says.
 
+        The worker has the blocks `known`: they come without their bytes.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         now = self._now()
         items = self._scheduler.take(wanted, ANSWER_BYTES_MAX, now)
-        return await self._to_its_end(self._grant(items, now)) if items else []
+        return await self._to_its_end(self._grant(items, known, now)) if items else []
 
-    async def _grant(self, items: Sequence[ItemRanges], now: Moment) -> list[Delivered]:
+    async def _grant(self, items: Sequence[ItemRanges], known: Collection[int], now: Moment) -> list[Delivered]:
         blocks: tuple[GrantedBlock, ...] = ()
         try:
-            data = await self._payloads(items)
+            data = await self._payloads([each for each in items if each.block not in known])
             self._last_grant += 1
             decision = GrantDecision(self._last_grant, now.wall_ms, tuple(items))
             blocks = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
         finally:
             self._scheduler.granted(items, blocks, now.steady_s)
             self._wake()
-        return [Delivered(decision.number, each, data[each.block.id.producer]) for each in blocks]
+        return [Delivered(decision.number, each, data.get(each.block.id.producer, b"")) for each in blocks]
 
     async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
         """Wait until a queue has a ready item; return whether that is so in this time. Raises: NotReadyError."""

@@ -36,7 +36,7 @@ from memq.protocol.admin_messages import (
     TrimCompacted,
     TruncateTopic,
 )
-from memq.protocol.frames import Api, Frame
+from memq.protocol.frames import Api, Frame, split_blocks
 from memq.protocol.group_messages import (
     CommitRequest,
     DeleteGroup,
@@ -126,6 +126,7 @@ class Operation(Generic[Ask]):
     answer_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, of READ or POLL; 0 for a refusal
     keep: Callable[[Call[Ask], Reply], bool] | None = None  # without a task, for an answer that may come much later
     spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
+    takes_blocks: bool = False  # behind the request
 
 
 class Operations:
@@ -137,14 +138,21 @@ class Operations:
         self.kept = frozenset(row.api for row in self.rows if row.keep is not None)
         self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
 
-    def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any]:
-        """Return the operation of a frame, and its message. Raises: ProtocolError; as `decode_message`."""
+    def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any, memoryview]:
+        """Return the operation of a frame, its message and its blocks.
+
+        Raises: ProtocolError; as `decode_message`.
+        """
         kind = self._messages.get(frame.api)
         if kind is None:
             raise ProtocolError(f"api {frame.api} is no operation")
-        message = decode_message(frame.body, kind, checksum_wanted=checksum_wanted)
+        body, blocks = split_blocks(frame)
+        message = decode_message(body, kind, checksum_wanted=checksum_wanted)
         ask = message.ask if frame.api in _ENVELOPES else message
-        return self.of(type(ask)), ask
+        operation = self.of(type(ask))
+        if blocks and not operation.takes_blocks:
+            raise ProtocolError(f"{len(blocks)} bytes follow a request '{operation.name}', which has no blocks")
+        return operation, ask, blocks
 
     def of(self, message: type[Any]) -> Operation[Any]:
         """Return the row of a type of message. Raises: ProtocolError."""
@@ -236,7 +244,7 @@ def _transaction_operations(transactions: TransactionRequests) -> list[Operation
 
 def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
     return [
-        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue),
+        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue, takes_blocks=True),
         Operation("dequeue-items", Api.ADMIN, DequeueItems, _queues, queues.dequeue),
         Operation("await-items", Api.ADMIN, AwaitItems, _queues, queues.wait),
         Operation("ack-items", Api.ADMIN, AckItems, _queue, queues.ack),

@@ -14,12 +14,15 @@ from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_
 from memq.client.queue.items import (
     EnqueueTerms,
     QueueItem,
+    RecentBlocks,
     blocks_of,
     checked_lease_ms,
     checked_terms,
     error_of,
     items_of,
+    outcomes_of,
     parsed_id,
+    wire_leases,
 )
 from memq.errors import (
     InvalidRequestError,
@@ -49,7 +52,6 @@ from memq.protocol.queue_messages import (
     ListQueues,
     NackItems,
     WireQueue,
-    WireQueueBlock,
 )
 from memq.queues.decisions import ItemOutcome
 from memq.runtime.clock import backoff_s
@@ -58,7 +60,7 @@ from memq.topic import check_name
 
 PRIORITY = 5
 LEASE_S = 60.0
-REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
+REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
@@ -83,6 +85,7 @@ class AsyncQueue(AsyncClosing):
         self._runtime = runtime_of(runtime)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
+        self._recent = RecentBlocks()
 
     async def close(self) -> None:
         """Disconnect. Items that are leased stay so until their leases end."""
@@ -134,18 +137,22 @@ class AsyncQueue(AsyncClosing):
             for payload, headers in zip(payloads, metadata, strict=True)
         ]
         ids: list[str] = []
-        waiting: list[WireQueueBlock] = []
+        waiting: list[bytes] = []
         size = 0
-        for block, names in list(blocks_of(queue, items, terms, self._runtime)):
-            if waiting and size + len(block.block) > REQUEST_BYTES_MAX:
-                await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+        for block, names in list(blocks_of(queue, items, self._runtime)):
+            if waiting and size + len(block) > REQUEST_BYTES_MAX:
+                await self._send(queue, waiting, terms)
                 waiting, size = [], 0
             waiting.append(block)
-            size += len(block.block)
+            size += len(block)
             ids += names
         if waiting:
-            await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+            await self._send(queue, waiting, terms)
         return ids
+
+    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms) -> None:
+        named = [terms.wire(block) for block in blocks]
+        await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks))
 
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
@@ -163,21 +170,23 @@ class AsyncQueue(AsyncClosing):
         while True:
             asked_s = clock.monotonic()
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
+            known = self._recent.known()
+            ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
             try:
-                answer = await self._ask(DequeueItems(queues=wanted, wait_ms=wait_ms), wait_ms / 1_000)
+                answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
                 if clock.monotonic() > give_up_s:
                     raise
                 await self._pause(error, tries)
                 continue
-            items = [item for grant in answer.about_queues.grants for item in items_of(grant, asked_s)]
+            items = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
             if items or clock.monotonic() >= until_s:
                 return items
 
     async def ack(self, item: QueueItem) -> None:
         """End an item. See `Queue.ack`."""
-        await self._one(item, AckItems(queue=_checked(item).queue, items=[item.lease]))
+        await self._one(item, AckItems(queue=_checked(item).queue, items=wire_leases([item.lease])))
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """End items; return the outcome of each. See `Queue.ack_many`."""
@@ -189,12 +198,11 @@ class AsyncQueue(AsyncClosing):
         for queue, indexes in places.items():
             for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
                 some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                answer, repeated = await self._surely(
-                    AckItems(queue=queue, items=[items[index].lease for index in some])
-                )
-                for index, word in zip(some, answer.about_queues.outcomes, strict=True):
-                    again = repeated and word == ItemOutcome.ALREADY_ACKED
-                    found[index] = ItemOutcome.ACKED if again else ItemOutcome(word)
+                ask = AckItems(queue=queue, items=wire_leases(items[index].lease for index in some))
+                answer, repeated = await self._surely(ask)
+                for index, outcome in zip(some, outcomes_of(answer.about_queues), strict=True):
+                    again = repeated and outcome is ItemOutcome.ALREADY_ACKED
+                    found[index] = ItemOutcome.ACKED if again else outcome
         return [found[index] for index in range(len(items))]
 
     async def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
@@ -203,22 +211,26 @@ class AsyncQueue(AsyncClosing):
         check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
         if len(note) > QUEUE_NOTE_BYTES_MAX:
             raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-        ask = NackItems(queue=_checked(item).queue, items=[item.lease], after_ms=round(after * 1_000), note=note)
+        ask = NackItems(
+            queue=_checked(item).queue, items=wire_leases([item.lease]), after_ms=round(after * 1_000), note=note
+        )
         return await self._one(item, ask)
 
     async def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
-        await self._one(item, ExtendItems(queue=_checked(item).queue, items=[item.lease], lease_ms=lease_ms))
+        await self._one(
+            item, ExtendItems(queue=_checked(item).queue, items=wire_leases([item.lease]), lease_ms=lease_ms)
+        )
         item.until_s = max(item.until_s, began_s + lease)
 
     async def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
-        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=[place]))
-        return ItemOutcome(answer.about_queues.outcomes[0])
+        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
+        return outcomes_of(answer.about_queues)[0]
 
     async def queues(self) -> dict[str, WireQueue]:
         """Return the queues that have items, with their counts."""
@@ -232,7 +244,7 @@ class AsyncQueue(AsyncClosing):
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
         self._check_loop()
         answer, repeated = await self._surely(ask)
-        outcome = ItemOutcome(answer.about_queues.outcomes[0])
+        outcome = outcomes_of(answer.about_queues)[0]
         if isinstance(ask, AckItems) and repeated and outcome is ItemOutcome.ALREADY_ACKED:
             return ItemOutcome.ACKED  # by a request of this call whose answer was lost
         if isinstance(ask, NackItems) and outcome is ItemOutcome.DEAD:
@@ -242,7 +254,7 @@ class AsyncQueue(AsyncClosing):
             raise error
         return outcome
 
-    async def _surely(self, ask: Ask) -> tuple[AdminAnswer, bool]:
+    async def _surely(self, ask: Ask, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
         """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
 
         Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
@@ -251,7 +263,7 @@ class AsyncQueue(AsyncClosing):
         until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
         while True:
             try:
-                return await self._ask(ask, 0.0), unsure
+                return (await self._ask(ask, 0.0, blocks))[0], unsure
             except RetryableError as error:
                 tries += 1
                 unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, ListQueues)
@@ -262,9 +274,10 @@ class AsyncQueue(AsyncClosing):
                     raise OutcomeUnknownError(text) from error
                 await self._pause(error, tries)
 
-    async def _ask(self, ask: Ask, wait_s: float) -> AdminAnswer:
+    async def _ask(self, ask: Ask, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
         await self._pool.reach(self._connect_timeout_s)
-        return await self._router(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._timeout_s + wait_s)
+        request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
+        return await self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s)
 
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
