@@ -31,7 +31,10 @@ class ItemState(IntEnum):
     @property
     def is_over(self) -> bool:
         """Whether the payload is needed no more."""
-        return self in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED)
+        return _OVER[self]
+
+
+_OVER = tuple(each in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED) for each in ItemState)
 
 
 class ItemOutcome(StrEnum):

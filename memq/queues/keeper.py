@@ -57,6 +57,7 @@ ENDED_BLOCKS_MAX = 250_000  # that are known
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
 RECENT_BYTES_MAX = 32 * MIB  # of recent blocks
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
+STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
 READ_TIMEOUT_S = 20.0
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
@@ -142,7 +143,7 @@ class QueueKeeper:
         self._tasks = tasks
         self._last_grant = max(machine.last_grant, epoch * EPOCH_GRANTS)
         self._scheduler = ItemScheduler(machine, self._now())
-        self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued)
+        self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued, STORE_GAP_S)
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
         self._has_begun = bool(machine.blocks)
