@@ -177,8 +177,23 @@ class CancelDecision(msgspec.Struct, frozen=True, tag="cancel"):
     items: tuple[ItemRanges, ...]
 
 
+class RedriveDecision(msgspec.Struct, frozen=True, tag="redrive"):
+    """Dead items that are to be ready again; their attempts begin again."""
+
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
+class PurgeDecision(msgspec.Struct, frozen=True, tag="purge"):
+    """Dead items that nobody wants any more."""
+
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
 LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision
-QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | CancelDecision
+ItemDecision = CancelDecision | RedriveDecision | PurgeDecision
+QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision
 
 
 class GrantedItem(NamedTuple):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     EndDecision,
     GrantedBlock,
@@ -25,7 +26,7 @@ from memq.queues.decisions import (
     LeasedItems,
     ranges_of,
 )
-from memq.queues.machine import QueueBlock, QueueMachine
+from memq.queues.machine import QueueMachine
 
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 

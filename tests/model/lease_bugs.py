@@ -13,7 +13,7 @@ from tests.model.leases import Rules, rules_of, run
 from tests.simulation.bug import Change, Planted, swap
 from tests.simulation.planted_bugs import plant
 
-MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
+BLOCK, MACHINE, SCHEDULER = "memq.queues.block", "memq.queues.machine", "memq.queues.scheduler"
 PUSH = "self._push(block, item[1], item[1] + 1, block.due_of(item[1]))"
 LATEST = "block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant"
 
@@ -56,17 +56,18 @@ BUGS: dict[str, Planted] = {
         "QueueMachine._take", swap("block.id.producer in self._ended", "False")
     ),
     "S7: a snapshot without the last acks": bug(
-        "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))")
+        "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))"), BLOCK
     ),
     "S7: a snapshot without the blocks that have ended": bug(
         "QueueMachine.snapshot", swap("list(self._ended.items())", "[]")
     ),
     "S7: a snapshot without the times of items that were given back": bug(
-        "QueueBlock.saved", swap("dict(self.due_ms)", "{}")
+        "QueueBlock.saved", swap("dict(self.due_ms)", "{}"), BLOCK
     ),
     "Q5: the grant of an at-most-once item is no ack": bug(
         "QueueBlock.set_grant",
         swap("ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED", "ItemState.LEASED"),
+        BLOCK,
     ),
     "an item has more attempts than it may have": bug(
         "QueueMachine._nack",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.simulation.bug import Planted, instead, swap
 
 QUEUES, SAVED = ("queue",), ("queue", "state-log")
-KEEPER, MACHINE, SCHEDULER = "memq.queues.keeper", "memq.queues.machine", "memq.queues.scheduler"
+BLOCK, KEEPER = "memq.queues.block", "memq.queues.keeper"
+MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
 
 QUEUE_BUGS = (
     Planted(
@@ -50,7 +51,7 @@ QUEUE_BUGS = (
     ),
     Planted(
         "S7: a snapshot of queues without the last acks",
-        MACHINE,
+        BLOCK,
         "QueueBlock.saved",
         swap("bytes(self.states)", "bytes(len(self.states))"),
         level="breezy",

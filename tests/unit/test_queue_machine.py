@@ -20,7 +20,9 @@ from memq.queues.decisions import (
     ItemTerms,
     LeasedItems,
     NackDecision,
+    PurgeDecision,
     QueueDecision,
+    RedriveDecision,
     encode_decision,
     ranges_of,
     terms_of,
@@ -130,6 +132,34 @@ def test_items_end_by_their_life_or_a_cancel() -> None:
     assert decided(machine, CancelDecision(9, (items(1, 0),))) == (O.CANCELLED,)
     assert decided(machine, CancelDecision(9, (items(1, 1, 2), items(8, 0)))) == (O.EXPIRED, O.CANCELLED, O.UNKNOWN)
     assert decided(machine, AckDecision(9, lease(1, 0, 1, 2))) == (O.EXPIRED, O.CANCELLED)
+
+
+def test_dead_items_are_sent_back_or_purged_and_no_others() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 4, terms=ItemTerms(5, 1_000, 1, 9_000))
+    grant(machine, 1, items(1, 0, 1, 2))
+    assert decided(machine, NackDecision(4_000, b"bad", lease(1, 1, 0, 1))) == (O.DEAD, O.DEAD)
+    assert machine.dead == {"jobs": {1: None}}
+    again = QueueMachine()
+    again.restore(machine.snapshot())
+    assert again.dead == machine.dead
+    assert decided(machine, PurgeDecision(5, (items(1, 1, 2, 3, 7), items(9, 0)))) == (
+        *(O.CANCELLED, O.LEASED, O.RETURNED, O.UNKNOWN, O.UNKNOWN),
+    )
+    assert machine.blocks[1].state(3) is ItemState.READY
+    assert decided(machine, RedriveDecision(9_000, (items(1, 0),))) == (O.EXPIRED,), "its life is over: it stays dead"
+    assert decided(machine, RedriveDecision(8_000, (items(1, 0, 1, 2, 3),))) == (
+        *(O.RETURNED, O.CANCELLED, O.LEASED, O.RETURNED),
+    )
+    assert decided(machine, RedriveDecision(8_500, (items(1, 0),))) == (O.RETURNED,), "it came again"
+    assert machine.dead == {}
+    assert machine.totals == {"dead": 2, "cancelled": 1, "redriven": 1}
+    assert machine.blocks[1].due_of(0) == 8_000
+    assert decided(machine, AckDecision(5, lease(1, 1, 0))) == (O.LEASE_LOST,)
+    found = decided(machine, GrantDecision(2, 8_000, (items(1, 0),)))
+    assert isinstance(found, tuple)
+    assert found[0].items == (GrantedItem(0, 1, b"bad"),), "its attempts begin again, and the note stays"
+    assert decided(machine, NackDecision(4_000, b"", lease(1, 2, 0))) == (O.DEAD,)
 
 
 def test_a_block_that_comes_again_gets_another_object_and_nothing_else() -> None:
