@@ -28,6 +28,7 @@ from memq.queues.decisions import (
     EndedBlock,
     EnqueueDecision,
     ExtendDecision,
+    FirstBlock,
     GrantDecision,
     GrantedBlock,
     GrantedItem,
@@ -42,6 +43,7 @@ from memq.queues.decisions import (
     SavedQueues,
     decode_decision,
 )
+from memq.queues.keys import FirstItems, OrderedKeys
 from memq.state_log import Answer
 
 REDRIVEN = "redriven"  # name of a total
@@ -57,7 +59,8 @@ Change = Callable[[QueueBlock, int], ItemOutcome]
 class QueueMachine:
     """All queue items of a service partition. See `memq.state_log.StateMachine`.
 
-    The answer to an enqueue says for each block whether it is new. The answer to a grant has the items that it leases.
+    The answer to an enqueue says for each block whether it is new, or which one came first under its dedupe key. The
+    answer to a grant has the items that it leases.
     All others have an `ItemOutcome` for each item, in order.
     """
 
@@ -65,16 +68,14 @@ class QueueMachine:
         self.blocks: dict[int, QueueBlock] = {}
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
         self.topics: dict[str, int] = {}  # items of each queue that are not over
+        self.items = 0  # of all queues, that are not over
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
+        self.ordered = OrderedKeys()
+        self.firsts = FirstItems()
         self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
         self.last_grant = 0
         self._arrivals = 0
         self._ended: dict[int, EndedBlock] = {}  # by block, the oldest first
-
-    @property
-    def items(self) -> int:
-        """How many items are not over."""
-        return sum(self.topics.values())
 
     @property
     def ended_blocks(self) -> int:
@@ -114,11 +115,12 @@ class QueueMachine:
 
     # ---- decisions -------------------------------------------------------------------------------
 
-    def _enqueue(self, decision: EnqueueDecision) -> tuple[bool, ...]:
+    def _enqueue(self, decision: EnqueueDecision) -> tuple[bool | FirstBlock, ...]:
         self._forget(decision.before_ms)
+        self.firsts.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
 
-    def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool:
+    def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool | FirstBlock:
         known = self.blocks.get(block.id.producer)
         if known is not None:
             self._unname(known.key)
@@ -128,15 +130,28 @@ class QueueMachine:
             return False
         if block.id.producer in self._ended:
             return False
+        made = QueueBlock(self._arrivals + 1, key, lane.target, lane.lane, block)
+        if made.terms.dedupe is not None:
+            first = self.firsts.find(made.terms.dedupe)
+            if first is not None:
+                return first != block.id.producer and FirstBlock(first)
+            self.firsts.add(made.terms.dedupe, block.id.producer)
         self._arrivals += 1
-        self._insert(QueueBlock(self._arrivals, key, lane.target, lane.lane, block))
+        self._insert(made)
         return True
 
     def _insert(self, made: QueueBlock) -> None:
         self.blocks[made.block.id.producer] = made
         self._name(made.key)
         self.topics[made.topic] = self.topics.get(made.topic, 0) + made.left
+        self.items += made.left
         self._note(made)
+        if made.terms.ordered:
+            leased = next(made.numbers_in(ItemState.LEASED), None)
+            if leased is not None:
+                self.ordered.note(made, leased, ItemState.LEASED)
+            elif made.left > made.dead:
+                self.ordered.note(made, 0, made.state(0))
 
     def _grant(self, decision: GrantDecision) -> tuple[GrantedBlock, ...]:
         """Lease the items that wait, or whose lease the owner found over (Q4)."""
@@ -157,7 +172,11 @@ class QueueMachine:
                 continue
             if block.state(number) is ItemState.READY and block.due_of(number) > decision.now_ms:
                 continue  # it was given back while the grant was on its way
+            if not self.ordered.may_grant(block, number):
+                continue
             block.set_grant(number, decision.number)
+            if block.terms.ordered:
+                self.ordered.note(block, number, block.state(number))
             yield GrantedItem(number, block.attempt(number), block.notes.get(number, b""))
             if block.state(number) is ItemState.ACKED:  # at most once (Q5)
                 self._over(block, number, ItemOutcome.ACKED, decision.now_ms)
@@ -242,7 +261,7 @@ class QueueMachine:
         if block.terms.expires_ms and block.terms.expires_ms <= now_ms:
             return ItemOutcome.EXPIRED  # it stays dead, so that it is not lost without a word
         block.redrive(number, now_ms)
-        self._note(block)
+        self._noted(block, number, ItemState.READY)
         self.totals[REDRIVEN] = self.totals.get(REDRIVEN, 0) + 1
         return ItemOutcome.RETURNED
 
@@ -257,10 +276,14 @@ class QueueMachine:
 
     def _set(self, block: QueueBlock, number: int, state: ItemState) -> None:
         block.set_state(number, state)
+        self._noted(block, number, state)
+
+    def _noted(self, block: QueueBlock, number: int, state: ItemState) -> None:
         self._note(block)
+        if block.terms.ordered:
+            self.ordered.note(block, number, state)
 
     def _note(self, block: QueueBlock) -> None:
-        """Keep the indexes right after a change of a block."""
         id_ = block.block.id.producer
         if block.dead:
             self.dead.setdefault(block.topic, {})[id_] = None
@@ -276,6 +299,7 @@ class QueueMachine:
         for noted in (block.due_ms, block.lease_ms, block.notes):
             noted.pop(number, None)
         self._count(outcome)
+        self.items -= 1
         self.topics[block.topic] -= 1
         if not self.topics[block.topic]:
             del self.topics[block.topic]
@@ -310,9 +334,10 @@ class QueueMachine:
         if not self._arrivals and not self.last_grant:
             return b""
         blocks = [block.saved() for block in self.blocks.values()]
-        ended = list(self._ended.items())
+        ended, firsts = list(self._ended.items()), self.firsts.saved()
+        version = STATE_VERSION if firsts else 1  # which earlier releases can read
         return FORMAT.encode_state(
-            SavedQueues(STATE_VERSION, self.last_grant, self._arrivals, blocks, ended, self.totals)
+            SavedQueues(version, self.last_grant, self._arrivals, blocks, ended, self.totals, firsts)
         )
 
     def restore(self, state: bytes) -> None:
@@ -324,6 +349,7 @@ class QueueMachine:
         for each in saved.blocks:
             self._insert(QueueBlock.restored(each))
         self._ended = dict(saved.ended)
+        self.firsts.restore(saved.firsts)
         self.totals = dict(saved.totals)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
+    Dedupe,
     EndDecision,
     EnqueueDecision,
     ExtendDecision,
@@ -198,5 +203,38 @@ def test_foreign_bytes_are_refused() -> None:
     with pytest.raises(CorruptDataError, match="no terms of queue items"):
         terms_of("7")
     enqueue(machine, 1, 1)
-    with pytest.raises(UnsupportedFormatError, match="version 2"):
-        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x02"))
+    with pytest.raises(UnsupportedFormatError, match="version 3"):
+        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x03"))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        ItemTerms(0, 0, 0, 0),
+        ItemTerms(9, 1_000, 3, 77, "a key=1 %2F"),
+        ItemTerms(9, 1_000, 3, 77, "ü", ordered=True),
+        ItemTerms(5, 1, 0, 0, "k", True, Dedupe(b"d" * 16, 5, 9)),
+        ItemTerms(5, 1, 0, 0, dedupe=Dedupe(b"d" * 16, 0, 9)),
+    ],
+)
+def test_a_lane_has_the_terms(terms: ItemTerms) -> None:
+    assert terms_of(terms.lane()) == terms
+
+
+@given(st.text("queu 0123456789=.keyordp%f", max_size=60))
+def test_any_other_lane_is_refused(lane: str) -> None:
+    for text in (lane, f"queue 1 2 3 4 {lane}"):
+        with suppress(CorruptDataError):
+            assert isinstance(terms_of(text), ItemTerms)
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        *("queue 1 2 3", "hold 1 2 3 4", "queue 1 2 3 4 other=x", "queue 1 2 3 4 key=%ff", "queue 1 2 3 4 ordered="),
+        *("queue 1 2 3 4 dedupe=00.1.2", "queue 1 2 3 4 dedupe=1.2", f"queue 1 2 3 4 dedupe={'00' * 16}.x.2"),
+    ],
+)
+def test_a_lane_of_a_later_release_is_refused(lane: str) -> None:
+    with pytest.raises(CorruptDataError, match="no terms of queue items"):
+        terms_of(lane)
