@@ -7,10 +7,11 @@ import msgspec
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
-class WireQueueBlock(msgspec.Struct, kw_only=True):
+class WireQueueBlock(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A block of items with the same terms; times in ms. 0: no delay, no life, no limit of attempts.
 
-    `lease_ms` 0: each item comes at most once.
+    `lease_ms` 0: each item comes at most once. `ordered`: one item of `key` is leased at a time. A block with
+    `dedupe_key` has one item.
     """
 
     block: bytes
@@ -19,6 +20,10 @@ class WireQueueBlock(msgspec.Struct, kw_only=True):
     life_ms: Int64
     lease_ms: Int64
     attempts_max: Int64
+    key: str = ""
+    ordered: bool = False
+    dedupe_key: str = ""
+    dedupe_ms: Int64 = 0
 
 
 class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=True):
@@ -104,8 +109,65 @@ class CancelItems(msgspec.Struct, tag_field="op", tag="cancel-items", kw_only=Tr
     items: list[WireLeasedItem]
 
 
+class RedriveItems(msgspec.Struct, tag_field="op", tag="redrive-items", kw_only=True):
+    """Let dead items be ready again. Their attempts begin again."""
+
+    queue: str
+    items: list[WireLeasedItem]
+
+
+class PurgeItems(msgspec.Struct, tag_field="op", tag="purge-items", kw_only=True):
+    """End dead items, and no others."""
+
+    queue: str
+    items: list[WireLeasedItem]
+
+
+class GetItems(msgspec.Struct, tag_field="op", tag="get-items", kw_only=True):
+    """Show items with their payloads."""
+
+    queue: str
+    items: list[WireLeasedItem]
+
+
+class PeekItems(msgspec.Struct, tag_field="op", tag="peek-items", kw_only=True):
+    """Show the items that a dequeue would lease now, in its order, with their payloads."""
+
+    queue: str
+    count: Int64
+
+
+class ListDeadItems(msgspec.Struct, tag_field="op", tag="list-dead-items", kw_only=True):
+    """Show dead items of a queue behind `after`, in the order of their ids."""
+
+    queue: str
+    count: Int64
+    after: WireLeasedItem | None = None
+
+
+class WireItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An item now: see `memq.queues.views.SeenItem`."""
+
+    block_id: Bits64
+    number: Int64
+    state: str
+    attempts: Int64 = 0
+    note: bytes = b""
+    due_ms: Int64 = 0
+    left_ms: Int64 = 0
+    priority: Int64 = 0
+    expires_ms: Int64 = 0
+    key: str = ""
+
+
+class CountEnds(ServiceQuestion, tag_field="op", tag="count-ends", kw_only=True):
+    """Show how many items have ended, by outcome."""
+
+
 class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=True):
-    """Show the queues that have items, and how many."""
+    """Show the queues that have items, and how many. Their names begin with `prefix`."""
+
+    prefix: str = ""
 
 
 class WireQueue(msgspec.Struct, kw_only=True):
@@ -123,10 +185,15 @@ class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer to a request about queues.
 
     `grants` are leased items, `ready` is whether a queue has some. `outcomes` has the end of each item of a request.
-    `queues` are those that have items.
+    `queues` are those that have items. `firsts` has for each block of an enqueue the id of the one that has its items,
+    if some dedupe key has been there. `items` are shown, with `blocks` by their ids. `totals` counts ends by outcome.
     """
 
     grants: list[WireGrant] = []
     ready: bool = False
     outcomes: list[str] = []
     queues: list[WireQueue] = []
+    firsts: list[Bits64] = []
+    items: list[WireItem] = []
+    blocks: dict[str, bytes] = {}
+    totals: dict[str, Int64] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -103,6 +104,7 @@ class ItemTerms(NamedTuple):
         return " ".join(words)
 
 
+@lru_cache(maxsize=1_024)
 def terms_of(lane: str) -> ItemTerms:
     """Return the terms in a lane. Raises: CorruptDataError."""
     word, *words = lane.split(" ")

@@ -224,6 +224,13 @@ class ItemScheduler:
         until_s = self._until_s.get((block.block.id.producer, number), math.inf)
         return block.state(number) is ItemState.LEASED and until_s > now.steady_s
 
+    def left_s(self, item: Item, now: Moment) -> float:
+        """Return how long a worker has an item; 0 if no worker has it."""
+        block = self._machine.blocks.get(item[0])
+        if block is None or not self.is_leased(block, item[1], now):
+            return 0.0
+        return self._until_s.get(item, now.steady_s + block.lease_of(item[1]) / 1_000) - now.steady_s
+
     def hold(self, items: Iterable[ItemRanges]) -> None:
         """Note that a decision about items is on its way."""
         for each in items:
