@@ -275,6 +275,7 @@ class ItemScheduler:
         """Expect an item again, as the state has it now."""
         block = self._machine.blocks.get(item[0])
         state = block.state(item[1]) if block is not None and 0 <= item[1] < block.count else None
+        self._ending.pop(item, None)  # its end is noticed again, if it is one still: it may have been sent back
         if state is not ItemState.LEASED:
             self._until_s.pop(item, None)
             self._land(item)

@@ -102,6 +102,9 @@ BUGS: dict[str, Planted] = {
         "FirstItems.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
     ),
     "dedupe keys are forgotten by a snapshot": bug("QueueMachine.snapshot", swap("self.firsts.saved()", "[]")),
+    "an item that was sent back has its former end": bug(
+        "ItemScheduler._again", swap("self._ending.pop(item, None)", "None"), SCHEDULER
+    ),
     "an item that was sent back keeps its attempts": bug(
         "QueueBlock.redrive", swap("self.attempts[number] = 0", "pass"), BLOCK
     ),

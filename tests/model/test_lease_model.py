@@ -39,6 +39,7 @@ FOUND_BY = {  # a seed whose schedule fails
     "a second item under a dedupe key is taken": 34,
     "the window of a dedupe key never ends": 139,
     "dedupe keys are forgotten by a snapshot": 34,
+    "an item that was sent back has its former end": 6007,
     "an item that was sent back keeps its attempts": 22,
 }
 EVENTS = {
