@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from tests.model.leases import Rules, rules_of, run
 from tests.simulation.bug import Change, Planted, body, swap
 from tests.simulation.planted_bugs import plant
+from tests.simulation.queue_bugs import SECOND_ITEM
 
 BLOCK, KEYS = "memq.queues.block", "memq.queues.keys"
 MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
@@ -88,9 +89,7 @@ BUGS: dict[str, Planted] = {
     "a block is trimmed with an item that is not over": bug(
         "QueueMachine._over", swap("not block.left", "block.left < 2")
     ),
-    "two items of an ordered key are leased": bug(
-        "OrderedKeys.next_of", swap("found is None or found.leased is not None", "found is None"), KEYS
-    ),
+    "two items of an ordered key are leased": bug("OrderedKeys.next_of", body(SECOND_ITEM), KEYS),
     "the last item of an ordered key is first": bug(
         "OrderedKeys.next_of", swap("iter(found.blocks.values())", "reversed(found.blocks.values())"), KEYS
     ),
