@@ -207,10 +207,9 @@ class QueueKeeper:
 
     def _known_as(self, new: NewHold) -> int | None:
         """Return the block that has the items of a new one, if the state has it."""
-        if self._machine.is_known(new.id.producer):
-            return new.id.producer
         dedupe = terms_of(new.lane).dedupe
-        return self._machine.firsts.find(dedupe) if dedupe is not None else None
+        first = self._machine.firsts.find(dedupe) if dedupe is not None else None
+        return new.id.producer if first is None and self._machine.is_known(new.id.producer) else first
 
     def _check_room(self, new: NewHold) -> None:
         waiting = len(self._machine.blocks) + len(self._arriving)

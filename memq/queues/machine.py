@@ -128,14 +128,17 @@ class QueueMachine:
             known.key = key  # due time and terms stay as they were
             known.block = msgspec.structs.replace(block, due_ms=known.block.due_ms)
             return False
-        if block.id.producer in self._ended:
-            return False
         made = QueueBlock(self._arrivals + 1, key, lane.target, lane.lane, block)
-        if made.terms.dedupe is not None:
-            first = self.firsts.find(made.terms.dedupe)
-            if first is not None:
-                return first != block.id.producer and FirstBlock(first)
-            self.firsts.add(made.terms.dedupe, block.id.producer)
+        dedupe = made.terms.dedupe
+        first = self.firsts.find(dedupe) if dedupe is not None else None
+        if dedupe is not None and first is not None and first != block.id.producer:
+            # Else a restore that finds its object would take it, if the window of the first one was over.
+            self._ended[block.id.producer] = EndedBlock(dedupe.since_ms, ((ItemState.CANCELLED, 0, made.count),))
+            return FirstBlock(first)
+        if first is not None or block.id.producer in self._ended:
+            return False
+        if dedupe is not None:
+            self.firsts.add(dedupe, block.id.producer)
         self._arrivals += 1
         self._insert(made)
         return True

@@ -96,7 +96,7 @@ BUGS: dict[str, Planted] = {
     "an ordered key is forgotten by a snapshot": bug(
         "QueueMachine._insert", swap("made.left > made.dead", "made.left > made.dead and not made.is_touched")
     ),
-    "a second item under a dedupe key is taken": bug("QueueMachine._take", swap("first is not None", "False")),
+    "a second item under a dedupe key is taken": bug("FirstItems.find", body("return None"), KEYS),
     "the window of a dedupe key never ends": bug(
         "FirstItems.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
     ),

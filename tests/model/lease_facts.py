@@ -42,6 +42,7 @@ class LeaseFacts:
         self._at_most_once = at_most_once
         self._attempts_max = attempts_max
         self._ordered = ordered
+        self._same: set[int] = set()  # blocks that were not the first: they never come
         self._windows: dict[bytes, int] = {}  # until when a block is the first one under a dedupe key
 
     def apply(self, decision: QueueDecision) -> None:
@@ -68,10 +69,11 @@ class LeaseFacts:
         lane = decision.lanes[0]
         dedupe = terms_of(lane.lane).dedupe
         for block in lane.blocks:
-            if (block.id.producer, 0) in self.items:
+            if (block.id.producer, 0) in self.items or block.id.producer in self._same:
                 continue
             if dedupe is not None:
                 if self._windows.get(dedupe.digest, 0) > dedupe.since_ms:
+                    self._same.add(block.id.producer)
                     continue
                 self._windows[dedupe.digest] = dedupe.until_ms
             for number in range(block.next):

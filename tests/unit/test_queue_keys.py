@@ -16,6 +16,7 @@ from memq.queues.decisions import (
     FirstBlock,
     ItemOutcome,
     ItemRanges,
+    ItemState,
     ItemTerms,
     NackDecision,
     RedriveDecision,
@@ -140,6 +141,8 @@ def test_a_queue_takes_one_item_under_a_dedupe_key_within_its_window() -> None:
     machine = again
     assert enqueue(5, 1_099) == FirstBlock(1), "also when it has ended, and with a snapshot"
     assert enqueue(1, 1_099) is False
+    assert enqueue(2, 1_110) is False, "what was no first item never is one: a restore may find its object"
+    assert machine.state_of(2, 0) is ItemState.CANCELLED
     assert enqueue(6, 1_100) is True, "the window is over"
     assert machine.firsts.count(1_150) == 1
     assert len(machine.firsts) == 3

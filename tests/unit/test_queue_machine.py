@@ -28,6 +28,7 @@ from memq.queues.decisions import (
     PurgeDecision,
     QueueDecision,
     RedriveDecision,
+    decode_decision,
     encode_decision,
     ranges_of,
     terms_of,
@@ -238,3 +239,45 @@ def test_any_other_lane_is_refused(lane: str) -> None:
 def test_a_lane_of_a_later_release_is_refused(lane: str) -> None:
     with pytest.raises(CorruptDataError, match="no terms of queue items"):
         terms_of(lane)
+
+
+# As the release wrote them that had no keys.
+FORMER_DECISIONS = (
+    (
+        "84a474797065a7656e7175657565a36b6579a26b31a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b071"
+        "756575652035203130303020312030919592010003cd03e8000a"
+    ),
+    (
+        "84a474797065a7656e7175657565a36b6579a26b32a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b471"
+        "75657565203020323030302030203939303030919592020001cd03e8000a"
+    ),
+    "84a474797065a56772616e74a66e756d62657207a66e6f775f6d73cd07d0a56974656d73919201920002",
+    "83a474797065a361636ba66e6f775f6d73cd0834a66c65617365739192920192000107",
+    "84a474797065a46e61636ba66475655f6d73cd0898a46e6f7465c4016ea66c65617365739192920192010207",
+    "84a474797065a56772616e74a66e756d62657208a66e6f775f6d73cd08fca56974656d73919202920001",
+    "83a474797065a6657874656e64a86c656173655f6d73cd2328a66c65617365739192920292000108",
+    "84a474797065a3656e64a66e6f775f6d73cd09c4a464656164c2a66c65617365739192920192020300",
+    "83a474797065a663616e63656ca66e6f775f6d73cd0a28a56974656d73919201920102",
+    (
+        "84a474797065a7656e7175657565a36b6579a26b33a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b071"
+        "756575652035203130303020302030919592030002cd03e8000a"
+    ),
+)
+FORMER_SNAPSHOT = (
+    "86a776657273696f6e01aa6c6173745f6772616e7408a86172726976616c7303a6626c6f636b739299029393a46a6f6273a0"
+    "00b47175657565203020323030302030203939303030919592020001cd03e8000aa26b32c4010191089101808100cd232880"
+    "99039393a46a6f6273a000b071756575652035203130303020302030919592030002cd03e8000aa26b33c4009090808080a5"
+    "656e64656491920192cd0a2893930207019304070193030001a6746f74616c7384a561636b656401a46465616401a7657870"
+    "6972656401a963616e63656c6c656401"
+)
+
+
+def test_a_log_of_the_release_without_keys_is_read_and_written_as_it_was() -> None:
+    machine, restored = QueueMachine(), QueueMachine()
+    for body in FORMER_DECISIONS:
+        assert encode_decision(decode_decision(bytes.fromhex(body))).hex() == body
+        machine.apply(bytes.fromhex(body))
+    assert machine.snapshot().hex() == FORMER_SNAPSHOT
+    restored.restore(bytes.fromhex(FORMER_SNAPSHOT))
+    assert restored.snapshot().hex() == FORMER_SNAPSHOT
+    assert (restored.items, restored.topics) == (machine.items, machine.topics) == (3, {"jobs": 3})
