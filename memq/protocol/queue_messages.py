@@ -10,10 +10,11 @@ import msgspec
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
-class WireQueueBlock(msgspec.Struct, kw_only=True):
+class WireQueueBlock(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A block of `length` bytes; all its items have the same terms. Times are in ms.
 
-    0: no delay, no life, no limit of attempts. `lease_ms` 0: each item comes at most once.
+    0: no delay, no life, no limit of attempts. `lease_ms` 0: each item comes at most once. `ordered`: one item of `key`
+    is leased at a time. A block with `dedupe_key` has one item.
     """
 
     length: Int64
@@ -22,6 +23,10 @@ class WireQueueBlock(msgspec.Struct, kw_only=True):
     life_ms: Int64
     lease_ms: Int64
     attempts_max: Int64
+    key: str = ""
+    ordered: bool = False
+    dedupe_key: str = ""
+    dedupe_ms: Int64 = 0
 
 
 class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=True):
@@ -119,8 +124,65 @@ class CancelItems(msgspec.Struct, tag_field="op", tag="cancel-items", kw_only=Tr
     items: list[WireLeasedItems]
 
 
+class RedriveItems(msgspec.Struct, tag_field="op", tag="redrive-items", kw_only=True):
+    """Let dead items be ready again. Their attempts begin again."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class PurgeItems(msgspec.Struct, tag_field="op", tag="purge-items", kw_only=True):
+    """End dead items, and no others."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class GetItems(msgspec.Struct, tag_field="op", tag="get-items", kw_only=True):
+    """Show items with their payloads."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class PeekItems(msgspec.Struct, tag_field="op", tag="peek-items", kw_only=True):
+    """Show the items that a dequeue would lease now, in its order, with their payloads."""
+
+    queue: str
+    count: Int64
+
+
+class ListDeadItems(msgspec.Struct, tag_field="op", tag="list-dead-items", kw_only=True):
+    """Show dead items of a queue behind `after`, a block and a number, in the order of their ids."""
+
+    queue: str
+    count: Int64
+    after: tuple[Bits64, Int64] | None = None
+
+
+class WireItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An item now: see `memq.queues.views.SeenItem`."""
+
+    block_id: Bits64
+    number: Int64
+    state: str
+    attempts: Int64 = 0
+    note: bytes = b""
+    due_ms: Int64 = 0
+    left_ms: Int64 = 0
+    priority: Int64 = 0
+    expires_ms: Int64 = 0
+    key: str = ""
+
+
+class CountEnds(ServiceQuestion, tag_field="op", tag="count-ends", kw_only=True):
+    """Show how many items have ended, by outcome."""
+
+
 class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=True):
-    """Show the queues that have items, and how many."""
+    """Show the queues that have items, and how many. Their names begin with `prefix`."""
+
+    prefix: str = ""
 
 
 class WireQueue(msgspec.Struct, kw_only=True):
@@ -138,10 +200,16 @@ class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer to a request about queues.
 
     `grants` are leased items, `ready` is whether a queue has some. `outcomes` has the ends of the items of a request in
-    their order, each with the number of items that have it. `queues` are those that have items.
+    their order, each with the number of items that have it. `queues` are those that have items. `firsts` has for each
+    block of an enqueue the id of the one that has its items, if some dedupe key has been there. `items` are shown, with
+    `blocks` by their ids. `totals` counts ends by outcome.
     """
 
     grants: list[WireGrant] = []
     ready: bool = False
     outcomes: list[tuple[str, Int64]] = []
     queues: list[WireQueue] = []
+    firsts: list[Bits64] = []
+    items: list[WireItem] = []
+    blocks: dict[str, bytes] = {}
+    totals: dict[str, Int64] = {}

@@ -71,11 +71,17 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
+    PeekItems,
+    PurgeItems,
+    RedriveItems,
 )
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
@@ -251,6 +257,12 @@ def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
         Operation("nack-items", Api.ADMIN, NackItems, _queue, queues.nack),
         Operation("extend-items", Api.ADMIN, ExtendItems, _queue, queues.extend),
         Operation("cancel-items", Api.ADMIN, CancelItems, _queue, queues.cancel),
+        Operation("redrive-items", Api.ADMIN, RedriveItems, _queue, queues.redrive),
+        Operation("purge-items", Api.ADMIN, PurgeItems, _queue, queues.purge),
+        Operation("get-items", Api.ADMIN, GetItems, _queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, _queue, queues.peek),
+        Operation("list-dead-items", Api.ADMIN, ListDeadItems, _queue, queues.list_dead),
+        Operation("count-ends", Api.ADMIN, CountEnds, _cluster, queues.count_ends),
         Operation("list-queues", Api.ADMIN, ListQueues, _cluster, queues.list_queues),
     ]
 
@@ -380,9 +392,7 @@ def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
     return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
 
 
-def _queue(
-    call: Call[EnqueueItems] | Call[AckItems] | Call[NackItems] | Call[ExtendItems] | Call[CancelItems],
-) -> list[Resource]:
+def _queue(call: Call[Any]) -> list[Resource]:
     return [Resource(ResourceKind.QUEUE, call.ask.queue)]
 
 

@@ -21,12 +21,16 @@ from memq.holds.storing import NewHold
 from memq.limits import (
     HOLD_BYTES_MAX,
     QUEUE_ATTEMPTS_MAX,
+    QUEUE_DEDUPE_MS_MAX,
+    QUEUE_DEDUPE_MS_MIN,
     QUEUE_DELAY_MS_MAX,
     QUEUE_ITEMS_PER_REQUEST_MAX,
+    QUEUE_KEY_CHARS_MAX,
     QUEUE_KNOWN_BLOCKS_MAX,
     QUEUE_LEASE_MS_MAX,
     QUEUE_LEASE_MS_MIN,
     QUEUE_NOTE_BYTES_MAX,
+    QUEUE_PEEK_MAX,
     QUEUE_PRIORITY_MAX,
     QUEUE_WAIT_MS_MAX,
     QUEUES_PER_REQUEST_MAX,
@@ -37,24 +41,40 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
+    PeekItems,
+    PurgeItems,
     QueueAnswer,
+    RedriveItems,
     WireGrant,
     WireGrantedItems,
+    WireItem,
     WireLeasedItems,
     WireQueue,
     WireQueueBlock,
 )
-from memq.queues.decisions import GrantedItem, ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope
-from memq.queues.keeper import Delivered, QueueKeeper
+from memq.queues.decisions import (
+    Dedupe,
+    GrantedItem,
+    ItemOutcome,
+    ItemRanges,
+    ItemTerms,
+    LeasedItems,
+    dedupe_digest,
+    queue_scope,
+)
+from memq.queues.keeper import Delivered, QueueKeeper, SeenItems
 from memq.topic import check_name
 
 Home = QueueKeeper | Link
-Change = AckItems | NackItems | ExtendItems | CancelItems
+Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
 Grant = tuple[WireGrant, Buffer]  # with the bytes of its block, empty if the client has them
 
 
@@ -75,8 +95,10 @@ class QueueRequests:
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return (await forward_with_blocks(home, ask, bytes(call.blocks)))[0]
-        await home.enqueue(blocks)
-        return AdminAnswer()
+        firsts = await home.enqueue(blocks)
+        if not any(each.dedupe_key for each in ask.blocks):
+            return AdminAnswer()
+        return AdminAnswer(queue=QueueAnswer(firsts=[f"{each:016x}" for each in firsts]))
 
     async def dequeue(self, call: Call[DequeueItems]) -> Answer:
         """Lease items of queues. A request that waits grants nothing before an item is ready."""
@@ -169,9 +191,46 @@ class QueueRequests:
         """End items that no worker has; answer what became of each."""
         return await self._change(call, lambda home: home.cancel([each.items for each in _leases(call.ask.items)]))
 
+    async def redrive(self, call: Call[RedriveItems]) -> Answer:
+        """Let dead items be ready again; answer what became of each."""
+        return await self._change(call, lambda home: home.redrive([each.items for each in _leases(call.ask.items)]))
+
+    async def purge(self, call: Call[PurgeItems]) -> Answer:
+        """End dead items; answer what became of each."""
+        return await self._change(call, lambda home: home.purge([each.items for each in _leases(call.ask.items)]))
+
+    async def get(self, call: Call[GetItems]) -> Answer:
+        """Show items with their payloads."""
+        ask = call.ask
+        _check_count(_count(ask.items), "items")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        items = [each.items for each in _leases(ask.items)]
+        return _shown(await home.get([(each.block, number) for each in items for number in each]))
+
+    async def peek(self, call: Call[PeekItems]) -> Answer:
+        """Show the items that a dequeue would lease now, with their payloads."""
+        ask = call.ask
+        _check_span("count", ask.count, 1, QUEUE_PEEK_MAX, "")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        return _shown(await home.peek(ask.queue, ask.count))
+
+    async def list_dead(self, call: Call[ListDeadItems]) -> Answer:
+        """Show dead items."""
+        ask = call.ask
+        _check_span("count", ask.count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, "")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        after = (producer_id_of(ask.after[0]), ask.after[1]) if ask.after is not None else (0, -1)
+        return _shown(SeenItems(await home.dead(ask.queue, ask.count, after), {}))
+
     async def _change(self, call: Call[Any], act: Callable[[QueueKeeper], Awaitable[Sequence[ItemOutcome]]]) -> Answer:
         ask: Change = call.ask
-        _check_count(sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in ask.items), "items")
+        _check_count(_count(ask.items), "items")
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return await forward(home, ask)
@@ -182,12 +241,26 @@ class QueueRequests:
         """Return the counts of all queues that have items; for another broker, of those that are here."""
 
         async def queues_at(keeper: QueueKeeper) -> list[WireQueue]:
-            return [WireQueue(queue=name, **counts._asdict()) for name, counts in (await keeper.counts()).items()]
+            found = await keeper.counts(call.ask.prefix)
+            return [WireQueue(queue=name, **counts._asdict()) for name, counts in found.items()]
 
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.queues, call, queues_at, _queues_of)
         ordered = sorted(found, key=lambda each: each.queue)
         return AdminAnswer(queue=QueueAnswer(queues=ordered), covered=covered)
+
+    async def count_ends(self, call: Call[CountEnds]) -> Answer:
+        """Return how many items have ended, by outcome; for another broker, of those that are here."""
+
+        async def totals_at(keeper: QueueKeeper) -> list[tuple[str, int]]:
+            return list((await keeper.totals()).items())
+
+        hosts = self._hosts
+        found, covered = await ask_all_services(hosts, hosts.queues, call, totals_at, _totals_of)
+        totals: dict[str, int] = {}
+        for name, count in found:
+            totals[name] = totals.get(name, 0) + count
+        return AdminAnswer(queue=QueueAnswer(totals=totals), covered=covered)
 
     async def _home(self, call: Call[Any], queue: str) -> Home:
         """Return the keeper of a queue, or a link to its broker. Raises: as `find_service`; InvalidNameError."""
@@ -206,6 +279,10 @@ class QueueRequests:
 
 def _queues_of(answer: AdminAnswer) -> list[WireQueue]:
     return answer.about_queues.queues
+
+
+def _totals_of(answer: AdminAnswer) -> list[tuple[str, int]]:
+    return list(answer.about_queues.totals.items())
 
 
 def _split(data: memoryview, lengths: Sequence[int]) -> list[memoryview]:
@@ -229,9 +306,39 @@ def _new_block(queue: str, each: WireQueueBlock, data: bytes, now_ms: int) -> Ne
     header = check_block(data, queue_scope(queue))
     if header.first_sequence or header.count > QUEUE_ITEMS_PER_REQUEST_MAX:
         raise InvalidRequestError(f"{header.describe()} is no block of queue items")
-    terms = ItemTerms(each.priority, each.lease_ms, each.attempts_max, now_ms + each.life_ms if each.life_ms else 0)
+    numbers = each.priority, each.lease_ms, each.attempts_max, now_ms + each.life_ms if each.life_ms else 0
+    terms = ItemTerms(*numbers, each.key, each.ordered, _dedupe(queue, each, header.count, now_ms))
     hold = HoldId(header.producer_id, 0)
     return NewHold(hold, header.count, Target(queue, "", 0), terms.lane(), now_ms + each.after_ms, data)
+
+
+def _dedupe(queue: str, each: WireQueueBlock, items: int, now_ms: int) -> Dedupe | None:
+    """Return the dedupe key of a block; check its other key, too. Raises: InvalidRequestError."""
+    for what, key in (("key", each.key), ("dedupe_key", each.dedupe_key)):
+        _check_span(f"length of {what}", len(key), 0, QUEUE_KEY_CHARS_MAX, "")
+    if each.ordered and (not each.key or not each.lease_ms or each.after_ms):
+        raise InvalidRequestError("ordered items need a key and a lease, and have no delay")
+    if not each.dedupe_key:
+        return None
+    _check_span("dedupe_window", each.dedupe_ms, QUEUE_DEDUPE_MS_MIN, QUEUE_DEDUPE_MS_MAX)
+    if items != 1:
+        raise InvalidRequestError(f"{items} items have one dedupe key")
+    return Dedupe(dedupe_digest(queue, each.dedupe_key), now_ms, now_ms + each.dedupe_ms)
+
+
+def _shown(found: SeenItems) -> AdminAnswer:
+    items: list[WireItem] = []
+    for each in found.items:
+        (block, number), *_ = each
+        view = each._asdict()
+        del view["item"]
+        items.append(WireItem(block_id=f"{block:016x}", number=number, **view))
+    blocks = {f"{id_:016x}": data for id_, data in found.blocks.items()}
+    return AdminAnswer(queue=QueueAnswer(items=items, blocks=blocks))
+
+
+def _count(items: Sequence[WireLeasedItems]) -> int:
+    return sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in items)
 
 
 def _leases(items: Sequence[WireLeasedItems]) -> list[LeasedItems]:

@@ -12,6 +12,7 @@ from memq.client.producer.fields import RecordFields
 from memq.errors import (
     AlreadyAckedError,
     InvalidRequestError,
+    InvalidSettingError,
     ItemEndedError,
     LeaseLostError,
     MemqError,
@@ -27,8 +28,11 @@ from memq.limits import (
     MIB,
     PRODUCER_ID_END,
     QUEUE_ATTEMPTS_MAX,
+    QUEUE_DEDUPE_MS_MAX,
+    QUEUE_DEDUPE_MS_MIN,
     QUEUE_DELAY_MS_MAX,
     QUEUE_ITEMS_PER_REQUEST_MAX,
+    QUEUE_KEY_CHARS_MAX,
     QUEUE_KNOWN_BLOCKS_MAX,
     QUEUE_LEASE_MS_MAX,
     QUEUE_LEASE_MS_MIN,
@@ -77,6 +81,10 @@ class EnqueueTerms(NamedTuple):
     life_ms: int
     lease_ms: int
     attempts_max: int
+    key: str = ""
+    ordered: bool = False
+    dedupe_key: str = ""
+    dedupe_ms: int = 0
 
     def wire(self, block: bytes) -> WireQueueBlock:
         """Return a block with these terms as a request names it."""
@@ -96,6 +104,35 @@ def checked_terms(
     lease_ms = 0 if at_most_once else checked_lease_ms(lease)
     life_ms = 0 if ttl is None else max(1, round(ttl * 1_000))
     return EnqueueTerms(priority, round(deliver_after * 1_000), life_ms, lease_ms, attempts_max)
+
+
+def with_keys(
+    terms: EnqueueTerms, key: str | None, *, ordered: bool, dedupe_key: str | None = None, dedupe_window: float = 0.0
+) -> EnqueueTerms:
+    """Return terms with keys. Raises: InvalidSettingError, TypeError."""
+    _check_key("key", key)
+    _check_key("dedupe_key", dedupe_key)
+    check_switch("ordered", ordered)
+    if ordered and (key is None or not terms.lease_ms or terms.after_ms):
+        hint = "leave out deliver_after and at_most_once" if key is not None else "give them a key"
+        raise InvalidSettingError("ordered items need a key and a lease, and have no delay", hint=hint)
+    if dedupe_key is not None:
+        check_number("dedupe_window", dedupe_window, QUEUE_DEDUPE_MS_MIN / 1_000, QUEUE_DEDUPE_MS_MAX / 1_000)
+    dedupe_ms = round(dedupe_window * 1_000) if dedupe_key is not None else 0
+    return terms._replace(key=key or "", ordered=ordered, dedupe_key=dedupe_key or "", dedupe_ms=dedupe_ms)
+
+
+def _check_key(what: str, key: str | None) -> None:
+    if key is None:
+        return
+    if not isinstance(key, str):
+        raise TypeError(f"{what} must be str, not {type(key).__name__}")
+    if not 0 < len(key) <= QUEUE_KEY_CHARS_MAX:
+        raise InvalidSettingError(f"{what} has {len(key)} characters, 1 to {QUEUE_KEY_CHARS_MAX} are allowed")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSettingError(f"{what} {key[:60]!a} can't be written as UTF-8") from error
 
 
 def checked_lease_ms(lease: float) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
 from memq.client.queue.items import (
@@ -23,7 +23,9 @@ from memq.client.queue.items import (
     outcomes_of,
     parsed_id,
     wire_leases,
+    with_keys,
 )
+from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
     OutcomeUnknownError,
@@ -46,12 +48,15 @@ from memq.protocol.frames import Api
 from memq.protocol.queue_messages import (
     AckItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
-    WireQueue,
+    PeekItems,
 )
 from memq.queues.decisions import ItemOutcome
 from memq.runtime.clock import backoff_s
@@ -60,14 +65,15 @@ from memq.topic import check_name
 
 PRIORITY = 5
 LEASE_S = 60.0
+DEDUPE_WINDOW_S = 300.0
 REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
-Ask = EnqueueItems | DequeueItems | AckItems | NackItems | ExtendItems | CancelItems | ListQueues
+QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
 
 
-class AsyncQueue(AsyncClosing):
+class AsyncQueue(AsyncItemViews):
     """Queues of items, on the caller's event loop. Errors as of `memq.Queue`."""
 
     @public_name("Queue")
@@ -102,10 +108,15 @@ class AsyncQueue(AsyncClosing):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
+        dedupe_key: str | None = None,
+        dedupe_window: float = DEDUPE_WINDOW_S,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id. See `Queue.enqueue`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        terms = with_keys(terms, key, ordered=ordered, dedupe_key=dedupe_key, dedupe_window=dedupe_window)
         return (await self._enqueue(queue, [payload], [metadata], terms))[0]
 
     async def enqueue_many(
@@ -119,10 +130,13 @@ class AsyncQueue(AsyncClosing):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
         """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        terms = with_keys(terms, key, ordered=ordered)
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
         return await self._enqueue(queue, payloads, metadata or [None] * len(payloads), terms)
@@ -147,12 +161,14 @@ class AsyncQueue(AsyncClosing):
             size += len(block)
             ids += names
         if waiting:
-            await self._send(queue, waiting, terms)
+            answer = await self._send(queue, waiting, terms)
+            if answer.about_queues.firsts:  # of one item with a dedupe key
+                ids = [f"{queue}:{first}:0" for first in answer.about_queues.firsts]
         return ids
 
-    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms) -> None:
+    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms) -> AdminAnswer:
         named = [terms.wire(block) for block in blocks]
-        await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks))
+        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks)))[0]
 
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
@@ -232,12 +248,6 @@ class AsyncQueue(AsyncClosing):
         answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
         return outcomes_of(answer.about_queues)[0]
 
-    async def queues(self) -> dict[str, WireQueue]:
-        """Return the queues that have items, with their counts."""
-        self._check_loop()
-        answer, _ = await self._surely(ListQueues())
-        return {each.queue: each for each in answer.about_queues.queues}
-
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _one(self, item: QueueItem, ask: AckItems | NackItems | ExtendItems) -> ItemOutcome:
@@ -254,7 +264,7 @@ class AsyncQueue(AsyncClosing):
             raise error
         return outcome
 
-    async def _surely(self, ask: Ask, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
+    async def _surely(self, ask: Any, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
         """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
 
         Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
@@ -266,7 +276,7 @@ class AsyncQueue(AsyncClosing):
                 return (await self._ask(ask, 0.0, blocks))[0], unsure
             except RetryableError as error:
                 tries += 1
-                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, ListQueues)
+                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
                 if clock.monotonic() > until_s and not unsure:
                     raise
                 if clock.monotonic() > until_s:
@@ -274,7 +284,7 @@ class AsyncQueue(AsyncClosing):
                     raise OutcomeUnknownError(text) from error
                 await self._pause(error, tries)
 
-    async def _ask(self, ask: Ask, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
+    async def _ask(self, ask: Any, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
         await self._pool.reach(self._connect_timeout_s)
         request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
         return await self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s)
@@ -284,12 +294,14 @@ class AsyncQueue(AsyncClosing):
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
 
 
-class Queue(BlockingClient):
+class Queue(ItemViews):
     """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`. One that changes an item raises
     OutcomeUnknownError if no broker has answered in `timeout_ms`: it may have counted.
     """
+
+    _core: AsyncQueue
 
     @public_name("Queue")
     def __init__(
@@ -315,6 +327,10 @@ class Queue(BlockingClient):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
+        dedupe_key: str | None = None,
+        dedupe_window: float = DEDUPE_WINDOW_S,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id when it is stored. Times in seconds.
@@ -322,6 +338,11 @@ class Queue(BlockingClient):
         Items of priority 0 come first, those of 9 last. It does not come before `deliver_after`, and ends after `ttl`
         if no worker has it. A worker has it for `lease`; then it comes again, at most `attempts_max` times in all (0:
         no limit), and is dead after that. With `at_most_once` it comes once, and needs no ack.
+
+        Keys take turns: one with many items does not delay those of others. With `ordered`, one item of the key is
+        leased at a time, in the order of arrival. If the queue took an item under `dedupe_key` in the last
+        `dedupe_window` seconds, this call adds nothing and returns the id of that item.
+
         Raises: InvalidSettingError, InvalidNameError, TooLargeError, QueueFullError.
         """
         return self._background.run(
@@ -334,6 +355,10 @@ class Queue(BlockingClient):
                 lease=lease,
                 attempts_max=attempts_max,
                 at_most_once=at_most_once,
+                key=key,
+                ordered=ordered,
+                dedupe_key=dedupe_key,
+                dedupe_window=dedupe_window,
                 metadata=metadata,
             )
         )
@@ -349,6 +374,8 @@ class Queue(BlockingClient):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
         """Put items with the same terms into a queue; return their ids. See `enqueue`.
@@ -365,6 +392,8 @@ class Queue(BlockingClient):
                 lease=lease,
                 attempts_max=attempts_max,
                 at_most_once=at_most_once,
+                key=key,
+                ordered=ordered,
                 metadata=metadata,
             )
         )
@@ -404,10 +433,6 @@ class Queue(BlockingClient):
     def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
         return self._background.run(self._core.cancel(item_id))
-
-    def queues(self) -> dict[str, WireQueue]:
-        """Return the queues that have items, with their counts."""
-        return self._background.run(self._core.queues())
 
     def close(self) -> None:
         """Disconnect. May be called twice."""
