@@ -34,6 +34,7 @@ ROWS = (
     "groups",
     "transactions",
     "puts",
+    "queues",
     "spark",
 )
 

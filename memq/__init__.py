@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from memq.client.producer.producer import Producer as Producer
     from memq.client.queue.items import QueueItem as QueueItem
     from memq.client.queue.queue import Queue as Queue
+    from memq.client.queue.views import ItemView as ItemView
     from memq.client.transactions.undecided import CheckAnswer as CheckAnswer
     from memq.client.transactions.undecided import UndecidedTransaction as UndecidedTransaction
     from memq.errors import MemqError as MemqError
@@ -53,6 +54,7 @@ _HOMES = {
     "DeadLetterQueue": "memq.client.listener.dead_letter_queue",
     "Delivery": "memq.client.producer.delivery",
     "ItemOutcome": "memq.queues.decisions",
+    "ItemView": "memq.client.queue.views",
     "Listener": "memq.client.listener.listener",
     "MemqError": "memq.errors",
     "Message": "memq.client.listener.answers",

@@ -66,6 +66,10 @@ QUEUE_NOTE_BYTES_MAX = 1 * KIB  # of the metadata of a nack: they lie in the sta
 QUEUE_METADATA_BYTES_MAX = 16 * KIB  # of an item
 QUEUE_ITEMS_PER_REQUEST_MAX = 1_024  # also of a block
 QUEUES_PER_REQUEST_MAX = 256
+QUEUE_PEEK_MAX = 100  # items with their payloads in one answer
+QUEUE_KEY_CHARS_MAX = 128  # of a key, and of a dedupe key
+QUEUE_DEDUPE_MS_MIN, QUEUE_DEDUPE_MS_MAX = 1_000, 86_400_000
+QUEUE_KNOWN_BLOCKS_MAX = 32  # that a request for items may name
 QUEUE_WAIT_MS_MAX = 20_000  # of one request; clients ask again
 
 # Transactions.

@@ -41,15 +41,18 @@ class BrokerRouter:
         return (await self.with_blocks(api, message, answer, timeout_s=timeout_s))[0]
 
     async def with_blocks(
-        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float
+        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float, blocks: bytes = b""
     ) -> tuple[Answer, memoryview]:
-        """Ask as above; return the answer, and the bytes of blocks that follow it. Raises: as above."""
+        """Ask as above, with `blocks` behind the request; return the answer, and the blocks behind it.
+
+        Raises: as above.
+        """
         failures: list[str] = []
         refused: Address | None = None
         for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
             link = await self.link(refused)
             try:
-                return await link.request_with_blocks(api, message, answer, timeout_s=timeout_s)
+                return await link.request_with_blocks(api, message, answer, blocks=blocks, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
                 self.give_up(link, error)
                 failures.append(str(error))

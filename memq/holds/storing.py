@@ -26,6 +26,7 @@ from memq.storage_handlers import StorageHandler
 WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
 OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
 STORES_AT_ONCE = 4
+PROMPT_BYTES = 256 * KIB  # so many bytes of blocks do not wait until a gap is over
 STORE_TIMEOUT_S = 60.0
 DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
 BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and a target beside its names
@@ -86,10 +87,17 @@ class ArrivingBlocks:
     """The blocks of one service partition that are stored, or wait for that.
 
     `decide` puts the blocks of an object into the state. `settled` gets each block with its answer, before its callers.
+    While an object is stored, few bytes wait until `gap_s` after its beginning: a thousand small blocks per second
+    would be as many objects, each with an fsync or a PUT of its own.
     """
 
     def __init__(
-        self, parts: StoringParts, tasks: TaskOwner, decide: Decide, settled: Callable[[NewHold, Answer], None]
+        self,
+        parts: StoringParts,
+        tasks: TaskOwner,
+        decide: Decide,
+        settled: Callable[[NewHold, Answer], None],
+        gap_s: float = 0.0,
     ) -> None:
         self._parts = parts
         self._tasks = tasks
@@ -99,6 +107,10 @@ class ArrivingBlocks:
         self._pending: dict[HoldId, asyncio.Future[Answer]] = {}
         self._waiting_bytes = 0
         self._stores = 0
+        self._gap_s = gap_s
+        self._arrived_bytes = 0
+        self._began_s = 0.0  # of the latest store
+        self._is_paused = False
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -119,15 +131,35 @@ class ArrivingBlocks:
         self._waiting_bytes += len(new.data)
         self._pending[new.id] = future
         self._arrived[new.id] = new, future
+        self._arrived_bytes += len(new.data)
         return future
 
     def store(self) -> None:
         """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
-        while self._arrived and self._stores < STORES_AT_ONCE:
+        while self._arrived and self._stores < STORES_AT_ONCE and not self._pause():
             chosen = _first_batch(new for new, _ in self._arrived.values())
             batch = [self._arrived.pop(new.id) for new in chosen]
+            self._arrived_bytes -= sum(len(new.data) for new in chosen)
+            self._began_s = self._parts.runtime.clock.monotonic()
             self._stores += 1
             self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
+
+    def _pause(self) -> bool:
+        """Whether what has arrived waits for more; then it is stored when the gap is over."""
+        left_s = self._began_s + self._gap_s - self._parts.runtime.clock.monotonic()
+        if not self._stores or left_s <= 0 or self._arrived_bytes >= PROMPT_BYTES:
+            return False
+        if not self._is_paused:
+            self._is_paused = True
+            self._tasks.start(self._store_after(left_s), "hold blocks after a gap")
+        return True
+
+    async def _store_after(self, gap_s: float) -> None:
+        try:
+            await asyncio.sleep(gap_s)
+        finally:
+            self._is_paused = False
+        self.store()
 
     async def _hold_batch(self, batch: Sequence[tuple[NewHold, asyncio.Future[Answer]]]) -> None:
         error: MemqError = NotReadyError("the service partition of these held records was closed")

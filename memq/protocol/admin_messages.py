@@ -26,12 +26,18 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
+    PeekItems,
+    PurgeItems,
     QueueAnswer,
+    RedriveItems,
 )
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
@@ -249,6 +255,12 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | NackItems
         | ExtendItems
         | CancelItems
+        | RedriveItems
+        | PurgeItems
+        | GetItems
+        | PeekItems
+        | ListDeadItems
+        | CountEnds
         | ListQueues
     )
 

@@ -43,7 +43,7 @@ HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 _LENGTH = struct.Struct("<H")
 _HEAD_LENGTH = struct.Struct("<I")
-HAS_BLOCKS = 1  # flag of a POLL answer: the bytes of blocks follow its JSON
+HAS_BLOCKS = 1  # flag of a request or an answer: the bytes of blocks follow its JSON
 HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame has room for it and the largest block
 
 
@@ -189,7 +189,7 @@ def as_damage(error: MemqError) -> MemqError:
 
 
 def encode_with_blocks(api: int, argument: int, message: bytes, blocks_bytes: int) -> bytes:
-    """Build an answer with blocks up to its blocks: frame prefix, length of the message, message.
+    """Build a frame with blocks up to its blocks: frame prefix, length of the message, message.
 
     Raises: as `encode_prefix`.
     """
@@ -198,13 +198,13 @@ def encode_with_blocks(api: int, argument: int, message: bytes, blocks_bytes: in
 
 
 def split_blocks(frame: Frame) -> tuple[Buffer, memoryview]:
-    """Return the message of an answer, and the blocks after it. Raises: ProtocolError."""
+    """Return the message of a frame, and the blocks after it. Raises: ProtocolError."""
     body = memoryview(frame.body)
     if not frame.flags & HAS_BLOCKS:
         return frame.body, body[len(body) :]
     end = _HEAD_LENGTH.size + _HEAD_LENGTH.unpack_from(body)[0] if len(body) >= _HEAD_LENGTH.size else len(body) + 1
     if end > len(body):
-        raise ProtocolError(f"the message of an answer with blocks ends at {end}, its body at {len(body)}")
+        raise ProtocolError(f"the message of a frame with blocks ends at {end}, its body at {len(body)}")
     return body[_HEAD_LENGTH.size : end], body[end:]
 
 

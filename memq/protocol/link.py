@@ -34,6 +34,7 @@ from memq.protocol.frames import (
     check_version,
     encode_forward,
     encode_frame,
+    encode_with_blocks,
     split_blocks,
     take_checksum,
 )
@@ -155,13 +156,26 @@ class Link(asyncio.BufferedProtocol):
         return decode_message(frame.body, answer, checksum_wanted=self.checksums)
 
     async def request_with_blocks(
-        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        api: Api,
+        message: msgspec.Struct,
+        answer: type[Answer],
+        *,
+        blocks: bytes = b"",
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> tuple[Answer, memoryview]:
-        """Send a request; return its answer, and the bytes of blocks that follow it. Raises: as `request`."""
+        """Send a request, with the bytes of blocks behind it; return its answer, and the blocks behind that.
+
+        Raises: as `request`.
+        """
         body = encode_message(message)
-        frame = await self._exchange(api, lambda number: self._frame(api, 0, number, body), timeout_s=timeout_s)
-        json, blocks = split_blocks(frame)
-        return decode_message(json, answer, checksum_wanted=self.checksums), blocks
+
+        def frame_of(number: int) -> bytes:
+            return self._with_blocks(api, number, body, blocks) if blocks else self._frame(api, 0, number, body)
+
+        frame = await self._exchange(api, frame_of, timeout_s=timeout_s)
+        json, found = split_blocks(frame)
+        return decode_message(json, answer, checksum_wanted=self.checksums), found
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""
@@ -271,6 +285,10 @@ class Link(asyncio.BufferedProtocol):
     def _frame(self, api: Api, stream: int, argument: int, body: bytes) -> bytes:
         frame = encode_frame(api, stream, argument, body)
         return b"".join(add_checksum(frame)) if self._frame_checksums else frame
+
+    def _with_blocks(self, api: Api, argument: int, body: bytes, blocks: bytes) -> bytes:
+        frame = encode_with_blocks(api, argument, body, len(blocks))
+        return b"".join(add_checksum(frame, blocks)) if self._frame_checksums else frame + blocks
 
     async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
         """Send the frame that `frame_of` makes for a request id, then its rest, `more`; return the answer."""

@@ -1,4 +1,7 @@
-"""The messages about queue items: to enqueue, lease, end and count them."""
+"""The messages about queue items: to enqueue, lease, end and count them.
+
+The bytes of blocks follow the message of a frame, one after the other, in the order in which the message names them.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,23 @@ import msgspec
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
-class WireQueueBlock(msgspec.Struct, kw_only=True):
-    """A block of items with the same terms; times in ms. 0: no delay, no life, no limit of attempts.
+class WireQueueBlock(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A block of `length` bytes; all its items have the same terms. Times are in ms.
 
-    `lease_ms` 0: each item comes at most once.
+    0: no delay, no life, no limit of attempts. `lease_ms` 0: each item comes at most once. `ordered`: one item of `key`
+    is leased at a time. A block with `dedupe_key` has one item.
     """
 
-    block: bytes
+    length: Int64
     priority: Int64
     after_ms: Int64
     life_ms: Int64
     lease_ms: Int64
     attempts_max: Int64
+    key: str = ""
+    ordered: bool = False
+    dedupe_key: str = ""
+    dedupe_ms: Int64 = 0
 
 
 class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=True):
@@ -29,10 +37,14 @@ class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=
 
 
 class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=True):
-    """Lease items of queues, at most as many of each; wait up to `wait_ms` for the first one."""
+    """Lease items of queues, at most as many of each; wait up to `wait_ms` for the first one.
+
+    The client has the blocks `known`, so the answer names them without their bytes.
+    """
 
     queues: dict[str, Int64]
     wait_ms: Int64
+    known: list[Bits64] = []
 
 
 class AwaitItems(msgspec.Struct, tag_field="op", tag="await-items", kw_only=True):
@@ -42,10 +54,14 @@ class AwaitItems(msgspec.Struct, tag_field="op", tag="await-items", kw_only=True
     wait_ms: Int64
 
 
-class WireGrantedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A leased item: its number in its block, how many grants it has had, and the note of the last nack."""
+class WireGrantedItems(msgspec.Struct, frozen=True, array_like=True):
+    """Leased items of a block, from `begin` to `end` (exclusive).
 
-    number: Int64
+    Each has had `attempt` grants, and `note` with its last nack.
+    """
+
+    begin: Int64
+    end: Int64
     attempt: Int64
     note: bytes = b""
 
@@ -53,7 +69,8 @@ class WireGrantedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 class WireGrant(msgspec.Struct, kw_only=True):
     """Leased items of one block. `grant` is the fencing token.
 
-    The lease has run for the worker since it sent the request, and `waited_ms` after that.
+    The lease has run for the worker since it sent the request, and `waited_ms` after that. The block has `length`
+    bytes, 0 for one that the client has.
     """
 
     queue: str
@@ -61,30 +78,33 @@ class WireGrant(msgspec.Struct, kw_only=True):
     grant: Int64
     lease_ms: Int64
     waited_ms: Int64
-    items: list[WireGrantedItem]
-    block: bytes
+    items: list[WireGrantedItems]
+    length: Int64
 
 
-class WireLeasedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item, by block and number, and the number of the grant under which its worker has it."""
+class WireLeasedItems(msgspec.Struct, frozen=True, array_like=True):
+    """Items of a block, and the number of the grant under which their worker has them.
+
+    `ranges` has begin and end (exclusive) of each range of their numbers, in order.
+    """
 
     block_id: Bits64
-    number: Int64
     grant: Int64
+    ranges: list[Int64]
 
 
 class AckItems(msgspec.Struct, tag_field="op", tag="ack-items", kw_only=True):
     """End items that are done."""
 
     queue: str
-    items: list[WireLeasedItem]
+    items: list[WireLeasedItems]
 
 
 class NackItems(msgspec.Struct, tag_field="op", tag="nack-items", kw_only=True):
     """Give items back. They come again after `after_ms`, with the note."""
 
     queue: str
-    items: list[WireLeasedItem]
+    items: list[WireLeasedItems]
     after_ms: Int64
     note: bytes
 
@@ -93,7 +113,7 @@ class ExtendItems(msgspec.Struct, tag_field="op", tag="extend-items", kw_only=Tr
     """Let leases last `lease_ms` from now on."""
 
     queue: str
-    items: list[WireLeasedItem]
+    items: list[WireLeasedItems]
     lease_ms: Int64
 
 
@@ -101,11 +121,68 @@ class CancelItems(msgspec.Struct, tag_field="op", tag="cancel-items", kw_only=Tr
     """End items that no worker has."""
 
     queue: str
-    items: list[WireLeasedItem]
+    items: list[WireLeasedItems]
+
+
+class RedriveItems(msgspec.Struct, tag_field="op", tag="redrive-items", kw_only=True):
+    """Let dead items be ready again. Their attempts begin again."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class PurgeItems(msgspec.Struct, tag_field="op", tag="purge-items", kw_only=True):
+    """End dead items, and no others."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class GetItems(msgspec.Struct, tag_field="op", tag="get-items", kw_only=True):
+    """Show items with their payloads."""
+
+    queue: str
+    items: list[WireLeasedItems]
+
+
+class PeekItems(msgspec.Struct, tag_field="op", tag="peek-items", kw_only=True):
+    """Show the items that a dequeue would lease now, in its order, with their payloads."""
+
+    queue: str
+    count: Int64
+
+
+class ListDeadItems(msgspec.Struct, tag_field="op", tag="list-dead-items", kw_only=True):
+    """Show dead items of a queue behind `after`, a block and a number, in the order of their ids."""
+
+    queue: str
+    count: Int64
+    after: tuple[Bits64, Int64] | None = None
+
+
+class WireItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An item now: see `memq.queues.views.SeenItem`."""
+
+    block_id: Bits64
+    number: Int64
+    state: str
+    attempts: Int64 = 0
+    note: bytes = b""
+    due_ms: Int64 = 0
+    left_ms: Int64 = 0
+    priority: Int64 = 0
+    expires_ms: Int64 = 0
+    key: str = ""
+
+
+class CountEnds(ServiceQuestion, tag_field="op", tag="count-ends", kw_only=True):
+    """Show how many items have ended, by outcome."""
 
 
 class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=True):
-    """Show the queues that have items, and how many."""
+    """Show the queues that have items, and how many. Their names begin with `prefix`."""
+
+    prefix: str = ""
 
 
 class WireQueue(msgspec.Struct, kw_only=True):
@@ -122,11 +199,17 @@ class WireQueue(msgspec.Struct, kw_only=True):
 class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The answer to a request about queues.
 
-    `grants` are leased items, `ready` is whether a queue has some. `outcomes` has the end of each item of a request.
-    `queues` are those that have items.
+    `grants` are leased items, `ready` is whether a queue has some. `outcomes` has the ends of the items of a request in
+    their order, each with the number of items that have it. `queues` are those that have items. `firsts` has for each
+    block of an enqueue the id of the one that has its items, if some dedupe key has been there. `items` are shown, with
+    `blocks` by their ids. `totals` counts ends by outcome.
     """
 
     grants: list[WireGrant] = []
     ready: bool = False
-    outcomes: list[str] = []
+    outcomes: list[tuple[str, Int64]] = []
     queues: list[WireQueue] = []
+    firsts: list[Bits64] = []
+    items: list[WireItem] = []
+    blocks: dict[str, bytes] = {}
+    totals: dict[str, Int64] = {}

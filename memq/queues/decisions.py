@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
+from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 from awscrt.checksums import crc32c
@@ -14,8 +17,11 @@ from memq.format.held_object import HeldBlock, HeldLane
 from memq.state_log.machine_format import MachineFormat
 
 QUEUES_MACHINE = "queues"  # its name in the log
-STATE_VERSION = 1
+STATE_VERSION = 2  # 1: a state without dedupe keys
 _TERMS = "queue"  # first word of the lanes of queue blocks
+NUMBERS = 4  # of the words after it; the others have names
+_KEY, _ORDERED, _DEDUPE = "key", "ordered", "dedupe"
+DIGEST_BYTES = 16
 
 
 class ItemState(IntEnum):
@@ -31,7 +37,10 @@ class ItemState(IntEnum):
     @property
     def is_over(self) -> bool:
         """Whether the payload is needed no more."""
-        return self in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED)
+        return _OVER[self]
+
+
+_OVER = tuple(each in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED) for each in ItemState)
 
 
 class ItemOutcome(StrEnum):
@@ -53,29 +62,76 @@ class ItemOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Dedupe(NamedTuple):
+    """A dedupe key: a queue takes one item under it from `since_ms` until `until_ms` (Unix ms).
+
+    `digest` is of queue and key, so that the state has 16 bytes of each.
+    """
+
+    digest: bytes
+    since_ms: int
+    until_ms: int
+
+
+def dedupe_digest(queue: str, key: str) -> bytes:
+    """Return the digest of a dedupe key of a queue."""
+    return blake2b(f"{queue} {key}".encode(), digest_size=DIGEST_BYTES).digest()
+
+
 class ItemTerms(NamedTuple):
     """The terms that all items of a block have; times in ms.
 
     The lowest `priority` is first. `lease_ms` 0: at most once. `attempts_max` 0: no limit. `expires_ms` is a Unix time,
-    0 for none.
+    0 for none. Items with a `key` take turns with those of other keys. `ordered`: one item of the key is leased at a
+    time. A block with `dedupe` has one item.
     """
 
     priority: int
     lease_ms: int
     attempts_max: int
     expires_ms: int
+    key: str = ""
+    ordered: bool = False
+    dedupe: Dedupe | None = None
 
     def lane(self) -> str:
-        """Return the lane of such blocks in the index of their object."""
-        return " ".join((_TERMS, *map(str, self)))
+        """Return the lane of such blocks in the index of their object.
+
+        Without keys it is the lane of earlier releases, which refuse other ones.
+        """
+        words = [_TERMS, *map(str, self[:NUMBERS])]
+        if self.key:
+            words.append(f"{_ORDERED if self.ordered else _KEY}={quote(self.key, safe='')}")
+        if self.dedupe is not None:
+            words.append(f"{_DEDUPE}={self.dedupe.digest.hex()}.{self.dedupe.since_ms}.{self.dedupe.until_ms}")
+        return " ".join(words)
 
 
+@lru_cache(maxsize=1_024)
 def terms_of(lane: str) -> ItemTerms:
     """Return the terms in a lane. Raises: CorruptDataError."""
-    word, *numbers = lane.split(" ")
-    if word != _TERMS or len(numbers) != len(ItemTerms._fields) or not all(map(str.isdecimal, numbers)):
+    word, *words = lane.split(" ")
+    numbers, more = words[:NUMBERS], dict(each.partition("=")[::2] for each in words[NUMBERS:])
+    try:
+        if word != _TERMS or len(numbers) != NUMBERS or not all(map(str.isdecimal, numbers)):
+            raise ValueError(word)
+        dedupe = _dedupe_of(more.pop(_DEDUPE)) if _DEDUPE in more else None
+        ordered = _ORDERED in more
+        key = unquote(more.pop(_ORDERED if ordered else _KEY, ""), errors="strict")
+        priority, lease_ms, attempts_max, expires_ms = map(int, numbers)
+    except ValueError as error:
+        raise CorruptDataError(f"lane {lane[:60]!a} has no terms of queue items") from error
+    if more or (ordered and not key):
         raise CorruptDataError(f"lane {lane[:60]!a} has no terms of queue items")
-    return ItemTerms(*map(int, numbers))
+    return ItemTerms(priority, lease_ms, attempts_max, expires_ms, key, ordered, dedupe)
+
+
+def _dedupe_of(word: str) -> Dedupe:
+    digest, since_ms, until_ms = word.split(".")
+    found = Dedupe(bytes.fromhex(digest), int(since_ms), int(until_ms))
+    if len(found.digest) != DIGEST_BYTES:
+        raise ValueError(word)
+    return found
 
 
 def is_queue_lane(lane: str) -> bool:
@@ -124,7 +180,8 @@ def ranges_of(block: int, numbers: Iterable[int]) -> ItemRanges:
 class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
     """Blocks of items that lie in object `key`. A block that exists gets this object in place of its own.
 
-    The target of a lane is the queue, and the lane has the terms. Ends before `before_ms` may be forgotten.
+    The target of a lane is the queue, and the lane has the terms. Ends before `before_ms` may be forgotten, and dedupe
+    keys whose windows ended before it. Blocks of another first item under their dedupe key are not taken.
     """
 
     key: str
@@ -177,8 +234,23 @@ class CancelDecision(msgspec.Struct, frozen=True, tag="cancel"):
     items: tuple[ItemRanges, ...]
 
 
+class RedriveDecision(msgspec.Struct, frozen=True, tag="redrive"):
+    """Dead items that are to be ready again; their attempts begin again."""
+
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
+class PurgeDecision(msgspec.Struct, frozen=True, tag="purge"):
+    """Dead items that nobody wants any more."""
+
+    now_ms: int
+    items: tuple[ItemRanges, ...]
+
+
 LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision
-QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | CancelDecision
+ItemDecision = CancelDecision | RedriveDecision | PurgeDecision
+QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision
 
 
 class GrantedItem(NamedTuple):
@@ -231,7 +303,21 @@ class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-class SavedQueues(msgspec.Struct, frozen=True):
+class FirstBlock(NamedTuple):
+    """In the answer to an enqueue: the block that came first under the same dedupe key."""
+
+    block: int
+
+
+class SavedFirst(NamedTuple):
+    """The first block under a dedupe key, in a snapshot."""
+
+    digest: bytes
+    block: int
+    until_ms: int
+
+
+class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a queue machine."""
 
     version: int
@@ -240,6 +326,7 @@ class SavedQueues(msgspec.Struct, frozen=True):
     blocks: list[SavedBlock]
     ended: list[tuple[int, EndedBlock]]
     totals: dict[str, int]
+    firsts: list[SavedFirst] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(

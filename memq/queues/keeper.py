@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from memq.errors import (
@@ -27,6 +29,7 @@ from memq.format.blocks.header import check_block
 from memq.format.held_object import HeldLane
 from memq.holds.storing import ArrivingBlocks, NewHold
 from memq.limits import MIB
+from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     QUEUES_MACHINE,
     AckDecision,
@@ -34,19 +37,25 @@ from memq.queues.decisions import (
     EndDecision,
     EnqueueDecision,
     ExtendDecision,
+    FirstBlock,
     GrantDecision,
     GrantedBlock,
+    ItemDecision,
     ItemOutcome,
     ItemRanges,
     ItemState,
     LeasedItems,
     NackDecision,
+    PurgeDecision,
     QueueDecision,
+    RedriveDecision,
     encode_decision,
     queue_scope,
+    terms_of,
 )
-from memq.queues.machine import QueueBlock, QueueMachine
-from memq.queues.scheduler import ItemScheduler, Moment
+from memq.queues.machine import QueueMachine
+from memq.queues.scheduler import Item, ItemScheduler, Moment
+from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
@@ -57,9 +66,11 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_mis
 
 BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # that are known
+DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 250 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
 RECENT_BYTES_MAX = 32 * MIB  # of recent blocks
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
+STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
 READ_TIMEOUT_S = 20.0
 READ_PAUSE_S_MAX = 30.0  # between reads of a payload that the store does not give
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
@@ -72,7 +83,7 @@ Result = TypeVar("Result")
 
 
 class Delivered(NamedTuple):
-    """Granted items of one block, the number of the grant, and the bytes of the block."""
+    """Granted items of one block, the number of the grant, and the bytes of the block if they are wanted."""
 
     grant: int
     found: GrantedBlock
@@ -87,6 +98,13 @@ class QueueCounts(NamedTuple):
     delayed: int
     dead: int
     oldest_ms: int
+
+
+class SeenItems(NamedTuple):
+    """Items as they are now, and the bytes of those of their blocks that exist."""
+
+    items: list[SeenItem]
+    blocks: dict[int, bytes]
 
 
 class RecentPayloads:
@@ -146,7 +164,8 @@ class QueueKeeper:
         self._tasks = tasks
         self._last_grant = max(machine.last_grant, epoch * EPOCH_GRANTS)
         self._scheduler = ItemScheduler(machine, self._now())
-        self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued)
+        self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued, STORE_GAP_S)
+        self._arrived_ms: dict[tuple[str, str], int] = {}  # the last blocks of ordered keys, by queue and key
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
         self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
@@ -156,36 +175,65 @@ class QueueKeeper:
 
     # ---- enqueue ---------------------------------------------------------------------------------
 
-    async def enqueue(self, blocks: Sequence[NewHold]) -> None:
+    async def enqueue(self, blocks: Sequence[NewHold]) -> list[int]:
         """Put blocks of items into their queues; return when that counts.
 
-        A block that comes again changes nothing.
+        A block that comes again changes nothing. The result has the block of each: itself, or the one that came first
+        under its dedupe key. Blocks of an ordered key are stored one after the other, to arrive in this order.
 
         Raises: as above; QueueFullError, ThrottledError.
         """
+        if len(blocks) > 1 and any(terms_of(new.lane).ordered for new in blocks):
+            return [first for new in blocks for first in await self.enqueue([new])]
+        blocks = [self._in_order(new) for new in blocks]
+        firsts = [self._known_as(new) for new in blocks]
         try:
             waiting = [
-                self._arriving.pending(new.id) or self._arriving.take(new, self._check_room)
-                for new in blocks
-                if not self._machine.is_known(new.id.producer)
+                self._arriving.pending(new.id) or self._arriving.take(new, partial(self._check_room, new))
+                for new, first in zip(blocks, firsts, strict=True)
+                if first is None
             ]
         finally:
             self._arriving.store()
         if not waiting:
             await known_outcome(self._log.fresh())
-        for each in waiting:
-            await asyncio.shield(each)
+        answers = iter([await asyncio.shield(each) for each in waiting])
+        found = zip(blocks, firsts, strict=True)
+        return [_first_of(new, next(answers)) if first is None else first for new, first in found]
 
-    def _check_room(self) -> None:
+    def _in_order(self, new: NewHold) -> NewHold:
+        """Give each block of an ordered key a time of its own: a restore orders by them."""
+        terms = terms_of(new.lane)
+        if not terms.ordered:
+            return new
+        if new.due_ms > max(self._arrived_ms.values(), default=0):
+            self._arrived_ms.clear()
+        place = new.target.topic, terms.key
+        due_ms = self._arrived_ms[place] = max(new.due_ms, self._arrived_ms.get(place, 0) + 1)
+        return replace(new, due_ms=due_ms)
+
+    def _known_as(self, new: NewHold) -> int | None:
+        """Return the block that has the items of a new one, if the state has it."""
+        dedupe = terms_of(new.lane).dedupe
+        first = self._machine.firsts.find(dedupe) if dedupe is not None else None
+        return new.id.producer if first is None and self._machine.is_known(new.id.producer) else first
+
+    def _check_room(self, new: NewHold) -> None:
         waiting = len(self._machine.blocks) + len(self._arriving)
         if waiting >= BLOCKS_MAX:
             raise QueueFullError(f"the queues of this shard have {waiting} blocks of items, {BLOCKS_MAX} are allowed")
+        if terms_of(new.lane).dedupe is not None:
+            known = self._machine.firsts.count(self._now().wall_ms) + len(self._arriving)
+            if known >= DEDUPE_KEYS_MAX:
+                raise QueueFullError(f"this shard knows {known} dedupe keys, {DEDUPE_KEYS_MAX} are allowed")
 
     async def _decide_enqueue(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[Answer]:
         before_ms = self._now().wall_ms - (0 if self._machine.ended_blocks > ENDED_BLOCKS_MAX else ENDED_KNOWN_MS)
         return await self._propose(EnqueueDecision(key, before_ms, tuple(lanes)))  # type: ignore[return-value]
 
     def _enqueued(self, new: NewHold, answer: Answer) -> None:
+        if isinstance(answer, FirstBlock):
+            return
         self._scheduler.enqueued(new.id.producer, self._now())
         self._parts.recent.keep(new.id.producer, new.data)
         if not self._has_begun:
@@ -195,27 +243,28 @@ class QueueKeeper:
 
     # ---- dequeue ---------------------------------------------------------------------------------
 
-    async def dequeue(self, wanted: Mapping[str, int]) -> list[Delivered]:
+    async def dequeue(self, wanted: Mapping[str, int], known: Collection[int] = ()) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most as many of each as `wanted` says.
 
+        The worker has the blocks `known`: they come without their bytes.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         now = self._now()
         items = self._scheduler.take(wanted, ANSWER_BYTES_MAX, now)
-        return await self._to_its_end(self._grant(items, now)) if items else []
+        return await self._to_its_end(self._grant(items, known, now)) if items else []
 
-    async def _grant(self, items: Sequence[ItemRanges], now: Moment) -> list[Delivered]:
+    async def _grant(self, items: Sequence[ItemRanges], known: Collection[int], now: Moment) -> list[Delivered]:
         blocks: tuple[GrantedBlock, ...] = ()
         try:
-            data = await self._payloads(items)
+            data = await self._payloads([each for each in items if each.block not in known])
             self._last_grant += 1
-            readable = tuple(each for each in items if each.block in data)
+            readable = tuple(each for each in items if each.block in data or each.block in known)
             decision = GrantDecision(self._last_grant, now.wall_ms, readable)
             blocks = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
         finally:
             self._scheduler.granted(items, blocks, now.steady_s)
             self._wake()
-        return [Delivered(decision.number, each, data[each.block.id.producer]) for each in blocks]
+        return [Delivered(decision.number, each, data.get(each.block.id.producer, b"")) for each in blocks]
 
     async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
         """Wait until a queue has a ready item; return whether that is so in this time. Raises: NotReadyError."""
@@ -347,15 +396,24 @@ class QueueKeeper:
 
     async def cancel(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
         """End items that no worker has; return the outcome of each when it counts."""
-        return await self._to_its_end(self._cancel(items))
+        return await self._to_its_end(self._settle(CancelDecision(self._now().wall_ms, tuple(items))))
 
-    async def _cancel(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
-        self._scheduler.hold(items)
+    async def redrive(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
+        """Let dead items be ready again; return the outcome of each when it counts."""
+        return await self._to_its_end(self._settle(RedriveDecision(self._now().wall_ms, tuple(items))))
+
+    async def purge(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
+        """End dead items; return the outcome of each when it counts."""
+        return await self._to_its_end(self._settle(PurgeDecision(self._now().wall_ms, tuple(items))))
+
+    async def _settle(self, decision: ItemDecision) -> Sequence[ItemOutcome]:
+        self._scheduler.hold(decision.items)
         try:
-            answer = await self._propose(CancelDecision(self._now().wall_ms, tuple(items)))
+            answer = await self._propose(decision)
         finally:
-            self._scheduler.released(items)
-            self._forget_payloads(each.block for each in items)
+            self._scheduler.released(decision.items)
+            self._forget_payloads(each.block for each in decision.items)
+            self._wake()
         return answer  # type: ignore[return-value]  # as the machine says
 
     def _forget_payloads(self, blocks: Iterable[int]) -> None:
@@ -365,11 +423,13 @@ class QueueKeeper:
 
     # ---- questions -------------------------------------------------------------------------------
 
-    async def counts(self) -> dict[str, QueueCounts]:
-        """Return the counts of all queues that have items here."""
+    async def counts(self, prefix: str = "") -> dict[str, QueueCounts]:
+        """Return the counts of all queues that have items here, and whose names begin with `prefix`."""
         await known_outcome(self._log.fresh())
         now, found = self._now(), dict[str, list[int]]()
         for block in self._machine.blocks.values():
+            if not block.topic.startswith(prefix):
+                continue
             counts = found.setdefault(block.topic, [0] * len(QueueCounts._fields))
             if not block.is_touched:
                 _count_waiting(counts, block.block.due_ms, block.count, now)
@@ -383,6 +443,45 @@ class QueueKeeper:
                 elif not state.is_over:
                     _count_waiting(counts, block.due_of(number), 1, now)
         return {topic: QueueCounts(*counts) for topic, counts in found.items()}
+
+    async def totals(self) -> dict[str, int]:
+        """Return how many items of this shard have ended so far, by outcome; and were sent back."""
+        await known_outcome(self._log.fresh())
+        return dict(self._machine.totals)
+
+    async def get(self, items: Iterable[Item]) -> SeenItems:
+        """Return items as they are now, with the payloads that exist; unknown ones are left out."""
+        await known_outcome(self._log.fresh())
+        return await self._seen(items)
+
+    async def peek(self, queue: str, count: int) -> SeenItems:
+        """Return the items that a dequeue would lease now, in its order, with their payloads; at least one."""
+        await known_outcome(self._log.fresh())
+        return await self._seen(self._scheduler.peek(queue, count, self._now()))
+
+    async def dead(self, queue: str, count: int, after: Item) -> list[SeenItem]:
+        """Return dead items of a queue behind `after`, in the order of their ids."""
+        await known_outcome(self._log.fresh())
+        return self._views(islice(dead_after(self._machine, queue, after), count))
+
+    def _views(self, items: Iterable[Item]) -> list[SeenItem]:
+        now = self._now()
+        found = [view_of(self._machine, self._scheduler, item, now) for item in items]
+        return [each for each in found if each is not None]
+
+    async def _seen(self, items: Iterable[Item]) -> SeenItems:
+        views, blocks = list[SeenItem](), dict[int, bytes]()
+        room = ANSWER_BYTES_MAX
+        for view in self._views(items):
+            block = self._machine.blocks.get(view.item[0])
+            if block is not None and block.block.id.producer not in blocks:
+                room -= block.block.length
+                if blocks and room < 0:
+                    break
+                with suppress(*_LOST):
+                    blocks[view.item[0]] = await self._payload(block)
+            views.append(view)
+        return SeenItems(views, blocks)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -457,6 +556,11 @@ class QueueKeeper:
 
 
 _LOST = (NotFoundError, CorruptDataError)
+
+
+def _first_of(new: NewHold, answer: Answer) -> int:
+    """Return the block that has the items of a new one."""
+    return answer.block if isinstance(answer, FirstBlock) else new.id.producer
 
 
 def _count_waiting(counts: list[int], due_ms: int, items: int, now: Moment) -> None:

@@ -12,14 +12,13 @@ gets the same answer.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
 
 import msgspec
 
-from memq.format.held_object import HeldBlock, HeldLane, Target
+from memq.format.held_object import HeldBlock, HeldLane
+from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     FORMAT,
     STATE_VERSION,
@@ -29,131 +28,39 @@ from memq.queues.decisions import (
     EndedBlock,
     EnqueueDecision,
     ExtendDecision,
+    FirstBlock,
     GrantDecision,
     GrantedBlock,
     GrantedItem,
+    ItemDecision,
     ItemOutcome,
     ItemRanges,
     ItemState,
-    ItemTerms,
     LeasedItems,
     NackDecision,
-    SavedBlock,
+    PurgeDecision,
+    RedriveDecision,
     SavedQueues,
     decode_decision,
-    terms_of,
 )
+from memq.queues.keys import FirstItems, OrderedKeys
 from memq.state_log import Answer
 
-ATTEMPTS_END = 1 << 16
+REDRIVEN = "redriven"  # name of a total
 _ENDS = {
     ItemState.ACKED: ItemOutcome.LEASE_LOST,  # to another grant than the one that was acked
     ItemState.EXPIRED: ItemOutcome.EXPIRED,
     ItemState.CANCELLED: ItemOutcome.CANCELLED,
     ItemState.DEAD: ItemOutcome.DEAD,
 }
-Change = Callable[["QueueBlock", int], ItemOutcome]
-
-
-class QueueBlock:
-    """A block with an item that is not over. `arrival` is its place among the blocks of the machine."""
-
-    __slots__ = (
-        "arrival",
-        "attempts",
-        "block",
-        "due_ms",
-        "grants",
-        "key",
-        "lane",
-        "lease_ms",
-        "left",
-        "notes",
-        "states",
-        "terms",
-        "topic",
-    )
-
-    def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
-        self.arrival = arrival
-        self.key = key
-        self.topic = target.topic
-        self.lane = lane
-        self.block = block
-        self.terms: ItemTerms = terms_of(lane)
-        self.left = self.count
-        self.states: bytes | bytearray = b""  # of all items, from the first grant or end on; so the next two
-        self.grants: array[int] | tuple[int, ...] = ()
-        self.attempts: array[int] | tuple[int, ...] = ()
-        self.due_ms: dict[int, int] = {}
-        self.lease_ms: dict[int, int] = {}
-        self.notes: dict[int, bytes] = {}
-
-    @property
-    def count(self) -> int:
-        """How many items it has."""
-        return self.block.next - self.block.id.first
-
-    @property
-    def is_touched(self) -> bool:
-        """Whether an item was granted or has ended: before, all are ready."""
-        return bool(self.states)
-
-    def state(self, number: int) -> ItemState:
-        """Return the state of an item."""
-        return ItemState(self.states[number]) if self.states else ItemState.READY
-
-    def grant(self, number: int) -> int:
-        """Return the number of the latest grant of an item, 0 if it has none."""
-        return self.grants[number] if self.grants else 0
-
-    def attempt(self, number: int) -> int:
-        """Return how many grants an item has had."""
-        return self.attempts[number] if self.attempts else 0
-
-    def due_of(self, number: int) -> int:
-        """Return when an item is due (Unix ms)."""
-        return self.due_ms.get(number, self.block.due_ms)
-
-    def lease_of(self, number: int) -> int:
-        """Return how long the present lease of an item lasts."""
-        return self.lease_ms.get(number, self.terms.lease_ms)
-
-    def set_state(self, number: int, state: ItemState) -> None:
-        """Set the state of an item."""
-        if not isinstance(self.states, bytearray):
-            self.states = bytearray(self.count)
-            self.grants, self.attempts = array("Q", bytes(8 * self.count)), array("H", bytes(2 * self.count))
-        self.left += self.state(number).is_over - state.is_over
-        self.states[number] = state
-
-    def set_grant(self, number: int, grant: int) -> None:
-        """Grant an item, for one attempt more."""
-        self.set_state(number, ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED)
-        assert isinstance(self.grants, array), "set with the first state"
-        assert isinstance(self.attempts, array), "set with the first state"
-        self.grants[number] = grant
-        self.attempts[number] = min(self.attempts[number] + 1, ATTEMPTS_END - 1)
-        self.lease_ms.pop(number, None)
-
-    def ended(self, now_ms: int) -> EndedBlock:
-        """Return what is to be known of it when all its items are over."""
-        runs = groupby(zip(self.states, self.grants, strict=True))
-        return EndedBlock(now_ms, tuple((*end, sum(1 for _ in same)) for end, same in runs))
-
-    def saved(self) -> SavedBlock:
-        """Return it for a snapshot."""
-        lane = HeldLane(Target(self.topic, "", 0), self.lane, (self.block,))
-        touched = bytes(self.states), tuple(self.grants), tuple(self.attempts)
-        return SavedBlock(
-            self.arrival, lane, self.key, *touched, dict(self.due_ms), dict(self.lease_ms), dict(self.notes)
-        )
+Change = Callable[[QueueBlock, int], ItemOutcome]
 
 
 class QueueMachine:
     """All queue items of a service partition. See `memq.state_log.StateMachine`.
 
-    The answer to an enqueue says for each block whether it is new. The answer to a grant has the items that it leases.
+    The answer to an enqueue says for each block whether it is new, or which one came first under its dedupe key. The
+    answer to a grant has the items that it leases.
     All others have an `ItemOutcome` for each item, in order.
     """
 
@@ -161,15 +68,14 @@ class QueueMachine:
         self.blocks: dict[int, QueueBlock] = {}
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
         self.topics: dict[str, int] = {}  # items of each queue that are not over
-        self.totals: dict[str, int] = {}  # how many items have ended, by outcome
+        self.items = 0  # of all queues, that are not over
+        self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
+        self.ordered = OrderedKeys()
+        self.firsts = FirstItems()
+        self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
         self.last_grant = 0
         self._arrivals = 0
         self._ended: dict[int, EndedBlock] = {}  # by block, the oldest first
-
-    @property
-    def items(self) -> int:
-        """How many items are not over."""
-        return sum(self.topics.values())
 
     @property
     def ended_blocks(self) -> int:
@@ -192,10 +98,8 @@ class QueueMachine:
                 return self._change(decision.leases, partial(self._extend, decision.lease_ms), 0)
             case EndDecision():
                 return self._end(decision)
-            case CancelDecision():
-                return tuple(
-                    self._cancel(each.block, number, decision.now_ms) for each in decision.items for number in each
-                )
+            case CancelDecision() | RedriveDecision() | PurgeDecision():
+                return tuple(self._settle(decision, each.block, number) for each in decision.items for number in each)
 
     def is_known(self, block: int) -> bool:
         """Whether a block is in the state, or was."""
@@ -211,11 +115,12 @@ class QueueMachine:
 
     # ---- decisions -------------------------------------------------------------------------------
 
-    def _enqueue(self, decision: EnqueueDecision) -> tuple[bool, ...]:
+    def _enqueue(self, decision: EnqueueDecision) -> tuple[bool | FirstBlock, ...]:
         self._forget(decision.before_ms)
+        self.firsts.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
 
-    def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool:
+    def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool | FirstBlock:
         known = self.blocks.get(block.id.producer)
         if known is not None:
             self._unname(known.key)
@@ -223,16 +128,33 @@ class QueueMachine:
             known.key = key  # due time and terms stay as they were
             known.block = msgspec.structs.replace(block, due_ms=known.block.due_ms)
             return False
-        if block.id.producer in self._ended:
+        made = QueueBlock(self._arrivals + 1, key, lane.target, lane.lane, block)
+        dedupe = made.terms.dedupe
+        first = self.firsts.find(dedupe) if dedupe is not None else None
+        if dedupe is not None and first is not None and first != block.id.producer:
+            # Else a restore that finds its object would take it, if the window of the first one was over.
+            self._ended[block.id.producer] = EndedBlock(dedupe.since_ms, ((ItemState.CANCELLED, 0, made.count),))
+            return FirstBlock(first)
+        if first is not None or block.id.producer in self._ended:
             return False
+        if dedupe is not None:
+            self.firsts.add(dedupe, block.id.producer)
         self._arrivals += 1
-        self._insert(QueueBlock(self._arrivals, key, lane.target, lane.lane, block))
+        self._insert(made)
         return True
 
     def _insert(self, made: QueueBlock) -> None:
         self.blocks[made.block.id.producer] = made
         self._name(made.key)
         self.topics[made.topic] = self.topics.get(made.topic, 0) + made.left
+        self.items += made.left
+        self._note(made)
+        if made.terms.ordered:
+            leased = next(made.numbers_in(ItemState.LEASED), None)
+            if leased is not None:
+                self.ordered.note(made, leased, ItemState.LEASED)
+            elif made.left > made.dead:
+                self.ordered.note(made, 0, made.state(0))
 
     def _grant(self, decision: GrantDecision) -> tuple[GrantedBlock, ...]:
         """Lease the items that wait, or whose lease the owner found over (Q4)."""
@@ -253,7 +175,11 @@ class QueueMachine:
                 continue
             if block.state(number) is ItemState.READY and block.due_of(number) > decision.now_ms:
                 continue  # it was given back while the grant was on its way
+            if not self.ordered.may_grant(block, number):
+                continue
             block.set_grant(number, decision.number)
+            if block.terms.ordered:
+                self.ordered.note(block, number, block.state(number))
             yield GrantedItem(number, block.attempt(number), block.notes.get(number, b""))
             if block.state(number) is ItemState.ACKED:  # at most once (Q5)
                 self._over(block, number, ItemOutcome.ACKED, decision.now_ms)
@@ -275,7 +201,7 @@ class QueueMachine:
         return tuple(answers)
 
     def _ack(self, block: QueueBlock, number: int) -> ItemOutcome:
-        block.set_state(number, ItemState.ACKED)
+        self._set(block, number, ItemState.ACKED)
         return ItemOutcome.ACKED
 
     def _nack(self, decision: NackDecision, block: QueueBlock, number: int) -> ItemOutcome:
@@ -283,7 +209,7 @@ class QueueMachine:
             block.notes[number] = decision.note
         if block.terms.attempts_max and block.attempt(number) >= block.terms.attempts_max:
             return self._bury(block, number)
-        block.set_state(number, ItemState.READY)
+        self._set(block, number, ItemState.READY)
         block.due_ms[number] = decision.due_ms
         return ItemOutcome.RETURNED
 
@@ -303,17 +229,18 @@ class QueueMachine:
                 elif decision.dead:
                     answers.append(self._bury(block, number))
                 else:
-                    block.set_state(number, ItemState.EXPIRED)
+                    self._set(block, number, ItemState.EXPIRED)
                     self._over(block, number, ItemOutcome.EXPIRED, decision.now_ms)
                     answers.append(ItemOutcome.EXPIRED)
         return tuple(answers)
 
     def _bury(self, block: QueueBlock, number: int) -> ItemOutcome:
-        block.set_state(number, ItemState.DEAD)
+        self._set(block, number, ItemState.DEAD)
         self._count(ItemOutcome.DEAD)
         return ItemOutcome.DEAD
 
-    def _cancel(self, id_: int, number: int, now_ms: int) -> ItemOutcome:
+    def _settle(self, decision: ItemDecision, id_: int, number: int) -> ItemOutcome:
+        """Cancel, redrive or purge an item that no worker has; other items stay as they are."""
         block = self.blocks.get(id_)
         if block is None or not 0 <= number < block.count:
             end = self._end_of(id_, number)
@@ -321,11 +248,25 @@ class QueueMachine:
         state = block.state(number)
         if state is ItemState.LEASED:
             return ItemOutcome.LEASED
-        if state in (ItemState.READY, ItemState.DEAD):
-            block.set_state(number, ItemState.CANCELLED)
-            self._over(block, number, ItemOutcome.CANCELLED, now_ms)
-            return ItemOutcome.CANCELLED
-        return _refusal(state, is_latest=True)
+        if state.is_over:
+            return _refusal(state, is_latest=True)
+        if isinstance(decision, RedriveDecision):
+            return self._redrive(block, number, decision.now_ms)
+        if isinstance(decision, PurgeDecision) and state is not ItemState.DEAD:
+            return ItemOutcome.RETURNED
+        self._set(block, number, ItemState.CANCELLED)
+        self._over(block, number, ItemOutcome.CANCELLED, decision.now_ms)
+        return ItemOutcome.CANCELLED
+
+    def _redrive(self, block: QueueBlock, number: int, now_ms: int) -> ItemOutcome:
+        if block.state(number) is ItemState.READY:
+            return ItemOutcome.RETURNED  # by an earlier request, or it was never dead
+        if block.terms.expires_ms and block.terms.expires_ms <= now_ms:
+            return ItemOutcome.EXPIRED  # it stays dead, so that it is not lost without a word
+        block.redrive(number, now_ms)
+        self._noted(block, number, ItemState.READY)
+        self.totals[REDRIVEN] = self.totals.get(REDRIVEN, 0) + 1
+        return ItemOutcome.RETURNED
 
     def _former(self, lease: LeasedItems, number: int) -> ItemOutcome:
         """Return the outcome of an item whose block has ended."""
@@ -336,6 +277,24 @@ class QueueMachine:
         ended = self._ended.get(block)
         return None if ended is None else ended.end_of(number)
 
+    def _set(self, block: QueueBlock, number: int, state: ItemState) -> None:
+        block.set_state(number, state)
+        self._noted(block, number, state)
+
+    def _noted(self, block: QueueBlock, number: int, state: ItemState) -> None:
+        self._note(block)
+        if block.terms.ordered:
+            self.ordered.note(block, number, state)
+
+    def _note(self, block: QueueBlock) -> None:
+        id_ = block.block.id.producer
+        if block.dead:
+            self.dead.setdefault(block.topic, {})[id_] = None
+        elif block.topic in self.dead:
+            self.dead[block.topic].pop(id_, None)
+            if not self.dead[block.topic]:
+                del self.dead[block.topic]
+
     # ---- ends ------------------------------------------------------------------------------------
 
     def _over(self, block: QueueBlock, number: int, outcome: ItemOutcome, now_ms: int) -> None:
@@ -343,6 +302,7 @@ class QueueMachine:
         for noted in (block.due_ms, block.lease_ms, block.notes):
             noted.pop(number, None)
         self._count(outcome)
+        self.items -= 1
         self.topics[block.topic] -= 1
         if not self.topics[block.topic]:
             del self.topics[block.topic]
@@ -377,9 +337,10 @@ class QueueMachine:
         if not self._arrivals and not self.last_grant:
             return b""
         blocks = [block.saved() for block in self.blocks.values()]
-        ended = list(self._ended.items())
+        ended, firsts = list(self._ended.items()), self.firsts.saved()
+        version = STATE_VERSION if firsts else 1  # which earlier releases can read
         return FORMAT.encode_state(
-            SavedQueues(STATE_VERSION, self.last_grant, self._arrivals, blocks, ended, self.totals)
+            SavedQueues(version, self.last_grant, self._arrivals, blocks, ended, self.totals, firsts)
         )
 
     def restore(self, state: bytes) -> None:
@@ -389,14 +350,9 @@ class QueueMachine:
         saved = FORMAT.decode_state(state)
         self.last_grant, self._arrivals = saved.last_grant, saved.arrivals
         for each in saved.blocks:
-            made = QueueBlock(each.arrival, each.key, each.lane.target, each.lane.lane, each.lane.blocks[0])
-            if each.states:
-                made.states = bytearray(each.states)
-                made.grants, made.attempts = array("Q", each.grants), array("H", each.attempts)
-                made.left = sum(not ItemState(state).is_over for state in each.states)
-            made.due_ms, made.lease_ms, made.notes = dict(each.due_ms), dict(each.lease_ms), dict(each.notes)
-            self._insert(made)
+            self._insert(QueueBlock.restored(each))
         self._ended = dict(saved.ended)
+        self.firsts.restore(saved.firsts)
         self.totals = dict(saved.totals)
 
 

@@ -4,18 +4,21 @@ The state (`machine.py`) has no times of leases. Its owner counts them from its 
 begins them again when it opens the log (Q2). An item with a decision on its way is `busy`: no grant takes it until that
 counts. So a late `extend` never meets another grant, and a worker whose `ack` is on its way loses nothing.
 
-Ready items lie in a heap for each queue: priority first, then due time, then arrival. A heap has spans of a block, so
-a block takes one entry until its items differ. An entry may be stale: an item is checked when it is taken.
+Ready items lie in `ReadyItems` of their queue, as spans of a block: a block takes one entry until its items differ.
+Of an ordered key, only the next item is there; each decision on an item of the key brings the next one. Of the queues
+of a request, the one that was served longest ago is first.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
+from memq.queues.agenda import SPARE, Agenda
+from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     EndDecision,
     GrantedBlock,
@@ -25,7 +28,8 @@ from memq.queues.decisions import (
     LeasedItems,
     ranges_of,
 )
-from memq.queues.machine import QueueBlock, QueueMachine
+from memq.queues.machine import QueueMachine
+from memq.queues.ready import ReadyItems, ReadySpan
 
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
@@ -37,22 +41,14 @@ class Moment(NamedTuple):
     steady_s: float
 
 
-class _Ready(NamedTuple):
-    priority: int
-    due_ms: int
-    arrival: int
-    begin: int
-    end: int
-    block: int
-
-
 class _Later(NamedTuple):
     due_ms: int
-    topic: str
-    ready: _Ready
+    place: Place
+    span: ReadySpan
 
 
 Item = tuple[int, int]  # block and number
+Place = tuple[str, str]  # queue and key
 
 
 class ItemScheduler:
@@ -60,15 +56,27 @@ class ItemScheduler:
 
     def __init__(self, machine: QueueMachine, now: Moment) -> None:
         self._machine = machine
-        self._ready: dict[str, list[_Ready]] = {}
-        self._later: list[_Later] = []
+        self._wall_ms = now.wall_ms  # when time last passed
+        self._ready: dict[str, ReadyItems] = {}
+        self._later = Agenda[_Later](lambda entry: self._is_live(entry.span))
         self._until_s: dict[Item, float] = {}  # when the present leases end
-        self._leases: list[tuple[float, int, int]] = []  # a heap of the same; some entries are stale
-        self._lives: list[tuple[int, int]] = []  # a heap of blocks that expire, by Unix ms
+        self._leases = Agenda[tuple[float, int, int]](lambda entry: self._until_s.get(entry[1:]) == entry[0])
+        self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
+        self._turn = 0  # of the queue that was served last
+        self._in_flight: dict[Item, Place] = {}  # chosen or leased, and the lease is not over
+        self._flights: Counter[Place] = Counter()  # how many items of each key are
+        self._ordered: dict[int, Place] = {}  # blocks with ordered keys
         self._busy: Counter[Item] = Counter()
         self._ending: dict[Item, bool] = {}  # items that are to end, and whether they are dead
         for block in machine.blocks.values():
             self._add(block, now)
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has in memory, stale ones too."""
+        agendas = len(self._later) + len(self._leases) + len(self._lives)
+        items = len(self._until_s) + len(self._busy) + len(self._ending) + len(self._in_flight) + len(self._ordered)
+        return agendas + items + len(self._ready) + len(self._flights)
 
     # ---- new items -------------------------------------------------------------------------------
 
@@ -79,96 +87,138 @@ class ItemScheduler:
             self._add(made, now)
 
     def _add(self, block: QueueBlock, now: Moment) -> None:
+        if block.terms.ordered:
+            self._ordered[block.block.id.producer] = place_of(block)
         if not block.is_touched:
             self._push(block, 0, block.count, block.block.due_ms)
             return
-        for number in range(block.count):
-            if block.state(number) is ItemState.LEASED:
-                self._lease(block, number, now.steady_s)
-            elif block.state(number) is ItemState.READY:
+        for number in block.numbers_in(ItemState.LEASED):
+            self._lease(block, number, now.steady_s)
+        if block.terms.ordered:
+            self._push_next(place_of(block))
+        else:
+            for number in block.numbers_in(ItemState.READY):
                 self._push(block, number, number + 1, block.due_of(number))
 
     def _push(self, block: QueueBlock, begin: int, end: int, due_ms: int) -> None:
-        entry = _Ready(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
-        heapq.heappush(self._later, _Later(due_ms, block.topic, entry))
+        """Expect items of a block when they are due; of an ordered key, the next item."""
+        if block.terms.ordered:
+            self._push_next(place_of(block))
+        else:
+            span = ReadySpan(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
+            self._later.push(_Later(due_ms, place_of(block), span))
         if block.terms.expires_ms:  # pushed again: a life that is over is taken once
-            heapq.heappush(self._lives, (block.terms.expires_ms, block.block.id.producer))
+            self._lives.push((block.terms.expires_ms, block.block.id.producer))
+
+    def _push_next(self, place: Place) -> None:
+        found = self._machine.ordered.next_of(*place)
+        if found is not None:
+            block, number = found
+            order = block.terms.priority, block.due_of(number), block.arrival
+            span = ReadySpan(*order, number, number + 1, block.block.id.producer)
+            self._later.push(_Later(span.due_ms, place, span))
 
     def _lease(self, block: QueueBlock, number: int, from_s: float) -> None:
         """Begin the lease that the state has for an item."""
         item = block.block.id.producer, number
         self._until_s[item] = until_s = from_s + block.lease_of(number) / 1_000
-        heapq.heappush(self._leases, (until_s, *item))
+        self._leases.push((until_s, *item))
+        self._depart(item, block)
+
+    def _depart(self, item: Item, block: QueueBlock) -> None:
+        """Count an item as in flight."""
+        if item not in self._in_flight:
+            place = self._in_flight[item] = place_of(block)
+            self._flights[place] += 1
+
+    def _land(self, item: Item) -> None:
+        """Count an item as no longer in flight."""
+        place = self._in_flight.pop(item, None)
+        if place is not None:
+            self._flights[place] -= 1
+            if not self._flights[place]:
+                del self._flights[place]
 
     # ---- grants ----------------------------------------------------------------------------------
 
     def take(self, wanted: Mapping[str, int], bytes_max: int, now: Moment) -> list[ItemRanges]:
-        """Choose items of each queue, first those of the first one.
+        """Choose items of each queue, at most as many as are wanted.
 
         They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, but for the first.
         """
         self.pass_time(now)
-        chosen: dict[int, set[int]] = {}
-        room = bytes_max
-        for topic, count in wanted.items():
-            left = count
-            while left > 0:
-                entry = self._first(topic, now)
-                if entry is None:
+        is_free, room, chosen = partial(self._is_free, now=now), bytes_max, dict[int, list[int]]()
+        for topic in sorted(wanted, key=self._served):
+            ready, left = self._ready.get(topic), wanted[topic]
+            while ready is not None and left > 0:
+                span = ready.first(is_free)
+                if span is None:
                     break
-                block = self._machine.blocks[entry.block]
-                if entry.block not in chosen:
+                block = self._machine.blocks[span.block]
+                if span.block not in chosen:
                     room -= block.block.length
                     if chosen and room < 0:
-                        return self._held(chosen)
-                left -= self._take_from(entry, left, chosen, now)
-        return self._held(chosen)
+                        return self._chosen(chosen)
+                numbers = ready.take(left, lambda key, topic=topic: self._flights[topic, key], is_free)  # type: ignore[misc]
+                for number in numbers:
+                    self._busy[span.block, number] += 1
+                    self._depart((span.block, number), block)
+                chosen.setdefault(span.block, []).extend(numbers)
+                left -= len(numbers)
+                self._turn += 1
+                ready.served = self._turn
+            if ready is not None and not ready:
+                del self._ready[topic]
+        return self._chosen(chosen)
 
-    def _held(self, chosen: Mapping[int, set[int]]) -> list[ItemRanges]:
-        items = [ranges_of(block, numbers) for block, numbers in chosen.items()]
-        self.hold(items)
-        return items
+    def _served(self, topic: str) -> int:
+        """Return when a queue was served last; one without ready items gets nothing."""
+        ready = self._ready.get(topic)
+        return ready.served if ready is not None else 0
 
-    def _take_from(self, entry: _Ready, left: int, chosen: dict[int, set[int]], now: Moment) -> int:
-        """Take items of the first entry of a heap; put the rest of it back. Return how many were taken."""
-        heap = self._ready[self._machine.blocks[entry.block].topic]  # which `_first` has left
-        heapq.heappop(heap)
-        taken = 0
-        for number in range(entry.begin, entry.end):
-            if taken == left:
-                heapq.heappush(heap, entry._replace(begin=number))
+    def _chosen(self, chosen: Mapping[int, list[int]]) -> list[ItemRanges]:
+        return [ranges_of(block, numbers) for block, numbers in chosen.items()]
+
+    def peek(self, topic: str, count: int, now: Moment) -> list[Item]:
+        """Return the items of a queue that `take` would choose next, in this order. They stay."""
+        self.pass_time(now)
+        known, seen = self._ready.get(topic), dict[Item, None]()
+        ready = known.copy() if known is not None else ReadyItems(self._is_live)
+        flights = Counter[str]()
+
+        def is_free(id_: int, number: int) -> bool:
+            return (id_, number) not in seen and self._is_free(id_, number, now=now)
+
+        while len(seen) < count:
+            span = ready.first(is_free)
+            if span is None:
                 break
-            if self._is_free(entry, number, now) and number not in chosen.get(entry.block, ()):
-                chosen.setdefault(entry.block, set()).add(number)
-                taken += 1
-        return taken
+            key = self._machine.blocks[span.block].terms.key
+            numbers = ready.take(count - len(seen), lambda key: self._flights[topic, key] + flights[key], is_free)
+            seen.update(dict.fromkeys((span.block, number) for number in numbers))
+            flights[key] += len(numbers)
+        return list(seen)
 
-    def _first(self, topic: str, now: Moment) -> _Ready | None:
-        """Return the first entry of a queue that has a free item now; it stays in the heap."""
-        heap = self._ready.get(topic, [])
-        while heap:
-            entry = heap[0]
-            free = next((each for each in range(entry.begin, entry.end) if self._is_free(entry, each, now)), None)
-            if free == entry.begin:
-                return entry
-            heapq.heappop(heap)
-            if free is not None:
-                heapq.heappush(heap, entry._replace(begin=free))
-        self._ready.pop(topic, None)
-        return None
+    def _has_ready(self, topic: str, now: Moment) -> bool:
+        ready = self._ready.get(topic)
+        if ready is not None and ready.first(partial(self._is_free, now=now)) is None:
+            del self._ready[topic]
+            ready = None
+        return ready is not None
 
-    def _is_free(self, entry: _Ready, number: int, now: Moment) -> bool:
-        """Whether an item of an entry, which is due, may be granted now. A clock may be set back since."""
-        id_ = entry.block
+    def _is_free(self, id_: int, number: int, *, now: Moment) -> bool:
+        """Whether an item may be granted now."""
         block = self._machine.blocks.get(id_)
         if block is None or self._busy[id_, number] or (id_, number) in self._ending:
             return False
         if block.terms.expires_ms and block.terms.expires_ms <= now.wall_ms:
             return False
+        if block.terms.ordered and not self._machine.ordered.may_grant(block, number):
+            return False
         state = block.state(number)
         if state is ItemState.LEASED:
             return not self.is_leased(block, number, now)
-        return state is ItemState.READY and block.due_of(number) <= max(now.wall_ms, entry.due_ms)
+        return state is ItemState.READY and block.due_of(number) <= now.wall_ms
 
     def is_leased(self, block: QueueBlock, number: int, now: Moment) -> bool:
         """Whether a worker has an item now."""
@@ -178,6 +228,13 @@ class ItemScheduler:
     def _is_idle(self, block: QueueBlock, number: int, now: Moment) -> bool:
         """Whether an item may come again, and no worker has it now."""
         return block.state(number) in (ItemState.READY, ItemState.LEASED) and not self.is_leased(block, number, now)
+
+    def left_s(self, item: Item, now: Moment) -> float:
+        """Return how long a worker has an item; 0 if no worker has it."""
+        block = self._machine.blocks.get(item[0])
+        if block is None or not self.is_leased(block, item[1], now):
+            return 0.0
+        return self._until_s.get(item, now.steady_s + block.lease_of(item[1]) / 1_000) - now.steady_s
 
     def hold(self, items: Iterable[ItemRanges]) -> None:
         """Note that a decision about items is on its way."""
@@ -223,36 +280,64 @@ class ItemScheduler:
         """Expect an item again, as the state has it now."""
         block = self._machine.blocks.get(item[0])
         state = block.state(item[1]) if block is not None and 0 <= item[1] < block.count else None
+        self._ending.pop(item, None)  # its end is noticed again, if it is one still: it may have been sent back
         if state is not ItemState.LEASED:
             self._until_s.pop(item, None)
+            self._land(item)
+        if item[0] in self._ordered:
+            self._push_next(self._ordered[item[0]])
         if block is None or state is None:
+            self._ordered.pop(item[0], None)
             return
         if state is ItemState.READY:
             self._push(block, item[1], item[1] + 1, block.due_of(item[1]))
         elif state is ItemState.LEASED:
-            heapq.heappush(self._leases, (self._until_s.get(item, 0.0), *item))
+            self._leases.push((self._until_s.setdefault(item, 0.0), *item))
 
     # ---- time ------------------------------------------------------------------------------------
 
     def pass_time(self, now: Moment) -> None:
         """Let items become due, and leases and lives end. `ends` has the items that do not come again."""
-        while self._leases and self._leases[0][0] <= now.steady_s:
-            until_s, *item = heapq.heappop(self._leases)
+        self._trim()
+        if now.wall_ms < self._wall_ms:  # the clock was set back
+            for topic, ready in self._ready.items():
+                for key, span in ready.take_later(now.wall_ms):
+                    self._later.push(_Later(span.due_ms, (topic, key), span))
+        self._wall_ms = now.wall_ms
+        for until_s, *item in self._leases.until(now.steady_s):
             self._end_lease((item[0], item[1]), until_s, now)
-        while self._lives and self._lives[0][0] <= now.wall_ms:
-            _, id_ = heapq.heappop(self._lives)
+        for _, id_ in self._lives.until(now.wall_ms):
             block = self._machine.blocks.get(id_)
             for number in range(block.count) if block is not None else ():
                 if block is not None and self._is_idle(block, number, now):
                     self._ending[id_, number] = False
-        while self._later and self._later[0].due_ms <= now.wall_ms:
-            _, topic, entry = heapq.heappop(self._later)
-            heapq.heappush(self._ready.setdefault(topic, []), entry)
+        for _, (topic, key), span in self._later.until(now.wall_ms):
+            self._ready_of(topic).push(key, span, self._flights[topic, key])
+
+    def _trim(self) -> None:
+        """Drop what is stale: leases of 12 hours may be acked at once, and delayed items cancelled."""
+        self._leases.trim(len(self._until_s))
+        self._lives.trim(len(self._machine.blocks))
+        self._later.trim(self._machine.items)
+        topics = self._machine.topics
+        if len(self._ready) > 2 * len(topics) + SPARE:
+            self._ready = {topic: found for topic, found in self._ready.items() if topic in topics}
+
+    def _is_live(self, span: ReadySpan) -> bool:
+        return span.block in self._machine.blocks
+
+    def _ready_of(self, topic: str) -> ReadyItems:
+        """Return the ready items of a queue, to add some."""
+        known = self._ready.get(topic)
+        if known is None:
+            known = self._ready[topic] = ReadyItems(self._is_live, self._turn)
+        return known
 
     def _end_lease(self, item: Item, until_s: float, now: Moment) -> None:
         block = self._machine.blocks.get(item[0])
         if block is None or block.state(item[1]) is not ItemState.LEASED or self._until_s.get(item) != until_s:
             return
+        self._land(item)
         if block.terms.expires_ms and block.terms.expires_ms <= now.wall_ms:
             self._ending[item] = False
         elif block.terms.attempts_max and block.attempt(item[1]) >= block.terms.attempts_max:
@@ -288,7 +373,7 @@ class ItemScheduler:
     def is_ready(self, topics: Iterable[str], now: Moment) -> bool:
         """Whether a queue has an item that may be granted now."""
         self.pass_time(now)
-        return any(self._first(topic, now) is not None for topic in topics)
+        return any(self._has_ready(topic, now) for topic in topics)
 
     def has_ends(self) -> bool:
         """Whether some items are to end."""
@@ -296,7 +381,10 @@ class ItemScheduler:
 
     def wait_s(self, now: Moment) -> float:
         """Return in how many seconds the next item changes by time alone."""
-        moments = [(self._later[0].due_ms - now.wall_ms) / 1_000] if self._later else []
-        moments += [self._leases[0][0] - now.steady_s] if self._leases else []
-        moments += [(self._lives[0][0] - now.wall_ms) / 1_000] if self._lives else []
-        return max(0.0, min(moments, default=math.inf))
+        wall_ms = min(self._later.next, self._lives.next) - now.wall_ms
+        return max(0.0, min(wall_ms / 1_000, self._leases.next - now.steady_s))
+
+
+def place_of(block: QueueBlock) -> Place:
+    """Return queue and key of a block."""
+    return block.topic, block.terms.key

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import memq
 from memq.broker.broker import Broker
-from memq.client.queue.items import QueueItem
+from memq.client.queue.items import ItemLease, QueueItem, wire_leases
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import (
     AlreadyAckedError,
@@ -29,7 +30,14 @@ from memq.format.key import held_prefix
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.link import connect_link
-from memq.protocol.queue_messages import EnqueueItems, NackItems, WireLeasedItem, WireQueueBlock
+from memq.protocol.queue_messages import (
+    AckItems,
+    DequeueItems,
+    EnqueueItems,
+    NackItems,
+    WireLeasedItems,
+    WireQueueBlock,
+)
 from memq.queues import keeper
 from memq.queues.decisions import ItemOutcome
 from memq.runtime.clock import SystemClock
@@ -118,6 +126,27 @@ def test_many_items_go_into_few_blocks_and_one_object() -> None:
                 found += payloads(items)
                 await queue.ack_many(items)
             assert found == sent
+
+    run(work())
+
+
+def test_a_worker_that_has_a_block_gets_no_bytes_of_it_from_any_broker() -> None:
+    async def work() -> None:
+        async with queueing() as (_, brokers, queue):
+            sent = [b"item %d" % number for number in range(9)]
+            ids = await queue.enqueue_many("jobs", sent)
+            assert payloads(await queue.dequeue("jobs")) == sent[:1]
+            (block_id,) = {each.split(":")[1] for each in ids}
+            for broker in brokers:  # two of them forward the request
+                link = await connect_link(Runtime(), None, parse_address(broker.address))
+                ask = DequeueItems(queues={"jobs": 1}, wait_ms=0, known=[block_id])
+                for known in (True, False):
+                    asked = ask if known else replace(ask, known=[])
+                    answer, blocks = await link.request_with_blocks(Api.ADMIN, AdminRequest(ask=asked), AdminAnswer)
+                    (grant,) = answer.about_queues.grants
+                    assert (grant.block_id, grant.length, len(blocks) > 0) == (block_id, len(blocks), not known)
+                link.close()
+            assert payloads(await queue.dequeue({"jobs": 5})) == sent[7:]
 
     run(work())
 
@@ -285,18 +314,26 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 await queue.nack(item, metadata=b"x" * 2_000)
             with pytest.raises(InvalidSettingError, match="after = -1"):
                 await queue.nack(item, after=-1)
-            item.lease = WireLeasedItem(block_id=item.lease.block_id, number=0, grant=item.lease.grant + 1)
+            item.lease = item.lease._replace(grant=item.lease.grant + 1)
             with pytest.raises(LeaseLostError):
                 await queue.ack(item)
-            item.lease = WireLeasedItem(block_id="0" * 15 + "1", number=0, grant=1)
+            item.lease = ItemLease("0" * 15 + "1", 0, 1)
             with pytest.raises(NotFoundError, match="no queue knows item"):
                 await queue.ack(item)
+            leases = wire_leases([item.lease])
             link = await connect_link(Runtime(), None, parse_address(brokers[0].address))
-            block = WireQueueBlock(block=b"x", priority=11, after_ms=0, life_ms=0, lease_ms=1_000, attempts_max=0)
+            block = WireQueueBlock(length=0, priority=11, after_ms=0, life_ms=0, lease_ms=1_000, attempts_max=0)
             for ask, text in (
                 (EnqueueItems(queue="jobs", blocks=[block]), "priority is 11"),
-                (NackItems(queue="jobs", items=[item.lease], after_ms=0, note=b"x" * 2_000), "metadata of 2000"),
-                (NackItems(queue="jobs", items=[item.lease], after_ms=-1, note=b""), "delay is -1 ms"),
+                (EnqueueItems(queue="jobs", blocks=[replace(block, length=1)]), "0 bytes of blocks follow"),
+                (DequeueItems(queues={"jobs": 1}, wait_ms=0, known=["1" * 16] * 33), "33 known blocks"),
+                (NackItems(queue="jobs", items=leases, after_ms=0, note=b"x" * 2_000), "metadata of 2000"),
+                (NackItems(queue="jobs", items=leases, after_ms=-1, note=b""), "delay is -1 ms"),
+                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0])]), "items .0. of a block"),
+                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0, 2, 1, 3])]), "are not possible"),
+                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0, 1_025])]), "1025 items in one"),
+                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [1_024, 1_025])]), "are not possible"),
+                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, -1, [0, 1])]), "lease -1"),
             ):
                 with pytest.raises(InvalidRequestError, match=text):
                     await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=5)

@@ -111,7 +111,7 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         return decode_message(found, answer)
 
     async def _answer(self, frame: Frame) -> BrokerAnswer:
-        operation, ask = self._operations.find(frame)
+        operation, ask, _ = self._operations.find(frame)
         prepared = None if operation.prepare is None else await operation.prepare(ask)
         return await operation.handler(Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, prepared))
 

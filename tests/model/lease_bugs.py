@@ -1,4 +1,4 @@
-"""The rules Q2 to Q5 of leases, each left out in the product's code or in the shell: some schedule of the model fails.
+"""The rules of queue items, each left out in the product's code or in the shell: some schedule of the model fails.
 
 `python -m tests.model.lease_bugs [NAME-PART] [SCHEDULES]` searches; without a bug of that name, all rules hold.
 """
@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.model.leases import Rules, rules_of, run
-from tests.simulation.bug import Change, Planted, swap
+from tests.simulation.bug import Change, Planted, body, swap
 from tests.simulation.planted_bugs import plant
+from tests.simulation.queue_bugs import SECOND_ITEM
 
+BLOCK, KEYS = "memq.queues.block", "memq.queues.keys"
 MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
 PUSH = "self._push(block, item[1], item[1] + 1, block.due_of(item[1]))"
 LATEST = "block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant"
@@ -56,21 +58,54 @@ BUGS: dict[str, Planted] = {
         "QueueMachine._take", swap("block.id.producer in self._ended", "False")
     ),
     "S7: a snapshot without the last acks": bug(
-        "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))")
+        "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))"), BLOCK
     ),
     "S7: a snapshot without the blocks that have ended": bug(
         "QueueMachine.snapshot", swap("list(self._ended.items())", "[]")
     ),
     "S7: a snapshot without the times of items that were given back": bug(
-        "QueueBlock.saved", swap("dict(self.due_ms)", "{}")
+        "QueueBlock.saved", swap("dict(self.due_ms)", "{}"), BLOCK
     ),
     "Q5: the grant of an at-most-once item is no ack": bug(
         "QueueBlock.set_grant",
         swap("ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED", "ItemState.LEASED"),
+        BLOCK,
     ),
     "an item has more attempts than it may have": bug(
         "QueueMachine._nack",
         swap("block.attempt(number) >= block.terms.attempts_max", "False"),
+    ),
+    "an item that is given back is lost": bug("ItemScheduler._again", swap(PUSH, "pass"), SCHEDULER),
+    "the last priority is first": bug(
+        "ItemScheduler._push", swap("block.terms.priority", "9 - block.terms.priority"), SCHEDULER
+    ),
+    "an item comes before it is due": bug("QueueBlock.due_of", body("return 0"), BLOCK),
+    "the end of a life is ignored": bug(
+        "QueueBlock.__init__", swap("terms_of(lane)", "terms_of(lane)._replace(expires_ms=0)"), BLOCK
+    ),
+    "an item whose life is over never ends": bug(
+        "ItemScheduler.pass_time", swap("self._ending[id_, number] = False", "pass"), SCHEDULER
+    ),
+    "a block is trimmed with an item that is not over": bug(
+        "QueueMachine._over", swap("not block.left", "block.left < 2")
+    ),
+    "two items of an ordered key are leased": bug("OrderedKeys.next_of", body(SECOND_ITEM), KEYS),
+    "the last item of an ordered key is first": bug(
+        "OrderedKeys.next_of", swap("iter(found.blocks.values())", "reversed(found.blocks.values())"), KEYS
+    ),
+    "an ordered key is forgotten by a snapshot": bug(
+        "QueueMachine._insert", swap("made.left > made.dead", "made.left > made.dead and not made.is_touched")
+    ),
+    "a second item under a dedupe key is taken": bug("FirstItems.find", body("return None"), KEYS),
+    "the window of a dedupe key never ends": bug(
+        "FirstItems.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
+    ),
+    "dedupe keys are forgotten by a snapshot": bug("QueueMachine.snapshot", swap("self.firsts.saved()", "[]")),
+    "an item that was sent back has its former end": bug(
+        "ItemScheduler._again", swap("self._ending.pop(item, None)", "None"), SCHEDULER
+    ),
+    "an item that was sent back keeps its attempts": bug(
+        "QueueBlock.redrive", swap("self.attempts[number] = 0", "pass"), BLOCK
     ),
 }
 ALL_BUGS = (*SHELL_BUGS, *BUGS)

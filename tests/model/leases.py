@@ -2,22 +2,25 @@
 
 An entry counts if its epoch is that of the last `opened` that counts. Owners pause, crash and go on with an old epoch.
 Entries, answers and requests are late, and blocks come again. After each entry the machine is compared with a port of
-its rules to plain facts (`Fact`), and each worker checks what it holds by its own clock (Q3).
+its rules to plain facts (`LeaseFacts`), and each worker checks what it holds by its own clock (Q3). Each choice of an
+owner is compared with all items that wait in its state.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import (
     AckDecision,
+    Dedupe,
     EndDecision,
     EnqueueDecision,
     ExtendDecision,
+    FirstBlock,
     GrantDecision,
     GrantedBlock,
     ItemOutcome,
@@ -26,19 +29,20 @@ from memq.queues.decisions import (
     ItemTerms,
     LeasedItems,
     NackDecision,
+    RedriveDecision,
     decode_decision,
     encode_decision,
 )
 from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import ItemScheduler, Moment
+from tests.model.lease_facts import Item, LeaseFacts
 
 TOPIC = "jobs"
 LEASE_S = 4
 BLOCKS, ITEMS = 3, 2
 WORKERS, OWNERS = 3, 2
 STEPS = 500
-Item = tuple[int, int]
-Decision = EnqueueDecision | GrantDecision | AckDecision | NackDecision | ExtendDecision | EndDecision
+Decision = EnqueueDecision | GrantDecision | AckDecision | NackDecision | ExtendDecision | EndDecision | RedriveDecision
 
 
 class BrokenLeaseError(AssertionError):
@@ -52,20 +56,11 @@ class Rules:
     at_most_once: bool = False
     attempts_max: int = 0
     life_s: int = 0
+    ordered: bool = False  # all items have one ordered key
+    window_s: int = 0  # of dedupe keys, two blocks each
     grant_when_it_counts: bool = True  # Q2, S4
     ack_when_it_counts: bool = True  # S4
     lease_from_the_request: bool = True  # Q3
-
-
-@dataclass(slots=True)
-class Fact:
-    """An item, by the rules alone."""
-
-    grant: int = 0
-    leased: bool = False
-    over: bool = False
-    grants: int = 0
-    due_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -115,7 +110,7 @@ class LeaseModel:
         self.workers = [Worker() for _ in range(WORKERS)]
         self.epochs = 0
         self.reference, self.highest = QueueMachine(), 0
-        self.facts: dict[Item, Fact] = {}
+        self.facts = LeaseFacts(at_most_once=rules.at_most_once, attempts_max=rules.attempts_max, ordered=rules.ordered)
         self.grants: list[tuple[int, Item, int, int, int]] = []  # on their way: worker, item, grant, asked, wall ms
         self.acked: set[Item] = set()  # as workers were told
         self.started: Counter[Item] = Counter()
@@ -124,11 +119,11 @@ class LeaseModel:
     def run(self) -> Counter[str]:
         """Run the schedule. Raises: BrokenLeaseError."""
         steps = [self.tick, self.enqueue, self.open, self.land, self.read, self.publish]
-        steps += [self.dequeue, self.receive, self.work, self.end, self.crash, self.save]
+        steps += [self.dequeue, self.receive, self.work, self.end, self.crash, self.save, self.redrive]
         for _ in range(STEPS):
             if self.draw.random() < 0.02:
                 self.paused = {self.draw.randrange(OWNERS)} if not self.paused else set()
-            self.draw.choices(steps, [2, 3, 0.7, 16, 16, 12, 12, 10, 12, 2, 0.1, 1])[0]()
+            self.draw.choices(steps, [2, 3, 0.7, 16, 16, 12, 12, 10, 12, 2, 0.1, 1, 2])[0]()
         self._drain()
         return self.met
 
@@ -152,51 +147,14 @@ class LeaseModel:
             self.highest = max(self.highest, epoch)
         elif epoch == self.highest:
             for body in bodies:
-                self._fact(decode_decision(body))  # type: ignore[arg-type]
+                self.facts.apply(decode_decision(body))
                 self.reference.apply(body)
                 self._compare()
 
-    def _fact(self, decision: Decision) -> None:
-        """The rules, for each item alone (a port of the abstract model)."""
-        match decision:
-            case EnqueueDecision():
-                for block in decision.lanes[0].blocks:
-                    for number in range(ITEMS):
-                        self.facts.setdefault((block.id.producer, number), Fact(due_ms=block.due_ms))
-            case GrantDecision():
-                for fact in self._facts_of(decision.items):
-                    if not fact.over:
-                        fact.grant, fact.leased, fact.over = decision.number, True, self.rules.at_most_once
-                        fact.grants += 1
-            case AckDecision() | NackDecision() | EndDecision():
-                for lease in decision.leases:
-                    for fact in self._facts_of([lease.items]):
-                        held = fact.leased or isinstance(decision, EndDecision)
-                        if fact.grant != lease.grant or fact.over or not held:
-                            continue
-                        fact.leased = False
-                        fact.over = isinstance(decision, AckDecision | EndDecision)
-                        if isinstance(decision, NackDecision):
-                            fact.due_ms = decision.due_ms
-                            fact.over = 0 < self.rules.attempts_max <= fact.grants
-
-    def _facts_of(self, items: Sequence[ItemRanges]) -> list[Fact]:
-        found = [self.facts.get((each.block, number)) for each in items for number in each]
-        return [fact for fact in found if fact is not None]
-
     def _compare(self) -> None:
-        for (id_, number), fact in self.facts.items():
-            block = self.reference.blocks.get(id_)
-            if block is None:
-                if not fact.over:
-                    raise BrokenLeaseError(f"item {id_}:{number} is gone, and is not over")
-                continue
-            state = block.state(number)
-            over = state.is_over or state is ItemState.DEAD
-            if (over, state is ItemState.LEASED) != (fact.over, fact.leased and not fact.over):
-                raise BrokenLeaseError(f"item {id_}:{number} is {state.name}, the rules say {fact}")
-            if not over and (block.grant(number), block.due_of(number)) != (fact.grant, fact.due_ms):
-                raise BrokenLeaseError(f"item {id_}:{number} has another grant or due time than {fact}")
+        wrong = self.facts.difference(self.reference)
+        if wrong:
+            raise BrokenLeaseError(wrong)
 
     def save(self) -> None:
         """A snapshot replaces the machine: that of the reference, and of an owner that opens now."""
@@ -272,16 +230,20 @@ class LeaseModel:
         if owner is None:
             return
         id_ = self.draw.randrange(1, BLOCKS + 1)
+        now_ms, window_ms = self.now().wall_ms, self.rules.window_s * 1_000
+        dedupe = Dedupe(bytes([id_ % 2]) * 16, now_ms, now_ms + window_ms) if window_ms else None
         expires_ms = (self.now_s + self.rules.life_s) * 1_000 if self.rules.life_s else 0
         lease_ms = 0 if self.rules.at_most_once else LEASE_S * 1_000
-        terms = ItemTerms(id_, lease_ms, self.rules.attempts_max, expires_ms)
+        key = "k" if self.rules.ordered else ""
+        terms = ItemTerms(id_, lease_ms, self.rules.attempts_max, expires_ms, key, self.rules.ordered, dedupe)
         block = HeldBlock(HoldId(id_, 0), ITEMS, (self.now_s + self.draw.randrange(2)) * 1_000, 0, 10)
         lane = HeldLane(Target(TOPIC, "", 0), terms.lane(), (block,))
         decision = EnqueueDecision(f"object {id_}", 0, (lane,))
 
         def settle(answer: object) -> None:
             assert owner.scheduler is not None
-            self.met["enqueued" if answer == (True,) else "known"] += 1
+            taken = answer[0] if isinstance(answer, tuple) else None
+            self.met["same" if isinstance(taken, FirstBlock) else "enqueued" if taken else "known"] += 1
             owner.scheduler.enqueued(id_, self.now())
 
         if id_ not in self.reference.blocks:  # a block that is open has one due time and one end of life
@@ -311,7 +273,9 @@ class LeaseModel:
         if owner is None or owner.scheduler is None or self.draw.randrange(3) == 0:
             return
         scheduler, now = owner.scheduler, self.now()
+        waiting = self._waiting(owner)
         items = scheduler.take({TOPIC: 1}, 1_000, now)
+        self._check_choice(owner, items, waiting)
         if not items:
             return
         owner.last_grant += 1
@@ -329,6 +293,53 @@ class LeaseModel:
         owner.pending.append(Waiting(decision, settle))
         if not self.rules.grant_when_it_counts:
             self.grants.append(hand_out)
+
+    def _waiting(self, owner: Owner) -> list[Item]:
+        """Return the items that an owner may choose: ready, due, alive, and without a decision on its way."""
+        now_ms, busy = self.now().wall_ms, set[Item]()
+        for each in (*owner.pending, *(owner.sent or ())):
+            busy.update((ranges.block, number) for ranges in _items_of(each.decision) for number in ranges)
+        return [
+            (id_, number)
+            for id_, block in owner.machine.blocks.items()
+            for number in block.numbers_in(ItemState.READY)
+            if block.due_of(number) <= now_ms and not 0 < block.terms.expires_ms <= now_ms and (id_, number) not in busy
+        ]
+
+    def _check_choice(self, owner: Owner, items: Sequence[ItemRanges], waiting: list[Item]) -> None:
+        """An owner chooses a waiting item of the first priority, or one whose lease is over; in order, the next one."""
+        chosen = [(each.block, number) for each in items for number in each]
+        if self.rules.ordered:
+            allowed = self.facts.next_ordered(owner.machine)
+            if chosen and chosen != [allowed]:
+                raise BrokenLeaseError(f"item {chosen} of an ordered key comes before {allowed}")
+            if not chosen and allowed in waiting:
+                raise BrokenLeaseError(f"item {allowed} of an ordered key waits, and is not offered")
+            return
+        if waiting and not chosen:
+            raise BrokenLeaseError(f"items {waiting} wait, and are not offered")
+        for item in chosen:
+            block = owner.machine.blocks[item[0]]
+            if block.state(item[1]) is ItemState.READY and item not in waiting:
+                raise BrokenLeaseError(f"item {item} is not due, or its life is over, and is chosen")
+            if waiting and min(waiting)[0] < item[0]:  # the number of a block is its priority
+                raise BrokenLeaseError(f"item {item} is chosen before {min(waiting)}")
+
+    def redrive(self) -> None:
+        """An operator sends a dead item back."""
+        owner = self.some()
+        if owner is None or owner.scheduler is None:
+            return
+        dead = [item for item, fact in self.facts.items.items() if fact.dead]
+        (id_, number), was_dead = self.draw.choice(dead) if dead else (1, 0), bool(dead)
+        items, scheduler = (ItemRanges(id_, (number, number + 1)),), owner.scheduler
+
+        def settle(answer: object) -> None:
+            scheduler.released(items)
+            self.met["redriven"] += was_dead and answer == (ItemOutcome.RETURNED,)
+
+        scheduler.hold(items)
+        owner.pending.append(Waiting(RedriveDecision(self.now().wall_ms, items), settle))
 
     def receive(self) -> None:
         """A grant arrives, late or never."""
@@ -353,7 +364,10 @@ class LeaseModel:
             raise BrokenLeaseError(f"item {item} was acked, and comes again")
         if any(each.item == item and each.until_s > self.now_s for each in self.workers):
             raise BrokenLeaseError(f"item {item} is held by two workers")
-        if item in self.facts and self.facts[item].grant == grant and self.facts[item].due_ms > wall_ms:
+        if self.rules.ordered and any(each.item and each.until_s > self.now_s for each in self.workers):
+            raise BrokenLeaseError(f"item {item} and another one of its ordered key are held at once")
+        fact = self.facts.items.get(item)
+        if fact is not None and fact.grant == grant and fact.due_ms > wall_ms:
             raise BrokenLeaseError(f"item {item} comes before it is due")
         worker.item, worker.grant, worker.until_s = item, grant, from_s + LEASE_S
         self.met["started"] += 1
@@ -371,7 +385,8 @@ class LeaseModel:
         item, scheduler, now = worker.item, owner.scheduler, self.now()
         ranges = ItemRanges(item[0], (item[1], item[1] + 1))
         leases = (LeasedItems(ranges, worker.grant),)
-        kind, lease_s = self.draw.choice(["ack", "ack", "nack", "extend"]), self.draw.choice([1, LEASE_S])
+        kinds = ["nack", "nack", "ack"] if self.rules.attempts_max else ["ack", "ack", "nack", "extend"]
+        kind, lease_s = self.draw.choice(kinds), self.draw.choice([1, LEASE_S])
         decision: AckDecision | NackDecision | ExtendDecision = AckDecision(now.wall_ms, leases)
         if kind == "nack":
             decision = NackDecision(now.wall_ms + 1_000 * self.draw.randrange(4), b"note", leases)
@@ -398,7 +413,7 @@ class LeaseModel:
     def _told(self, item: Item) -> None:
         """A worker learns that its ack is final: the log has it."""
         self.acked.add(item)
-        if not self.facts[item].over:
+        if not self.facts.items[item].over:
             raise BrokenLeaseError(f"the ack of item {item} was answered, and the log does not have it")
 
     # ---- the end ---------------------------------------------------------------------------------
@@ -424,7 +439,12 @@ class LeaseModel:
         taken = {
             (each.block, number) for each in scheduler.take({TOPIC: 1_000}, 1 << 20, self.now()) for number in each
         }
-        left = {item for item, fact in self.facts.items() if not fact.over}
+        left = {item for item, fact in self.facts.items.items() if not fact.over}
+        if self.rules.ordered:
+            first = self.facts.next_ordered(machine)
+            left &= ending | ({first} if first is not None and first not in ending else set())
+        if taken and self.rules.life_s:
+            raise BrokenLeaseError(f"items {taken} come after the end of their lives")
         if taken | ending != left:
             raise BrokenLeaseError(f"items {left ^ (taken | ending)} are lost, or come again")
         self.met["left"] += len(left)
@@ -439,7 +459,17 @@ def run(seed: int, rules: Rules = Rules()) -> Counter[str]:
     return LeaseModel(seed, rules).run()
 
 
+def _items_of(decision: Decision) -> Iterator[ItemRanges]:
+    if isinstance(decision, GrantDecision | RedriveDecision):
+        yield from decision.items
+    elif not isinstance(decision, EnqueueDecision):
+        yield from (each.items for each in decision.leases)
+
+
 def rules_of(seed: int) -> Rules:
     """Return all rules of the shell, and items of a kind that the seed draws."""
-    kinds = (Rules(), Rules(attempts_max=2), Rules(life_s=6), Rules(at_most_once=True), Rules())
+    kinds = (
+        *(Rules(), Rules(attempts_max=2), Rules(life_s=6), Rules(at_most_once=True), Rules(ordered=True)),
+        *(Rules(ordered=True, attempts_max=2), Rules(window_s=8)),
+    )
     return kinds[seed % len(kinds)]

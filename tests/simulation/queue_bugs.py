@@ -1,11 +1,18 @@
-"""Planted bugs of leased queues: a rule of leases is left out (Q2 to Q5, S4, S7)."""
+"""Planted bugs of leased queues: a rule of leases is left out (Q2 to Q5, S4, S7), or one of keys and dead items."""
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, instead, swap
+from tests.simulation.bug import Planted, body, instead, swap
 
 QUEUES, SAVED = ("queue",), ("queue", "state-log")
-KEEPER, MACHINE, SCHEDULER = "memq.queues.keeper", "memq.queues.machine", "memq.queues.scheduler"
+BLOCK, KEEPER = "memq.queues.block", "memq.queues.keeper"
+KEYS = "memq.queues.keys"
+MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
+SECOND_ITEM = """
+blocks = self._keys[queue, key].blocks.values() if (queue, key) in self._keys else ()
+ready = ((block, number) for block in blocks for number in block.numbers_in(ItemState.READY))
+return next(ready, self._keys[queue, key].leased if blocks else None)
+"""
 
 QUEUE_BUGS = (
     Planted(
@@ -50,7 +57,7 @@ QUEUE_BUGS = (
     ),
     Planted(
         "S7: a snapshot of queues without the last acks",
-        MACHINE,
+        BLOCK,
         "QueueBlock.saved",
         swap("bytes(self.states)", "bytes(len(self.states))"),
         level="breezy",
@@ -61,6 +68,55 @@ QUEUE_BUGS = (
         SCHEDULER,
         "ItemScheduler._again",
         swap("self._push(block, item[1], item[1] + 1, block.due_of(item[1]))", "pass"),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "two items of an ordered key are leased",
+        KEYS,
+        "OrderedKeys.next_of",
+        body(SECOND_ITEM),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "the last item of an ordered key is first",
+        KEYS,
+        "OrderedKeys.next_of",
+        swap("iter(found.blocks.values())", "reversed(found.blocks.values())"),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "a second item under a dedupe key is taken",
+        KEYS,
+        "FirstItems.find",
+        body("return None"),
+        level="breezy",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "S7: dedupe keys are forgotten by a snapshot",
+        MACHINE,
+        "QueueMachine.snapshot",
+        swap("self.firsts.saved()", "[]"),
+        level="breezy",
+        seed=1045,
+        aspects=SAVED,
+    ),
+    Planted(
+        "a duplicate gets an id of its own",
+        KEEPER,
+        "QueueKeeper._known_as",
+        swap("self._machine.firsts.find(dedupe)", "new.id.producer"),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "an item that was sent back keeps its attempts",
+        BLOCK,
+        "QueueBlock.redrive",
+        swap("self.attempts[number] = 0", "pass"),
         level="calm",
         aspects=QUEUES,
     ),

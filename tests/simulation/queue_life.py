@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
@@ -11,7 +12,7 @@ from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.world.node import SimNode
-from tests.simulation.queue_rules import QueueRules
+from tests.simulation.queue_rules import ATTEMPTS_MAX, QueueKind, QueueRules
 from tests.simulation.topic_churn import TopicChurn
 
 QUEUES = 2  # of one life
@@ -22,6 +23,8 @@ DELAYS_S = (0.0, 0.0, 0.5, 3.0)
 KILL_RATE = 0.1  # of a worker, each second
 NACK_RATE, EXTEND_RATE, SLOW_RATE, SILENT_RATE = 0.2, 0.15, 0.1, 0.05
 POLL_S = 0.25
+REDRIVE_S = 1.0
+KEYS = ("a", "b", "c")
 
 
 class QueueLife(TopicChurn):
@@ -35,8 +38,10 @@ class QueueLife(TopicChurn):
 
     async def _work_on(self, name: str) -> None:
         world = self._cluster.world
-        rules = QueueRules(name, self._cluster.cloud.state_logs, world.fail, lambda: world.now)
+        kind = self._draw.choice(list(QueueKind))
+        rules = QueueRules(name, kind, self._cluster.cloud.state_logs, world.fail, lambda: world.now)
         sending = asyncio.create_task(self._enqueue(rules), name="enqueue")
+        operating = asyncio.create_task(self._redrive(rules), name="redrive")
 
         async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await _run_worker(node, runtime, self._brokers, rules)
@@ -46,28 +51,46 @@ class QueueLife(TopicChurn):
                 self._cluster.keep_alive(worker, main, KILL_RATE * POLL_S, self._draw)
             await asyncio.sleep(POLL_S)
         await sending
+        operating.cancel()
+        await asyncio.gather(operating, return_exceptions=True)
         self._cluster.end(WORKERS)
+
+    async def _redrive(self, rules: QueueRules) -> None:
+        """Send dead items back, as an operator does."""
+        async with AsyncQueue(self._brokers, timeout_ms=20_000, runtime=self._runtime) as queue:
+            while rules.kind is QueueKind.DYING:
+                await asyncio.sleep(REDRIVE_S)
+                with suppress(MemqError):  # the next one tries again
+                    await queue.redrive(rules.queue)
 
     async def _enqueue(self, rules: QueueRules) -> None:
         draw, sent = self._draw, 0
         async with AsyncQueue(self._brokers, timeout_ms=20_000, runtime=self._runtime) as queue:
             while sent < ITEMS:
-                count, after_s = draw.choice([1, 1, 5]), draw.choice(DELAYS_S)
+                count = draw.choice([1, 1, 5]) if rules.kind is not QueueKind.DEDUPED else 1
+                key = draw.choice(KEYS) if rules.kind is QueueKind.ORDERED else f"d{sent // 3}"
                 payloads = [f"{rules.queue} {sent + number}".encode() for number in range(count)]
                 sent += count
                 for payload in payloads:
-                    rules.sending(payload)
+                    rules.sending(payload, key)
                 with suppress(MemqError):  # its outcome is unknown
-                    await queue.enqueue_many(
-                        rules.queue,
-                        payloads,
-                        priority=draw.randrange(10),
-                        deliver_after=after_s,
-                        lease=draw.choice(LEASES_S),
-                    )
-                    for payload in payloads:
-                        rules.stored(payload)
+                    ids = await self._send(queue, rules, payloads, key)
+                    for payload, id_ in zip(payloads, ids, strict=True):
+                        rules.stored(payload, id_)
                 await asyncio.sleep(draw.uniform(0, 0.5))
+
+    async def _send(self, queue: AsyncQueue, rules: QueueRules, payloads: list[bytes], key: str) -> list[str]:
+        draw, kind = self._draw, rules.kind
+        terms: dict[str, Any] = {"priority": draw.randrange(10), "lease": draw.choice(LEASES_S)}
+        if kind is QueueKind.ORDERED:
+            return await queue.enqueue_many(rules.queue, payloads, key=key, ordered=True, **terms)
+        terms |= {
+            "deliver_after": draw.choice(DELAYS_S),
+            "attempts_max": ATTEMPTS_MAX if kind is QueueKind.DYING else 0,
+        }
+        if kind is QueueKind.DEDUPED:
+            return [await queue.enqueue(rules.queue, payloads[0], dedupe_key=key, dedupe_window=3_600, **terms)]
+        return await queue.enqueue_many(rules.queue, payloads, **terms)
 
 
 async def _run_worker(node: SimNode, runtime: Runtime, brokers: list[str], rules: QueueRules) -> None:

@@ -45,7 +45,7 @@ from memq.protocol.admin_messages import (
     WireRecords,
 )
 from memq.protocol.connection import ALLOWED, ANONYMOUS, ConnectionState, Side
-from memq.protocol.frames import Api, Frame
+from memq.protocol.frames import HAS_BLOCKS, Api, Frame
 from memq.protocol.group_messages import (
     CommitAnswer,
     CommitRequest,
@@ -97,12 +97,18 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
-    WireLeasedItem,
+    PeekItems,
+    PurgeItems,
+    RedriveItems,
+    WireLeasedItems,
 )
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
@@ -206,8 +212,16 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
     body: msgspec.Struct = ask
     if row.api in (Api.ADMIN, Api.POLL):
         body = AdminRequest(ask=ask) if row.api == Api.ADMIN else PollRequest(ask=ask)
-    found, read = table().find(Frame(row.api, 0, 0, 7, encode_message(body)))
-    assert (found.name, read) == (row.name, ask)
+    found, read, blocks = table().find(Frame(row.api, 0, 0, 7, encode_message(body)))
+    assert (found.name, read, bytes(blocks)) == (row.name, ask, b"")
+    message = encode_message(body)
+    with_blocks = len(message).to_bytes(4, "little") + message + b"block"
+    frame = Frame(row.api, HAS_BLOCKS, 0, 7, with_blocks)
+    if row.takes_blocks:
+        assert bytes(table().find(frame)[2]) == b"block"
+    else:
+        with pytest.raises(ProtocolError, match="5 bytes follow a request"):
+            table().find(frame)
     assert inspect.iscoroutinefunction(row.handler)
 
 
@@ -226,7 +240,7 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
 PAY = [("transactional-id", "pay"), *GROUP]
 SHOP = [("producer-group", "shop")]
 QUEUE = [("queue", "jobs")]
-ITEMS = [WireLeasedItem(block_id="1" * 16, number=0, grant=1)]
+ITEMS = [WireLeasedItems("1" * 16, 1, [0, 1])]
 TRANSACTION = WireTransaction(name="pay", group="g", instance=7, number=1)
 EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     Open: (Open(**OF_PARTITION, producer="1" * 16, acks=2, sequence=0), PARTITION),
@@ -290,6 +304,12 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     NackItems: (NackItems(queue="jobs", items=ITEMS, after_ms=0, note=b""), QUEUE),
     ExtendItems: (ExtendItems(queue="jobs", items=ITEMS, lease_ms=1_000), QUEUE),
     CancelItems: (CancelItems(queue="jobs", items=ITEMS), QUEUE),
+    RedriveItems: (RedriveItems(queue="jobs", items=ITEMS), QUEUE),
+    PurgeItems: (PurgeItems(queue="jobs", items=ITEMS), QUEUE),
+    GetItems: (GetItems(queue="jobs", items=ITEMS), QUEUE),
+    PeekItems: (PeekItems(queue="jobs", count=1), QUEUE),
+    ListDeadItems: (ListDeadItems(queue="jobs", count=1), QUEUE),
+    CountEnds: (CountEnds(), CLUSTER),
     ListQueues: (ListQueues(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),

@@ -11,9 +11,10 @@ import pytest
 from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, OutcomeUnknownError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
+from memq.holds import storing
 from memq.holds.storing import NewHold
 from memq.queues.decisions import QUEUES_MACHINE, ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope
-from memq.queues.keeper import EPOCH_GRANTS, Delivered, QueueKeeper, QueueParts, RecentPayloads
+from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts, RecentPayloads
 from memq.queues.machine import QueueMachine
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
@@ -180,6 +181,29 @@ def test_a_wrong_answer_of_the_store_costs_no_item(error: MemqError | None) -> N
         assert await shard.dequeue() == []
         await skip(10)
         assert {each.found.block.id.producer for each in await shard.dequeue()} == {1, 2}
+
+    on_shard(work)
+
+
+def test_few_bytes_wait_for_a_gap_between_objects_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(shard: Shard) -> None:
+        shard.store.delay_s = STORE_GAP_S * 20
+        sent = []
+
+        async def send(block: int) -> None:
+            sent.append(asyncio.get_running_loop().create_task(shard.keeper.enqueue([shard.new(block)])))
+            await skip(STORE_GAP_S / 5)
+
+        for block in range(1, 5):
+            await send(block)
+        assert len(shard.store.puts) == 1, "the first one waits for nothing"
+        await skip(STORE_GAP_S)
+        assert len(shard.store.puts) == 2, "the others are one object, and do not wait for the first one"
+        monkeypatch.setattr(storing, "PROMPT_BYTES", 1)
+        await send(5)
+        assert len(shard.store.puts) == 3
+        await asyncio.gather(*sent)
+        assert (len(shard.store.puts), shard.machine.topics) == (3, {"jobs": 5})
 
     on_shard(work)
 

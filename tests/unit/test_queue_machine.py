@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
+    Dedupe,
     EndDecision,
     EnqueueDecision,
     ExtendDecision,
@@ -20,7 +25,10 @@ from memq.queues.decisions import (
     ItemTerms,
     LeasedItems,
     NackDecision,
+    PurgeDecision,
     QueueDecision,
+    RedriveDecision,
+    decode_decision,
     encode_decision,
     ranges_of,
     terms_of,
@@ -132,6 +140,34 @@ def test_items_end_by_their_life_or_a_cancel() -> None:
     assert decided(machine, AckDecision(9, lease(1, 0, 1, 2))) == (O.EXPIRED, O.CANCELLED)
 
 
+def test_dead_items_are_sent_back_or_purged_and_no_others() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 4, terms=ItemTerms(5, 1_000, 1, 9_000))
+    grant(machine, 1, items(1, 0, 1, 2))
+    assert decided(machine, NackDecision(4_000, b"bad", lease(1, 1, 0, 1))) == (O.DEAD, O.DEAD)
+    assert machine.dead == {"jobs": {1: None}}
+    again = QueueMachine()
+    again.restore(machine.snapshot())
+    assert again.dead == machine.dead
+    assert decided(machine, PurgeDecision(5, (items(1, 1, 2, 3, 7), items(9, 0)))) == (
+        *(O.CANCELLED, O.LEASED, O.RETURNED, O.UNKNOWN, O.UNKNOWN),
+    )
+    assert machine.blocks[1].state(3) is ItemState.READY
+    assert decided(machine, RedriveDecision(9_000, (items(1, 0),))) == (O.EXPIRED,), "its life is over: it stays dead"
+    assert decided(machine, RedriveDecision(8_000, (items(1, 0, 1, 2, 3),))) == (
+        *(O.RETURNED, O.CANCELLED, O.LEASED, O.RETURNED),
+    )
+    assert decided(machine, RedriveDecision(8_500, (items(1, 0),))) == (O.RETURNED,), "it came again"
+    assert machine.dead == {}
+    assert machine.totals == {"dead": 2, "cancelled": 1, "redriven": 1}
+    assert machine.blocks[1].due_of(0) == 8_000
+    assert decided(machine, AckDecision(5, lease(1, 1, 0))) == (O.LEASE_LOST,)
+    found = decided(machine, GrantDecision(2, 8_000, (items(1, 0),)))
+    assert isinstance(found, tuple)
+    assert found[0].items == (GrantedItem(0, 1, b"bad"),), "its attempts begin again, and the note stays"
+    assert decided(machine, NackDecision(4_000, b"", lease(1, 2, 0))) == (O.DEAD,)
+
+
 def test_a_block_that_comes_again_gets_another_object_and_nothing_else() -> None:
     machine = QueueMachine()
     enqueue(machine, 1, 2, "first")
@@ -168,5 +204,80 @@ def test_foreign_bytes_are_refused() -> None:
     with pytest.raises(CorruptDataError, match="no terms of queue items"):
         terms_of("7")
     enqueue(machine, 1, 1)
-    with pytest.raises(UnsupportedFormatError, match="version 2"):
-        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x02"))
+    with pytest.raises(UnsupportedFormatError, match="version 3"):
+        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x03"))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        ItemTerms(0, 0, 0, 0),
+        ItemTerms(9, 1_000, 3, 77, "a key=1 %2F"),
+        ItemTerms(9, 1_000, 3, 77, "ü", ordered=True),
+        ItemTerms(5, 1, 0, 0, "k", True, Dedupe(b"d" * 16, 5, 9)),
+        ItemTerms(5, 1, 0, 0, dedupe=Dedupe(b"d" * 16, 0, 9)),
+    ],
+)
+def test_a_lane_has_the_terms(terms: ItemTerms) -> None:
+    assert terms_of(terms.lane()) == terms
+
+
+@given(st.text("queu 0123456789=.keyordp%f", max_size=60))
+def test_any_other_lane_is_refused(lane: str) -> None:
+    for text in (lane, f"queue 1 2 3 4 {lane}"):
+        with suppress(CorruptDataError):
+            assert isinstance(terms_of(text), ItemTerms)
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        *("queue 1 2 3", "hold 1 2 3 4", "queue 1 2 3 4 other=x", "queue 1 2 3 4 key=%ff", "queue 1 2 3 4 ordered="),
+        *("queue 1 2 3 4 dedupe=00.1.2", "queue 1 2 3 4 dedupe=1.2", f"queue 1 2 3 4 dedupe={'00' * 16}.x.2"),
+    ],
+)
+def test_a_lane_of_a_later_release_is_refused(lane: str) -> None:
+    with pytest.raises(CorruptDataError, match="no terms of queue items"):
+        terms_of(lane)
+
+
+# As the release wrote them that had no keys.
+FORMER_DECISIONS = (
+    (
+        "84a474797065a7656e7175657565a36b6579a26b31a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b071"
+        "756575652035203130303020312030919592010003cd03e8000a"
+    ),
+    (
+        "84a474797065a7656e7175657565a36b6579a26b32a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b471"
+        "75657565203020323030302030203939303030919592020001cd03e8000a"
+    ),
+    "84a474797065a56772616e74a66e756d62657207a66e6f775f6d73cd07d0a56974656d73919201920002",
+    "83a474797065a361636ba66e6f775f6d73cd0834a66c65617365739192920192000107",
+    "84a474797065a46e61636ba66475655f6d73cd0898a46e6f7465c4016ea66c65617365739192920192010207",
+    "84a474797065a56772616e74a66e756d62657208a66e6f775f6d73cd08fca56974656d73919202920001",
+    "83a474797065a6657874656e64a86c656173655f6d73cd2328a66c65617365739192920292000108",
+    "84a474797065a3656e64a66e6f775f6d73cd09c4a464656164c2a66c65617365739192920192020300",
+    "83a474797065a663616e63656ca66e6f775f6d73cd0a28a56974656d73919201920102",
+    (
+        "84a474797065a7656e7175657565a36b6579a26b33a96265666f72655f6d7300a56c616e6573919393a46a6f6273a000b071"
+        "756575652035203130303020302030919592030002cd03e8000a"
+    ),
+)
+FORMER_SNAPSHOT = (
+    "86a776657273696f6e01aa6c6173745f6772616e7408a86172726976616c7303a6626c6f636b739299029393a46a6f6273a0"
+    "00b47175657565203020323030302030203939303030919592020001cd03e8000aa26b32c4010191089101808100cd232880"
+    "99039393a46a6f6273a000b071756575652035203130303020302030919592030002cd03e8000aa26b33c4009090808080a5"
+    "656e64656491920192cd0a2893930207019304070193030001a6746f74616c7384a561636b656401a46465616401a7657870"
+    "6972656401a963616e63656c6c656401"
+)
+
+
+def test_a_log_of_the_release_without_keys_is_read_and_written_as_it_was() -> None:
+    machine, restored = QueueMachine(), QueueMachine()
+    for body in FORMER_DECISIONS:
+        assert encode_decision(decode_decision(bytes.fromhex(body))).hex() == body
+        machine.apply(bytes.fromhex(body))
+    assert machine.snapshot().hex() == FORMER_SNAPSHOT
+    restored.restore(bytes.fromhex(FORMER_SNAPSHOT))
+    assert restored.snapshot().hex() == FORMER_SNAPSHOT
+    assert (restored.items, restored.topics) == (machine.items, machine.topics) == (3, {"jobs": 3})

@@ -4,70 +4,17 @@ from __future__ import annotations
 
 import math
 
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import (
     AckDecision,
-    EnqueueDecision,
     ExtendDecision,
-    GrantDecision,
     ItemOutcome,
     ItemRanges,
     ItemTerms,
-    LeasedItems,
     NackDecision,
     encode_decision,
 )
-from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import ItemScheduler, Moment
-
-PLAIN = ItemTerms(5, 4_000, 0, 0)
-
-
-class Shard:
-    """A machine and its scheduler; each decision counts at once."""
-
-    def __init__(self) -> None:
-        self.machine = QueueMachine()
-        self.now = Moment(10_000, 10.0)
-        self.scheduler = ItemScheduler(self.machine, self.now)
-        self.grants = 0
-
-    def wait(self, seconds: float) -> None:
-        self.now = Moment(self.now.wall_ms + round(seconds * 1_000), self.now.steady_s + seconds)
-
-    def enqueue(
-        self,
-        block: int,
-        *,
-        topic: str = "jobs",
-        count: int = 1,
-        terms: ItemTerms = PLAIN,
-        after_ms: int = 0,
-    ) -> None:
-        held = HeldBlock(HoldId(block, 0), count, self.now.wall_ms + after_ms, 0, 100)
-        lane = HeldLane(Target(topic, "", 0), terms.lane(), (held,))
-        self.machine.apply(encode_decision(EnqueueDecision("key", 0, (lane,))))
-        self.scheduler.enqueued(block, self.now)
-
-    def dequeue(self, count: int = 100, topic: str = "jobs", bytes_max: int = 10_000) -> list[tuple[int, int]]:
-        items = self.scheduler.take({topic: count}, bytes_max, self.now)
-        if not items:
-            return []
-        self.grants += 1
-        decision = GrantDecision(self.grants, self.now.wall_ms, tuple(items))
-        blocks = self.machine.apply(encode_decision(decision))
-        self.scheduler.granted(items, blocks, self.now.steady_s)  # type: ignore[arg-type]  # as the machine says
-        return [(each.block, number) for each in items for number in each]
-
-    def change(self, decision: AckDecision | NackDecision | ExtendDecision) -> object:
-        items = [each.items for each in decision.leases]
-        self.scheduler.hold(items)
-        outcomes = self.machine.apply(encode_decision(decision))
-        self.scheduler.released(items, outcomes, self.now.steady_s)  # type: ignore[arg-type]  # as the machine says
-        return outcomes
-
-    def lease(self, block: int, number: int = 0) -> tuple[LeasedItems, ...]:
-        return (LeasedItems(ItemRanges(block, (number, number + 1)), self.machine.blocks[block].grant(number)),)
+from tests.unit.queue_shard import Shard
 
 
 def test_priority_is_first_then_the_due_time_then_arrival() -> None:
@@ -106,6 +53,9 @@ def test_a_clock_that_is_set_back_takes_no_item_that_was_due() -> None:
     shard.wait(5)
     assert shard.scheduler.is_ready(["jobs"], shard.now)
     shard.now = Moment(shard.now.wall_ms - 3_000, shard.now.steady_s + 0.1)
+    assert shard.dequeue() == []
+    assert shard.scheduler.wait_s(shard.now) == 3
+    shard.wait(3)
     assert shard.dequeue() == [(1, 0)]
 
 

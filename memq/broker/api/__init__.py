@@ -10,16 +10,18 @@ import msgspec
 
 from memq.broker.ingest.connection import Connection
 from memq.errors import MemqError
+from memq.format.blocks.header import Buffer
 from memq.protocol.connection import Principal
 
 Ask = TypeVar("Ask", bound=msgspec.Struct)
+NO_BLOCKS = memoryview(b"")
 
 
 class WithBlocks(NamedTuple):
     """An answer that the bytes of blocks follow."""
 
     message: msgspec.Struct
-    blocks: Sequence[bytes]
+    blocks: Sequence[Buffer]
 
 
 Answer = msgspec.Struct | bytes | WithBlocks
@@ -36,3 +38,4 @@ class Call(Generic[Ask]):
     ask: Ask
     attachment: Any = None  # the result of `Operation.prepare`; of a FORWARD: the slab, begin and end of its block
     spare_bytes: int = 0  # of memory that is free for blocks in the answer
+    blocks: memoryview = NO_BLOCKS  # that follow the request

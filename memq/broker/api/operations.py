@@ -36,7 +36,7 @@ from memq.protocol.admin_messages import (
     TrimCompacted,
     TruncateTopic,
 )
-from memq.protocol.frames import Api, Frame
+from memq.protocol.frames import Api, Frame, split_blocks
 from memq.protocol.group_messages import (
     CommitRequest,
     DeleteGroup,
@@ -71,11 +71,17 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
+    PeekItems,
+    PurgeItems,
+    RedriveItems,
 )
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
@@ -126,6 +132,7 @@ class Operation(Generic[Ask]):
     answer_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, of READ or POLL; 0 for a refusal
     keep: Callable[[Call[Ask], Reply], bool] | None = None  # without a task, for an answer that may come much later
     spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
+    takes_blocks: bool = False  # behind the request
 
 
 class Operations:
@@ -137,14 +144,21 @@ class Operations:
         self.kept = frozenset(row.api for row in self.rows if row.keep is not None)
         self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
 
-    def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any]:
-        """Return the operation of a frame, and its message. Raises: ProtocolError; as `decode_message`."""
+    def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any, memoryview]:
+        """Return the operation of a frame, its message and its blocks.
+
+        Raises: ProtocolError; as `decode_message`.
+        """
         kind = self._messages.get(frame.api)
         if kind is None:
             raise ProtocolError(f"api {frame.api} is no operation")
-        message = decode_message(frame.body, kind, checksum_wanted=checksum_wanted)
+        body, blocks = split_blocks(frame)
+        message = decode_message(body, kind, checksum_wanted=checksum_wanted)
         ask = message.ask if frame.api in _ENVELOPES else message
-        return self.of(type(ask)), ask
+        operation = self.of(type(ask))
+        if blocks and not operation.takes_blocks:
+            raise ProtocolError(f"{len(blocks)} bytes follow a request '{operation.name}', which has no blocks")
+        return operation, ask, blocks
 
     def of(self, message: type[Any]) -> Operation[Any]:
         """Return the row of a type of message. Raises: ProtocolError."""
@@ -236,13 +250,19 @@ def _transaction_operations(transactions: TransactionRequests) -> list[Operation
 
 def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
     return [
-        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue),
+        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue, takes_blocks=True),
         Operation("dequeue-items", Api.ADMIN, DequeueItems, _queues, queues.dequeue),
         Operation("await-items", Api.ADMIN, AwaitItems, _queues, queues.wait),
         Operation("ack-items", Api.ADMIN, AckItems, _queue, queues.ack),
         Operation("nack-items", Api.ADMIN, NackItems, _queue, queues.nack),
         Operation("extend-items", Api.ADMIN, ExtendItems, _queue, queues.extend),
         Operation("cancel-items", Api.ADMIN, CancelItems, _queue, queues.cancel),
+        Operation("redrive-items", Api.ADMIN, RedriveItems, _queue, queues.redrive),
+        Operation("purge-items", Api.ADMIN, PurgeItems, _queue, queues.purge),
+        Operation("get-items", Api.ADMIN, GetItems, _queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, _queue, queues.peek),
+        Operation("list-dead-items", Api.ADMIN, ListDeadItems, _queue, queues.list_dead),
+        Operation("count-ends", Api.ADMIN, CountEnds, _cluster, queues.count_ends),
         Operation("list-queues", Api.ADMIN, ListQueues, _cluster, queues.list_queues),
     ]
 
@@ -372,9 +392,7 @@ def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
     return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
 
 
-def _queue(
-    call: Call[EnqueueItems] | Call[AckItems] | Call[NackItems] | Call[ExtendItems] | Call[CancelItems],
-) -> list[Resource]:
+def _queue(call: Call[Any]) -> list[Resource]:
     return [Resource(ResourceKind.QUEUE, call.ask.queue)]
 
 

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import msgspec
 
-from memq.broker.api import Answer, Call
-from memq.broker.api.service_lookup import ask_all_services, find_service, forward
+from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api.service_lookup import ask_all_services, find_service, forward, forward_with_blocks
 from memq.broker.api.stream_requests import producer_id_of
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, MemqError, TooLargeError
-from memq.format.blocks.header import check_block
+from memq.format.blocks.header import Buffer, check_block
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
 from memq.limits import (
     HOLD_BYTES_MAX,
     QUEUE_ATTEMPTS_MAX,
+    QUEUE_DEDUPE_MS_MAX,
+    QUEUE_DEDUPE_MS_MIN,
     QUEUE_DELAY_MS_MAX,
     QUEUE_ITEMS_PER_REQUEST_MAX,
+    QUEUE_KEY_CHARS_MAX,
+    QUEUE_KNOWN_BLOCKS_MAX,
     QUEUE_LEASE_MS_MAX,
     QUEUE_LEASE_MS_MIN,
     QUEUE_NOTE_BYTES_MAX,
+    QUEUE_PEEK_MAX,
     QUEUE_PRIORITY_MAX,
     QUEUE_WAIT_MS_MAX,
     QUEUES_PER_REQUEST_MAX,
@@ -35,24 +41,41 @@ from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
+    PeekItems,
+    PurgeItems,
     QueueAnswer,
+    RedriveItems,
     WireGrant,
-    WireGrantedItem,
-    WireLeasedItem,
+    WireGrantedItems,
+    WireItem,
+    WireLeasedItems,
     WireQueue,
     WireQueueBlock,
 )
-from memq.queues.decisions import ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope, ranges_of
-from memq.queues.keeper import Delivered, QueueKeeper
+from memq.queues.decisions import (
+    Dedupe,
+    GrantedItem,
+    ItemOutcome,
+    ItemRanges,
+    ItemTerms,
+    LeasedItems,
+    dedupe_digest,
+    queue_scope,
+)
+from memq.queues.keeper import Delivered, QueueKeeper, SeenItems
 from memq.topic import check_name
 
 Home = QueueKeeper | Link
-Change = AckItems | NackItems | ExtendItems | CancelItems
+Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
+Grant = tuple[WireGrant, Buffer]  # with the bytes of its block, empty if the client has them
 
 
 class QueueRequests:
@@ -67,12 +90,15 @@ class QueueRequests:
         ask = call.ask
         _check_count(len(ask.blocks), "blocks")
         now_ms = self._services.runtime.clock.wall_ms()
-        blocks = [_new_block(ask.queue, each, now_ms) for each in ask.blocks]
+        data = [bytes(each) for each in _split(call.blocks, [each.length for each in ask.blocks])]
+        blocks = [_new_block(ask.queue, each, block, now_ms) for each, block in zip(ask.blocks, data, strict=True)]
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
-            return await forward(home, ask)
-        await home.enqueue(blocks)
-        return AdminAnswer()
+            return (await forward_with_blocks(home, ask, bytes(call.blocks)))[0]
+        firsts = await home.enqueue(blocks)
+        if not any(each.dedupe_key for each in ask.blocks):
+            return AdminAnswer()
+        return AdminAnswer(queue=QueueAnswer(firsts=[f"{each:016x}" for each in firsts]))
 
     async def dequeue(self, call: Call[DequeueItems]) -> Answer:
         """Lease items of queues. A request that waits grants nothing before an item is ready."""
@@ -83,28 +109,36 @@ class QueueRequests:
         if min(ask.queues.values()) < 1:
             raise InvalidRequestError("a request for less than one item of a queue")
         _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
+        if len(ask.known) > QUEUE_KNOWN_BLOCKS_MAX:
+            raise TooLargeError(f"{len(ask.known)} known blocks, {QUEUE_KNOWN_BLOCKS_MAX} are allowed")
         began_s = self._now_s()
         until_s = began_s + ask.wait_ms / 1_000
         while True:
             homes = await self._homes(call, ask.queues)
-            grants: list[WireGrant] = []
+            grants: list[Grant] = []
             error: MemqError | None = None
             for home, wanted in homes.items():
                 try:
-                    grants += await self._grants(home, wanted, round((self._now_s() - began_s) * 1_000))
+                    waited_ms = round((self._now_s() - began_s) * 1_000)
+                    grants += await self._grants(home, wanted, ask.known, waited_ms)
                 except MemqError as found:  # what others have granted is not lost
                     error = found
             if error is not None and not grants:
                 raise error
             if grants or not await self._until_ready(homes, until_s - self._now_s()):
-                return AdminAnswer(queue=QueueAnswer(grants=grants))
+                answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants]))
+                return WithBlocks(answer, [block for _, block in grants])
 
-    async def _grants(self, home: Home, wanted: dict[str, int], waited_ms: int) -> list[WireGrant]:
+    async def _grants(self, home: Home, wanted: dict[str, int], known: list[str], waited_ms: int) -> list[Grant]:
         """Return the items that one broker leases now. They have waited since the request came here."""
         if isinstance(home, Link):
-            answer = await forward(home, DequeueItems(queues=wanted, wait_ms=0))
-            return [msgspec.structs.replace(each, waited_ms=waited_ms) for each in answer.about_queues.grants]
-        return [_wire(each, waited_ms) for each in await home.dequeue(wanted)]
+            answer, data = await forward_with_blocks(home, DequeueItems(queues=wanted, wait_ms=0, known=known))
+            grants = answer.about_queues.grants
+            blocks = _split(data, [each.length for each in grants])
+            waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
+            return list(zip(waited, blocks, strict=True))
+        found = await home.dequeue(wanted, {producer_id_of(each) for each in known})
+        return [(_wire(each, waited_ms), each.data) for each in found]
 
     async def _until_ready(self, homes: Mapping[Home, dict[str, int]], within_s: float) -> bool:
         """Wait until some home may have a ready item; return whether that is so in this time."""
@@ -157,24 +191,76 @@ class QueueRequests:
         """End items that no worker has; answer what became of each."""
         return await self._change(call, lambda home: home.cancel([each.items for each in _leases(call.ask.items)]))
 
-    async def _change(self, call: Call[Any], act: Callable[[QueueKeeper], Awaitable[Sequence[ItemOutcome]]]) -> Answer:
-        ask: Change = call.ask
-        _check_count(len(ask.items), "items")
+    async def redrive(self, call: Call[RedriveItems]) -> Answer:
+        """Let dead items be ready again; answer what became of each."""
+        return await self._change(call, lambda home: home.redrive([each.items for each in _leases(call.ask.items)]))
+
+    async def purge(self, call: Call[PurgeItems]) -> Answer:
+        """End dead items; answer what became of each."""
+        return await self._change(call, lambda home: home.purge([each.items for each in _leases(call.ask.items)]))
+
+    async def get(self, call: Call[GetItems]) -> Answer:
+        """Show items with their payloads."""
+        ask = call.ask
+        _check_count(_count(ask.items), "items")
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return await forward(home, ask)
-        return AdminAnswer(queue=QueueAnswer(outcomes=[str(each) for each in await act(home)]))
+        items = [each.items for each in _leases(ask.items)]
+        return _shown(await home.get([(each.block, number) for each in items for number in each]))
+
+    async def peek(self, call: Call[PeekItems]) -> Answer:
+        """Show the items that a dequeue would lease now, with their payloads."""
+        ask = call.ask
+        _check_span("count", ask.count, 1, QUEUE_PEEK_MAX, "")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        return _shown(await home.peek(ask.queue, ask.count))
+
+    async def list_dead(self, call: Call[ListDeadItems]) -> Answer:
+        """Show dead items."""
+        ask = call.ask
+        _check_span("count", ask.count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, "")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        after = (producer_id_of(ask.after[0]), ask.after[1]) if ask.after is not None else (0, -1)
+        return _shown(SeenItems(await home.dead(ask.queue, ask.count, after), {}))
+
+    async def _change(self, call: Call[Any], act: Callable[[QueueKeeper], Awaitable[Sequence[ItemOutcome]]]) -> Answer:
+        ask: Change = call.ask
+        _check_count(_count(ask.items), "items")
+        home = await self._home(call, ask.queue)
+        if isinstance(home, Link):
+            return await forward(home, ask)
+        runs = groupby(await act(home))
+        return AdminAnswer(queue=QueueAnswer(outcomes=[(str(outcome), len(list(same))) for outcome, same in runs]))
 
     async def list_queues(self, call: Call[ListQueues]) -> Answer:
         """Return the counts of all queues that have items; for another broker, of those that are here."""
 
         async def queues_at(keeper: QueueKeeper) -> list[WireQueue]:
-            return [WireQueue(queue=name, **counts._asdict()) for name, counts in (await keeper.counts()).items()]
+            found = await keeper.counts(call.ask.prefix)
+            return [WireQueue(queue=name, **counts._asdict()) for name, counts in found.items()]
 
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.queues, call, queues_at, _queues_of)
         ordered = sorted(found, key=lambda each: each.queue)
         return AdminAnswer(queue=QueueAnswer(queues=ordered), covered=covered)
+
+    async def count_ends(self, call: Call[CountEnds]) -> Answer:
+        """Return how many items have ended, by outcome; for another broker, of those that are here."""
+
+        async def totals_at(keeper: QueueKeeper) -> list[tuple[str, int]]:
+            return list((await keeper.totals()).items())
+
+        hosts = self._hosts
+        found, covered = await ask_all_services(hosts, hosts.queues, call, totals_at, _totals_of)
+        totals: dict[str, int] = {}
+        for name, count in found:
+            totals[name] = totals.get(name, 0) + count
+        return AdminAnswer(queue=QueueAnswer(totals=totals), covered=covered)
 
     async def _home(self, call: Call[Any], queue: str) -> Home:
         """Return the keeper of a queue, or a link to its broker. Raises: as `find_service`; InvalidNameError."""
@@ -195,7 +281,19 @@ def _queues_of(answer: AdminAnswer) -> list[WireQueue]:
     return answer.about_queues.queues
 
 
-def _new_block(queue: str, each: WireQueueBlock, now_ms: int) -> NewHold:
+def _totals_of(answer: AdminAnswer) -> list[tuple[str, int]]:
+    return list(answer.about_queues.totals.items())
+
+
+def _split(data: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """Return the blocks behind a message. Raises: InvalidRequestError."""
+    if min(lengths, default=0) < 0 or sum(lengths) != len(data):
+        raise InvalidRequestError(f"{len(data)} bytes of blocks follow a message that names {sum(lengths)}")
+    ends = list(accumulate(lengths, initial=0))
+    return [data[begin:end] for begin, end in pairwise(ends)]
+
+
+def _new_block(queue: str, each: WireQueueBlock, data: bytes, now_ms: int) -> NewHold:
     """Return a block that is to be stored. Raises: InvalidRequestError, TooLargeError, CorruptDataError."""
     _check_span("priority", each.priority, 0, QUEUE_PRIORITY_MAX, "")
     _check_span("delay", each.after_ms, 0, QUEUE_DELAY_MS_MAX)
@@ -203,42 +301,86 @@ def _new_block(queue: str, each: WireQueueBlock, now_ms: int) -> NewHold:
     _check_span("attempts_max", each.attempts_max, 0, QUEUE_ATTEMPTS_MAX, "")
     if each.lease_ms:
         _check_span("lease", each.lease_ms, QUEUE_LEASE_MS_MIN, QUEUE_LEASE_MS_MAX)
-    if len(each.block) > HOLD_BYTES_MAX:
-        raise TooLargeError(f"block of {len(each.block)} bytes of items, {HOLD_BYTES_MAX} are allowed")
-    header = check_block(each.block, queue_scope(queue))
+    if len(data) > HOLD_BYTES_MAX:
+        raise TooLargeError(f"block of {len(data)} bytes of items, {HOLD_BYTES_MAX} are allowed")
+    header = check_block(data, queue_scope(queue))
     if header.first_sequence or header.count > QUEUE_ITEMS_PER_REQUEST_MAX:
         raise InvalidRequestError(f"{header.describe()} is no block of queue items")
-    terms = ItemTerms(each.priority, each.lease_ms, each.attempts_max, now_ms + each.life_ms if each.life_ms else 0)
+    numbers = each.priority, each.lease_ms, each.attempts_max, now_ms + each.life_ms if each.life_ms else 0
+    terms = ItemTerms(*numbers, each.key, each.ordered, _dedupe(queue, each, header.count, now_ms))
     hold = HoldId(header.producer_id, 0)
-    return NewHold(hold, header.count, Target(queue, "", 0), terms.lane(), now_ms + each.after_ms, each.block)
+    return NewHold(hold, header.count, Target(queue, "", 0), terms.lane(), now_ms + each.after_ms, data)
 
 
-def _leases(items: Sequence[WireLeasedItem]) -> list[LeasedItems]:
-    """Return items as a decision names them, each on its own: outcomes are in the order of the request."""
+def _dedupe(queue: str, each: WireQueueBlock, items: int, now_ms: int) -> Dedupe | None:
+    """Return the dedupe key of a block; check its other key, too. Raises: InvalidRequestError."""
+    for what, key in (("key", each.key), ("dedupe_key", each.dedupe_key)):
+        _check_span(f"length of {what}", len(key), 0, QUEUE_KEY_CHARS_MAX, "")
+    if each.ordered and (not each.key or not each.lease_ms or each.after_ms):
+        raise InvalidRequestError("ordered items need a key and a lease, and have no delay")
+    if not each.dedupe_key:
+        return None
+    _check_span("dedupe_window", each.dedupe_ms, QUEUE_DEDUPE_MS_MIN, QUEUE_DEDUPE_MS_MAX)
+    if items != 1:
+        raise InvalidRequestError(f"{items} items have one dedupe key")
+    return Dedupe(dedupe_digest(queue, each.dedupe_key), now_ms, now_ms + each.dedupe_ms)
+
+
+def _shown(found: SeenItems) -> AdminAnswer:
+    items: list[WireItem] = []
+    for each in found.items:
+        (block, number), *_ = each
+        view = each._asdict()
+        del view["item"]
+        items.append(WireItem(block_id=f"{block:016x}", number=number, **view))
+    blocks = {f"{id_:016x}": data for id_, data in found.blocks.items()}
+    return AdminAnswer(queue=QueueAnswer(items=items, blocks=blocks))
+
+
+def _count(items: Sequence[WireLeasedItems]) -> int:
+    return sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in items)
+
+
+def _leases(items: Sequence[WireLeasedItems]) -> list[LeasedItems]:
+    """Return items as a decision names them, in the order of the request. Raises: InvalidRequestError."""
     found: list[LeasedItems] = []
     for each in items:
-        if not 0 <= each.number < QUEUE_ITEMS_PER_REQUEST_MAX or each.grant < 0:
-            raise InvalidRequestError(f"item {each.number} with lease {each.grant} is not possible")
-        block = producer_id_of(each.block_id)
-        last = found[-1] if found else LeasedItems(ItemRanges(0, (0, 0)), 0)
-        if (last.items.block, last.items.ranges[-1], last.grant) == (block, each.number, each.grant):
-            found[-1] = LeasedItems(ItemRanges(block, (last.items.ranges[0], each.number + 1)), each.grant)
-        else:
-            found.append(LeasedItems(ranges_of(block, (each.number,)), each.grant))
+        ends = each.ranges
+        is_ordered = all(begin < end for begin, end in zip(ends[::2], ends[1::2], strict=False))
+        is_ordered = is_ordered and all(end <= begin for end, begin in zip(ends[1::2], ends[2::2], strict=False))
+        if not ends or len(ends) % 2 or not is_ordered or ends[0] < 0 or ends[-1] > QUEUE_ITEMS_PER_REQUEST_MAX:
+            raise InvalidRequestError(f"items {str(ends)[:60]} of a block are not possible")
+        if each.grant < 0:
+            raise InvalidRequestError(f"lease {each.grant} is not possible")
+        found.append(LeasedItems(ItemRanges(producer_id_of(each.block_id), tuple(ends)), each.grant))
     return found
 
 
 def _wire(found: Delivered, waited_ms: int) -> WireGrant:
-    items = [WireGrantedItem(number=each.number, attempt=each.attempt, note=each.note) for each in found.found.items]
     return WireGrant(
         queue=found.found.topic,
         block_id=f"{found.found.block.id.producer:016x}",
         grant=found.grant,
         lease_ms=found.found.lease_ms,
         waited_ms=waited_ms,
-        items=items,
-        block=found.data,
+        items=list(_runs(found.found.items)),
+        length=len(found.data),
     )
+
+
+def _runs(items: Iterable[GrantedItem]) -> Iterator[WireGrantedItems]:
+    """Yield items whose numbers follow each other, with the same attempt and note, together."""
+    begin = end = 0
+    last: tuple[int, bytes] = (0, b"")
+    for number, attempt, note in items:
+        if begin < end and (number, attempt, note) == (end, *last):
+            end += 1
+            continue
+        if begin < end:
+            yield WireGrantedItems(begin, end, *last)
+        begin, end, last = number, number + 1, (attempt, note)
+    if begin < end:
+        yield WireGrantedItems(begin, end, *last)
 
 
 def _check_count(count: int, what: str) -> None:

@@ -150,7 +150,7 @@ class Requests:
     def _keep(self, connection: Connection, frame: Frame) -> bool:
         """Keep a request until its handler replies, without a task. False: it must be answered by one."""
         try:
-            operation, ask = self._operations.find(frame, checksum_wanted=connection.checksums)
+            operation, ask, _ = self._operations.find(frame, checksum_wanted=connection.checksums)
             if operation.keep is None:
                 return False
             call = Call(connection, connection.principal, frame.stream, ask)
@@ -197,14 +197,14 @@ class Requests:
             return
         at_once = frame.api in (Api.OPEN, Api.CLOSE)
         try:
-            operation, ask = self._operations.find(frame, checksum_wanted=connection.checksums)
+            operation, ask, blocks = self._operations.find(frame, checksum_wanted=connection.checksums)
         except MemqError as error:
             if not at_once:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
         prepared = None if operation.prepare is None else await operation.prepare(ask)
-        call = Call(connection, connection.principal, frame.stream, ask, prepared)
+        call = Call(connection, connection.principal, frame.stream, ask, prepared, blocks=blocks)
         if at_once:
             await self._reply(frame, operation, call)
             return

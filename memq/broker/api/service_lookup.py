@@ -37,6 +37,11 @@ async def forward(link: Link, ask: Any, *, timeout_s: float = REQUEST_TIMEOUT_S)
     return await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
 
+async def forward_with_blocks(link: Link, ask: Any, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
+    """Return the answer of another broker to a request with blocks, and the blocks behind it."""
+    return await link.request_with_blocks(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, blocks=blocks)
+
+
 async def ask_all_services(
     hosts: ServiceHosts,
     kind: ServiceKind[Made],

@@ -31,7 +31,7 @@ from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
 from memq.holds.run_store import RunReader, check_run
 from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
-from memq.queues.decisions import EnqueueDecision, is_queue_lane
+from memq.queues.decisions import EnqueueDecision, is_queue_lane, terms_of
 from memq.queues.decisions import encode_decision as encode_queue_decision
 from memq.queues.keeper import ENDED_KNOWN_MS
 from memq.queues.machine import QueueMachine
@@ -98,9 +98,10 @@ class RestoredHolds:
     async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> None:
         """Add the queue items that are younger than a snapshot of `stored_ms`.
 
-        Those that were acked after the snapshot come again, too. `complete` reports objects that can't be read.
+        Those that were acked after the snapshot come again, too. They come in the order of their arrival, which counts
+        for ordered keys and dedupe keys. `complete` reports objects that can't be read.
         """
-        since_ms = stored_ms - ENDED_KNOWN_MS // MARGIN_SHARE
+        since_ms, found = stored_ms - ENDED_KNOWN_MS // MARGIN_SHARE, dict[str, tuple[HeldLane, ...]]()
         for key, lanes in (await self._objects(since_ms, [])).items():
             young = tuple(
                 HeldLane(lane.target, lane.lane, blocks)
@@ -109,7 +110,9 @@ class RestoredHolds:
                 and (blocks := tuple(block for block in lane.blocks if not queues.is_known(block.id.producer)))
             )
             if young:
-                queues.apply(encode_queue_decision(EnqueueDecision(key, 0, young)))
+                found[key] = young
+        for key in sorted(found, key=lambda key: min(map(_arrived_ms, found[key]))):
+            queues.apply(encode_queue_decision(EnqueueDecision(key, 0, found[key])))
 
     def _is_queued(self, log: ReadPartition, lane: HeldLane, states: Topic) -> bool:
         """Whether a lane has items of a queue whose shard is this log."""
@@ -237,6 +240,12 @@ class RestoredHolds:
                         known = firsts.get(each.producer, ())
                         found |= {hold for hold in known if any(at <= hold.first < next_ for at, next_ in each.ranges)}
         return found
+
+
+def _arrived_ms(lane: HeldLane) -> int:
+    """Return when the first block of a lane of a queue arrived; at the latest, if they are delayed."""
+    dedupe = terms_of(lane.lane).dedupe
+    return dedupe.since_ms if dedupe is not None else min(block.due_ms for block in lane.blocks)
 
 
 def _shards(log: ReadPartition, states: Topic, life: int) -> set[int]:

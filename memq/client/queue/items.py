@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,32 +12,48 @@ from memq.client.producer.fields import RecordFields
 from memq.errors import (
     AlreadyAckedError,
     InvalidRequestError,
+    InvalidSettingError,
     ItemEndedError,
     LeaseLostError,
     MemqError,
     NotFoundError,
+    ProtocolError,
     TooLargeError,
 )
 from memq.format.blocks.builder import BlockBuilder
-from memq.format.blocks.columns import RecordHeaders, open_block
+from memq.format.blocks.columns import RecordHeaders, RecordTuple, open_block
 from memq.limits import (
     HOLD_BYTES_MAX,
     KIB,
+    MIB,
     PRODUCER_ID_END,
     QUEUE_ATTEMPTS_MAX,
+    QUEUE_DEDUPE_MS_MAX,
+    QUEUE_DEDUPE_MS_MIN,
     QUEUE_DELAY_MS_MAX,
     QUEUE_ITEMS_PER_REQUEST_MAX,
+    QUEUE_KEY_CHARS_MAX,
+    QUEUE_KNOWN_BLOCKS_MAX,
     QUEUE_LEASE_MS_MAX,
     QUEUE_LEASE_MS_MIN,
     QUEUE_METADATA_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
 )
-from memq.protocol.queue_messages import WireGrant, WireLeasedItem, WireQueueBlock
+from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
 from memq.queues.decisions import ItemOutcome, queue_scope
 from memq.runtime.runtime import Runtime
 
 BLOCK_RAW_BYTES = 64 * KIB  # a block takes no further item from this size on: each of its workers gets all of it
 ITEM_BYTES_MAX = HOLD_BYTES_MAX - 4 * KIB
+RECENT_BYTES_MAX = 4 * MIB  # of payloads of recent blocks at a worker
+
+
+class ItemLease(NamedTuple):
+    """An item, by block and number, and the number of the grant under which its worker has it."""
+
+    block_id: str
+    number: int
+    grant: int
 
 
 @dataclass(slots=True)
@@ -53,7 +70,7 @@ class QueueItem:
     attempt: int
     note: bytes
     until_s: float
-    lease: WireLeasedItem
+    lease: ItemLease
 
 
 class EnqueueTerms(NamedTuple):
@@ -64,10 +81,14 @@ class EnqueueTerms(NamedTuple):
     life_ms: int
     lease_ms: int
     attempts_max: int
+    key: str = ""
+    ordered: bool = False
+    dedupe_key: str = ""
+    dedupe_ms: int = 0
 
     def wire(self, block: bytes) -> WireQueueBlock:
-        """Return a block with these terms as a request has it."""
-        return WireQueueBlock(block=block, **self._asdict())
+        """Return a block with these terms as a request names it."""
+        return WireQueueBlock(length=len(block), **self._asdict())
 
 
 def checked_terms(
@@ -85,15 +106,42 @@ def checked_terms(
     return EnqueueTerms(priority, round(deliver_after * 1_000), life_ms, lease_ms, attempts_max)
 
 
+def with_keys(
+    terms: EnqueueTerms, key: str | None, *, ordered: bool, dedupe_key: str | None = None, dedupe_window: float = 0.0
+) -> EnqueueTerms:
+    """Return terms with keys. Raises: InvalidSettingError, TypeError."""
+    _check_key("key", key)
+    _check_key("dedupe_key", dedupe_key)
+    check_switch("ordered", ordered)
+    if ordered and (key is None or not terms.lease_ms or terms.after_ms):
+        hint = "leave out deliver_after and at_most_once" if key is not None else "give them a key"
+        raise InvalidSettingError("ordered items need a key and a lease, and have no delay", hint=hint)
+    if dedupe_key is not None:
+        check_number("dedupe_window", dedupe_window, QUEUE_DEDUPE_MS_MIN / 1_000, QUEUE_DEDUPE_MS_MAX / 1_000)
+    dedupe_ms = round(dedupe_window * 1_000) if dedupe_key is not None else 0
+    return terms._replace(key=key or "", ordered=ordered, dedupe_key=dedupe_key or "", dedupe_ms=dedupe_ms)
+
+
+def _check_key(what: str, key: str | None) -> None:
+    if key is None:
+        return
+    if not isinstance(key, str):
+        raise TypeError(f"{what} must be str, not {type(key).__name__}")
+    if not 0 < len(key) <= QUEUE_KEY_CHARS_MAX:
+        raise InvalidSettingError(f"{what} has {len(key)} characters, 1 to {QUEUE_KEY_CHARS_MAX} are allowed")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSettingError(f"{what} {key[:60]!a} can't be written as UTF-8") from error
+
+
 def checked_lease_ms(lease: float) -> int:
     """Return a lease in ms. Raises: InvalidSettingError."""
     check_number("lease", lease, QUEUE_LEASE_MS_MIN / 1_000, QUEUE_LEASE_MS_MAX / 1_000)
     return round(lease * 1_000)
 
 
-def blocks_of(
-    queue: str, items: Sequence[RecordFields], terms: EnqueueTerms, runtime: Runtime
-) -> Iterator[tuple[WireQueueBlock, list[str]]]:
+def blocks_of(queue: str, items: Sequence[RecordFields], runtime: Runtime) -> Iterator[tuple[bytes, list[str]]]:
     """Yield blocks of items, and the ids of the items of each. Raises: TooLargeError."""
     builder = BlockBuilder()
     for item in items:
@@ -105,42 +153,97 @@ def blocks_of(
         if builder.count and (
             builder.raw_bytes + item.size > BLOCK_RAW_BYTES or builder.count == QUEUE_ITEMS_PER_REQUEST_MAX
         ):
-            yield _sealed(queue, builder, terms, runtime)
+            yield _sealed(queue, builder, runtime)
             builder = BlockBuilder()
         builder.append(*item)
     if builder.count:
-        yield _sealed(queue, builder, terms, runtime)
+        yield _sealed(queue, builder, runtime)
 
 
-def _sealed(
-    queue: str, builder: BlockBuilder, terms: EnqueueTerms, runtime: Runtime
-) -> tuple[WireQueueBlock, list[str]]:
+def _sealed(queue: str, builder: BlockBuilder, runtime: Runtime) -> tuple[bytes, list[str]]:
     id_ = runtime.random.randrange(1, PRODUCER_ID_END)
     count = builder.count
     sealed = builder.seal(producer_id=id_, first_sequence=0, scope=queue_scope(queue), now_ms=runtime.clock.wall_ms())
-    return terms.wire(bytes(sealed.data)), [f"{queue}:{id_:016x}:{number}" for number in range(count)]
+    return bytes(sealed.data), [f"{queue}:{id_:016x}:{number}" for number in range(count)]
 
 
-def items_of(grant: WireGrant, asked_s: float) -> list[QueueItem]:
-    """Return the items of a grant that was asked for at `asked_s` (Q3). Raises: CorruptDataError."""
-    records = list(open_block(grant.block).records())
-    until_s = asked_s + (grant.waited_ms + grant.lease_ms) / 1_000
-    return [
-        QueueItem(
-            id=f"{grant.queue}:{grant.block_id}:{each.number}",
-            queue=grant.queue,
-            payload=records[each.number][0] or b"",
-            metadata=records[each.number][2],
-            attempt=each.attempt,
-            note=each.note,
-            until_s=until_s,
-            lease=WireLeasedItem(block_id=grant.block_id, number=each.number, grant=grant.grant),
-        )
-        for each in grant.items
-    ]
+class RecentBlocks:
+    """The items of recent blocks, so that the next grant of items of such a block needs no bytes of it."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[str, tuple[int, list[RecordTuple]]] = OrderedDict()
+        self._bytes = 0
+
+    def known(self) -> dict[str, list[RecordTuple]]:
+        """Return the blocks that are here now."""
+        return {id_: records for id_, (_, records) in self._blocks.items()}
+
+    def opened(self, id_: str, data: memoryview, taken: int) -> list[RecordTuple]:
+        """Return the items of a block, and keep them unless all are `taken`. Raises: CorruptDataError.
+
+        The oldest blocks go at the bound.
+        """
+        records = list(open_block(data).records())
+        if taken >= len(records):
+            return records
+        size = sum(len(value or b"") for value, *_ in records)
+        self._bytes += size - self._blocks.pop(id_, (0, []))[0]
+        self._blocks[id_] = size, records
+        while len(self._blocks) > QUEUE_KNOWN_BLOCKS_MAX or self._bytes > RECENT_BYTES_MAX:
+            self._bytes -= self._blocks.popitem(last=False)[1][0]
+        return records
 
 
-def parsed_id(id_: str) -> tuple[str, WireLeasedItem]:
+def items_of(
+    grants: Sequence[WireGrant],
+    blocks: memoryview,
+    known: Mapping[str, list[RecordTuple]],
+    recent: RecentBlocks,
+    asked_s: float,
+) -> list[QueueItem]:
+    """Return the items of grants that were asked for at `asked_s` (Q3).
+
+    `known` are the blocks that the request named.
+    Raises: CorruptDataError, ProtocolError.
+    """
+    found: list[QueueItem] = []
+    at = 0
+    for grant in grants:
+        data = blocks[at : at + grant.length]
+        at += grant.length
+        taken = sum(run.end - run.begin for run in grant.items)
+        records = recent.opened(grant.block_id, data, taken) if grant.length else known.get(grant.block_id)
+        if records is None or any(not 0 <= run.begin < run.end <= len(records) for run in grant.items):
+            raise ProtocolError(f"a grant of items of block {grant.block_id} comes without these items")
+        until_s = asked_s + (grant.waited_ms + grant.lease_ms) / 1_000
+        for run in grant.items:
+            for number in range(run.begin, run.end):
+                value, _, headers, *_ = records[number]
+                id_, lease = f"{grant.queue}:{grant.block_id}:{number}", ItemLease(grant.block_id, number, grant.grant)
+                found.append(QueueItem(id_, grant.queue, value or b"", headers, run.attempt, run.note, until_s, lease))
+    return found
+
+
+def wire_leases(leases: Iterable[ItemLease]) -> list[WireLeasedItems]:
+    """Return items as a request names them, in the same order."""
+    found: list[WireLeasedItems] = []
+    for block_id, number, grant in leases:
+        last = found[-1] if found else None
+        if last is None or (last.block_id, last.grant) != (block_id, grant) or last.ranges[-1] > number:
+            found.append(WireLeasedItems(block_id, grant, [number, number + 1]))
+        elif last.ranges[-1] == number:
+            last.ranges[-1] += 1
+        else:
+            last.ranges.extend((number, number + 1))
+    return found
+
+
+def outcomes_of(answer: QueueAnswer) -> list[ItemOutcome]:
+    """Return the outcome of each item of a request."""
+    return [outcome for word, count in answer.outcomes for outcome in (ItemOutcome(word),) * count]
+
+
+def parsed_id(id_: str) -> tuple[str, ItemLease]:
     """Return the queue and the place of an item. Raises: InvalidRequestError, TypeError."""
     if not isinstance(id_, str):
         raise TypeError(f"id must be str, not {type(id_).__name__}")
@@ -148,7 +251,7 @@ def parsed_id(id_: str) -> tuple[str, WireLeasedItem]:
     block, _, number = rest.partition(":")
     if len(block) != 16 or set(block) - set("0123456789abcdef") or not number.isdecimal() or len(number) > 4:
         raise InvalidRequestError(f"{id_[:300]!a} is no id of a queue item", hint="take the id that enqueue returns")
-    return queue, WireLeasedItem(block_id=block, number=int(number), grant=0)
+    return queue, ItemLease(block, int(number), 0)
 
 
 def error_of(item: str, outcome: ItemOutcome) -> MemqError | None:

@@ -8,19 +8,24 @@ from typing import Any
 
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
 from memq.client.queue.items import (
     EnqueueTerms,
     QueueItem,
+    RecentBlocks,
     blocks_of,
     checked_lease_ms,
     checked_terms,
     error_of,
     items_of,
+    outcomes_of,
     parsed_id,
+    wire_leases,
+    with_keys,
 )
+from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
     OutcomeUnknownError,
@@ -43,13 +48,15 @@ from memq.protocol.frames import Api
 from memq.protocol.queue_messages import (
     AckItems,
     CancelItems,
+    CountEnds,
     DequeueItems,
     EnqueueItems,
     ExtendItems,
+    GetItems,
+    ListDeadItems,
     ListQueues,
     NackItems,
-    WireQueue,
-    WireQueueBlock,
+    PeekItems,
 )
 from memq.queues.decisions import ItemOutcome
 from memq.runtime.clock import backoff_s
@@ -58,14 +65,15 @@ from memq.topic import check_name
 
 PRIORITY = 5
 LEASE_S = 60.0
-REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as text
+DEDUPE_WINDOW_S = 300.0
+REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
-Ask = EnqueueItems | DequeueItems | AckItems | NackItems | ExtendItems | CancelItems | ListQueues
+QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
 
 
-class AsyncQueue(AsyncClosing):
+class AsyncQueue(AsyncItemViews):
     """Queues of items, on the caller's event loop. Errors as of `memq.Queue`."""
 
     @public_name("Queue")
@@ -83,6 +91,7 @@ class AsyncQueue(AsyncClosing):
         self._runtime = runtime_of(runtime)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
+        self._recent = RecentBlocks()
 
     async def close(self) -> None:
         """Disconnect. Items that are leased stay so until their leases end."""
@@ -99,10 +108,15 @@ class AsyncQueue(AsyncClosing):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
+        dedupe_key: str | None = None,
+        dedupe_window: float = DEDUPE_WINDOW_S,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id. See `Queue.enqueue`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        terms = with_keys(terms, key, ordered=ordered, dedupe_key=dedupe_key, dedupe_window=dedupe_window)
         return (await self._enqueue(queue, [payload], [metadata], terms))[0]
 
     async def enqueue_many(
@@ -116,10 +130,13 @@ class AsyncQueue(AsyncClosing):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
         """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
+        terms = with_keys(terms, key, ordered=ordered)
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
         return await self._enqueue(queue, payloads, metadata or [None] * len(payloads), terms)
@@ -134,18 +151,24 @@ class AsyncQueue(AsyncClosing):
             for payload, headers in zip(payloads, metadata, strict=True)
         ]
         ids: list[str] = []
-        waiting: list[WireQueueBlock] = []
+        waiting: list[bytes] = []
         size = 0
-        for block, names in list(blocks_of(queue, items, terms, self._runtime)):
-            if waiting and size + len(block.block) > REQUEST_BYTES_MAX:
-                await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+        for block, names in list(blocks_of(queue, items, self._runtime)):
+            if waiting and size + len(block) > REQUEST_BYTES_MAX:
+                await self._send(queue, waiting, terms)
                 waiting, size = [], 0
             waiting.append(block)
-            size += len(block.block)
+            size += len(block)
             ids += names
         if waiting:
-            await self._surely(EnqueueItems(queue=queue, blocks=waiting))
+            answer = await self._send(queue, waiting, terms)
+            if answer.about_queues.firsts:  # of one item with a dedupe key
+                ids = [f"{queue}:{first}:0" for first in answer.about_queues.firsts]
         return ids
+
+    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms) -> AdminAnswer:
+        named = [terms.wire(block) for block in blocks]
+        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks)))[0]
 
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
@@ -163,21 +186,23 @@ class AsyncQueue(AsyncClosing):
         while True:
             asked_s = clock.monotonic()
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
+            known = self._recent.known()
+            ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
             try:
-                answer = await self._ask(DequeueItems(queues=wanted, wait_ms=wait_ms), wait_ms / 1_000)
+                answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
                 if clock.monotonic() > give_up_s:
                     raise
                 await self._pause(error, tries)
                 continue
-            items = [item for grant in answer.about_queues.grants for item in items_of(grant, asked_s)]
+            items = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
             if items or clock.monotonic() >= until_s:
                 return items
 
     async def ack(self, item: QueueItem) -> None:
         """End an item. See `Queue.ack`."""
-        await self._one(item, AckItems(queue=_checked(item).queue, items=[item.lease]))
+        await self._one(item, AckItems(queue=_checked(item).queue, items=wire_leases([item.lease])))
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """End items; return the outcome of each. See `Queue.ack_many`."""
@@ -189,12 +214,11 @@ class AsyncQueue(AsyncClosing):
         for queue, indexes in places.items():
             for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
                 some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                answer, repeated = await self._surely(
-                    AckItems(queue=queue, items=[items[index].lease for index in some])
-                )
-                for index, word in zip(some, answer.about_queues.outcomes, strict=True):
-                    again = repeated and word == ItemOutcome.ALREADY_ACKED
-                    found[index] = ItemOutcome.ACKED if again else ItemOutcome(word)
+                ask = AckItems(queue=queue, items=wire_leases(items[index].lease for index in some))
+                answer, repeated = await self._surely(ask)
+                for index, outcome in zip(some, outcomes_of(answer.about_queues), strict=True):
+                    again = repeated and outcome is ItemOutcome.ALREADY_ACKED
+                    found[index] = ItemOutcome.ACKED if again else outcome
         return [found[index] for index in range(len(items))]
 
     async def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
@@ -203,28 +227,26 @@ class AsyncQueue(AsyncClosing):
         check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
         if len(note) > QUEUE_NOTE_BYTES_MAX:
             raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-        ask = NackItems(queue=_checked(item).queue, items=[item.lease], after_ms=round(after * 1_000), note=note)
+        ask = NackItems(
+            queue=_checked(item).queue, items=wire_leases([item.lease]), after_ms=round(after * 1_000), note=note
+        )
         return await self._one(item, ask)
 
     async def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
-        await self._one(item, ExtendItems(queue=_checked(item).queue, items=[item.lease], lease_ms=lease_ms))
+        await self._one(
+            item, ExtendItems(queue=_checked(item).queue, items=wire_leases([item.lease]), lease_ms=lease_ms)
+        )
         item.until_s = max(item.until_s, began_s + lease)
 
     async def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
-        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=[place]))
-        return ItemOutcome(answer.about_queues.outcomes[0])
-
-    async def queues(self) -> dict[str, WireQueue]:
-        """Return the queues that have items, with their counts."""
-        self._check_loop()
-        answer, _ = await self._surely(ListQueues())
-        return {each.queue: each for each in answer.about_queues.queues}
+        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
+        return outcomes_of(answer.about_queues)[0]
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -232,7 +254,7 @@ class AsyncQueue(AsyncClosing):
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
         self._check_loop()
         answer, repeated = await self._surely(ask)
-        outcome = ItemOutcome(answer.about_queues.outcomes[0])
+        outcome = outcomes_of(answer.about_queues)[0]
         if isinstance(ask, AckItems) and repeated and outcome is ItemOutcome.ALREADY_ACKED:
             return ItemOutcome.ACKED  # by a request of this call whose answer was lost
         if isinstance(ask, NackItems) and outcome is ItemOutcome.DEAD:
@@ -242,7 +264,7 @@ class AsyncQueue(AsyncClosing):
             raise error
         return outcome
 
-    async def _surely(self, ask: Ask) -> tuple[AdminAnswer, bool]:
+    async def _surely(self, ask: Any, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
         """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
 
         Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
@@ -251,10 +273,10 @@ class AsyncQueue(AsyncClosing):
         until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
         while True:
             try:
-                return await self._ask(ask, 0.0), unsure
+                return (await self._ask(ask, 0.0, blocks))[0], unsure
             except RetryableError as error:
                 tries += 1
-                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, ListQueues)
+                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
                 if clock.monotonic() > until_s and not unsure:
                     raise
                 if clock.monotonic() > until_s:
@@ -262,21 +284,24 @@ class AsyncQueue(AsyncClosing):
                     raise OutcomeUnknownError(text) from error
                 await self._pause(error, tries)
 
-    async def _ask(self, ask: Ask, wait_s: float) -> AdminAnswer:
+    async def _ask(self, ask: Any, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
         await self._pool.reach(self._connect_timeout_s)
-        return await self._router(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._timeout_s + wait_s)
+        request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
+        return await self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s)
 
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
 
 
-class Queue(BlockingClient):
+class Queue(ItemViews):
     """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`. One that changes an item raises
     OutcomeUnknownError if no broker has answered in `timeout_ms`: it may have counted.
     """
+
+    _core: AsyncQueue
 
     @public_name("Queue")
     def __init__(
@@ -302,6 +327,10 @@ class Queue(BlockingClient):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
+        dedupe_key: str | None = None,
+        dedupe_window: float = DEDUPE_WINDOW_S,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id when it is stored. Times in seconds.
@@ -309,6 +338,11 @@ class Queue(BlockingClient):
         Items of priority 0 come first, those of 9 last. It does not come before `deliver_after`, and ends after `ttl`
         if no worker has it. A worker has it for `lease`; then it comes again, at most `attempts_max` times in all (0:
         no limit), and is dead after that. With `at_most_once` it comes once, and needs no ack.
+
+        Keys take turns: one with many items does not delay those of others. With `ordered`, one item of the key is
+        leased at a time, in the order of arrival. If the queue took an item under `dedupe_key` in the last
+        `dedupe_window` seconds, this call adds nothing and returns the id of that item.
+
         Raises: InvalidSettingError, InvalidNameError, TooLargeError, QueueFullError.
         """
         return self._background.run(
@@ -321,6 +355,10 @@ class Queue(BlockingClient):
                 lease=lease,
                 attempts_max=attempts_max,
                 at_most_once=at_most_once,
+                key=key,
+                ordered=ordered,
+                dedupe_key=dedupe_key,
+                dedupe_window=dedupe_window,
                 metadata=metadata,
             )
         )
@@ -336,6 +374,8 @@ class Queue(BlockingClient):
         lease: float = LEASE_S,
         attempts_max: int = 0,
         at_most_once: bool = False,
+        key: str | None = None,
+        ordered: bool = False,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
         """Put items with the same terms into a queue; return their ids. See `enqueue`.
@@ -352,6 +392,8 @@ class Queue(BlockingClient):
                 lease=lease,
                 attempts_max=attempts_max,
                 at_most_once=at_most_once,
+                key=key,
+                ordered=ordered,
                 metadata=metadata,
             )
         )
@@ -391,10 +433,6 @@ class Queue(BlockingClient):
     def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
         return self._background.run(self._core.cancel(item_id))
-
-    def queues(self) -> dict[str, WireQueue]:
-        """Return the queues that have items, with their counts."""
-        return self._background.run(self._core.queues())
 
     def close(self) -> None:
         """Disconnect. May be called twice."""

@@ -1,0 +1,105 @@
+"""Producers and workers of a leased queue in one process, on one event loop; each command returns its CPU and times."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+import memq.aio
+from benchmarks.children.commands import Command, answer, commands_async, options
+from benchmarks.children.samples import lines
+from memq.broker.process import calm_collector
+
+LEASE_S = 300.0
+STAMP = struct.Struct("<d")
+WAIT_S = 5.0
+Work = Callable[["memq.aio.Queue", Command], Coroutine[Any, Any, None]]
+
+
+async def together(work: Callable[[int], Coroutine[Any, Any, int]], tasks: int, items: int) -> dict[str, float]:
+    """Let `tasks` calls do their share of the items; return rate and CPU."""
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    done = sum(await asyncio.gather(*(work(items // tasks) for _ in range(tasks))))
+    assert done == items, f"{done} of {items} items"
+    return {"cpu_s": time.process_time() - cpu_s, "seconds": time.monotonic() - began_s, "items": done}
+
+
+async def fill(queue: memq.aio.Queue, params: Command) -> None:
+    """Enqueue items by `enqueue_many`."""
+    payloads = lines(params["size"], params["many"])
+
+    async def producer(items: int) -> int:
+        calls = items // len(payloads)
+        for _ in range(calls):
+            await queue.enqueue_many(params["queue"], payloads, lease=LEASE_S)
+        return calls * len(payloads)
+
+    answer(**await together(producer, params["tasks"], params["items"]))
+
+
+async def drain(queue: memq.aio.Queue, params: Command) -> None:
+    """Lease items and ack them."""
+
+    async def worker(items: int) -> int:
+        left = items
+        while left:
+            found = await queue.dequeue({params["queue"]: min(params["many"], left)}, wait=WAIT_S)
+            if not found:
+                return items - left
+            outcomes = await queue.ack_many(found)
+            assert set(outcomes) == {"acked"}, outcomes
+            left -= len(found)
+        return items
+
+    answer(**await together(worker, params["tasks"], params["items"]))
+
+
+async def pace(queue: memq.aio.Queue, params: Command) -> None:
+    """Enqueue items one by one at a fixed rate, each with the time of its call."""
+    rest, began_s, calls = lines(params["size"], 1)[0][STAMP.size :], time.monotonic(), list[asyncio.Task[str]]()
+    for number in range(params["items"]):
+        await asyncio.sleep(began_s + number / params["rate"] - time.monotonic())
+        calls.append(
+            asyncio.create_task(queue.enqueue(params["queue"], STAMP.pack(time.monotonic()) + rest, lease=LEASE_S))
+        )
+    await asyncio.gather(*calls)
+    answer(late_s=time.monotonic() - began_s - params["items"] / params["rate"])
+
+
+async def follow(queue: memq.aio.Queue, params: Command) -> None:
+    """Take items as they come; return the seconds from the call that enqueued each to the call that got it."""
+    delays_s: list[float] = []
+
+    async def worker() -> None:
+        while len(delays_s) < params["items"]:
+            found = await queue.dequeue({params["queue"]: params["many"]}, wait=WAIT_S)
+            now_s = time.monotonic()
+            if not found:
+                return
+            delays_s.extend(now_s - STAMP.unpack_from(item.payload)[0] for item in found)
+            await queue.ack_many(found)
+
+    await asyncio.gather(*(worker() for _ in range(params["tasks"])))
+    assert len(delays_s) == params["items"], f"{len(delays_s)} of {params['items']} items"
+    answer(delays_s=delays_s)
+
+
+WORK: dict[str, Work] = {"fill": fill, "drain": drain, "pace": pace, "follow": follow}
+
+
+async def serve(address: str) -> None:
+    """Do what the parent says."""
+    async with memq.aio.Queue(address) as queue:
+        answer(ready=True)
+        async for params in commands_async():
+            await WORK[params["command"]](queue, params)
+
+
+if __name__ == "__main__":
+    calm_collector()
+    uvloop.run(serve(options()["address"]))

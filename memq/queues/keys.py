@@ -1,0 +1,113 @@
+"""The keys of queue items in the state of a queue machine: ordered keys, and dedupe keys. Pure.
+
+*Ordered*: at most one item of a key is leased, and the next one is the first in the order of arrival. An item that is
+given back, or whose lease is over, stays the first. The machine refuses a grant of any other item of the key.
+
+*Dedupe*: under a dedupe key, a queue takes one item within a window. All times are in the decisions (S3): an enqueue
+has its arrival and the end of its window. Keys whose windows are over go with the next enqueue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from typing import NamedTuple
+
+from memq.queues.block import QueueBlock
+from memq.queues.decisions import Dedupe, ItemState, SavedFirst
+
+
+class _OrderedKey:
+    __slots__ = ("blocks", "leased")
+
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[int, QueueBlock] = OrderedDict()  # by arrival; some item is ready or leased
+        self.leased: tuple[QueueBlock, int] | None = None
+
+
+class OrderedKeys:
+    """The ordered keys of all queues of a machine. A key goes with its last item that is ready or leased."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[str, str], _OrderedKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def note(self, block: QueueBlock, number: int, state: ItemState) -> None:
+        """Note that an item of an ordered block has this state now."""
+        place = block.topic, block.terms.key
+        found = self._keys.get(place) or self._keys.setdefault(place, _OrderedKey())
+        if state is ItemState.LEASED:
+            found.leased = block, number
+        elif found.leased == (block, number):
+            found.leased = None
+        if block.left == block.dead:
+            found.blocks.pop(block.arrival, None)
+        elif block.arrival not in found.blocks:
+            is_last = not found.blocks or next(reversed(found.blocks)) < block.arrival
+            found.blocks[block.arrival] = block
+            if not is_last:  # it was dead, and was sent back
+                found.blocks = OrderedDict(sorted(found.blocks.items()))
+        if not found.blocks:
+            del self._keys[place]
+
+    def next_of(self, queue: str, key: str) -> tuple[QueueBlock, int] | None:
+        """Return the only item of a key that may be granted: the leased one, else the first one that is ready."""
+        found = self._keys.get((queue, key))
+        if found is None or found.leased is not None:
+            return found.leased if found is not None else None
+        block = next(iter(found.blocks.values()))
+        return block, next(block.numbers_in(ItemState.READY))
+
+    def may_grant(self, block: QueueBlock, number: int) -> bool:
+        """Whether an item of a block is the next one of its key, or has no such key."""
+        return not block.terms.ordered or self.next_of(block.topic, block.terms.key) == (block, number)
+
+
+class _First(NamedTuple):
+    block: int
+    until_ms: int
+
+
+class FirstItems:
+    """The blocks that came first under their dedupe keys, while their windows last."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _First] = {}
+        self._ends: list[tuple[int, bytes]] = []  # a heap; one entry for each known key
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, dedupe: Dedupe) -> int | None:
+        """Return the block that came first under a key, None if this one is the first."""
+        known = self._known.get(dedupe.digest)
+        return known.block if known is not None and known.until_ms > dedupe.since_ms else None
+
+    def add(self, dedupe: Dedupe, block: int) -> None:
+        """Note that a block is the first under its key."""
+        self.forget(dedupe.since_ms)  # also an earlier one under the same key
+        self._known[dedupe.digest] = _First(block, dedupe.until_ms)
+        heapq.heappush(self._ends, (dedupe.until_ms, dedupe.digest))
+
+    def forget(self, now_ms: int) -> None:
+        """Forget the keys whose windows are over."""
+        while self._ends and self._ends[0][0] <= now_ms:
+            del self._known[heapq.heappop(self._ends)[1]]
+
+    def count(self, now_ms: int) -> int:
+        """Return how many keys would be known after an enqueue now."""
+        if not self._ends or self._ends[0][0] > now_ms:
+            return len(self._known)
+        return sum(until_ms > now_ms for until_ms, _ in self._ends)
+
+    def saved(self) -> list[SavedFirst]:
+        """Return them for a snapshot."""
+        return [SavedFirst(digest, *known) for digest, known in self._known.items()]
+
+    def restore(self, saved: list[SavedFirst]) -> None:
+        """Take those of a snapshot."""
+        self._known = {each.digest: _First(each.block, each.until_ms) for each in saved}
+        self._ends = [(each.until_ms, each.digest) for each in saved]
+        heapq.heapify(self._ends)

@@ -1,0 +1,171 @@
+"""The ready items of one queue, by key. Pure.
+
+Each key has a heap of spans: priority first, then due time, then arrival. Items without a key share the key "". A key
+has a turn, and the next item is of the key whose first span has the lowest priority number, then of the one with the
+earliest turn. A key that is served gets a later turn, by one and the number of its items in flight. So a key with a
+long backlog, or with many slow items, waits for the others. A new key begins at the turn that is served now. This is
+start-time fair queueing (Goyal et al. 1996), with work in flight as the cost of an item.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+SPARE = 64  # stale ranks or spans beyond as many as are live
+
+
+class ReadySpan(NamedTuple):
+    """Items of one block, `begin` to `end` (exclusive), with the order in which they come."""
+
+    priority: int
+    due_ms: int
+    arrival: int
+    begin: int
+    end: int
+    block: int
+
+
+class _Rank(NamedTuple):
+    priority: int
+    turn: int
+    span: ReadySpan
+    key: str
+
+
+class _Key:
+    __slots__ = ("spans", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.spans: list[ReadySpan] = []
+        self.turn = turn
+
+    def rank(self, key: str) -> _Rank:
+        return _Rank(self.spans[0].priority, self.turn, self.spans[0], key)
+
+
+IsFree = Callable[[int, int], bool]  # whether an item, by block and number, may be granted now
+
+
+class ReadyItems:
+    """See the module. A span may be stale: an item is checked when it is taken.
+
+    `is_live` is whether the block of a span exists. `served` is the turn of the queue among others of a shard.
+    """
+
+    __slots__ = ("_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
+
+    def __init__(self, is_live: Callable[[ReadySpan], bool], served: int = 0) -> None:
+        self.served = served
+        self._is_live = is_live
+        self._keys: dict[str, _Key] = {}
+        self._ranks: list[_Rank] = []  # a heap; each key has its present rank in it, and some are stale
+        self._pushed, self._pushed_max = 0, SPARE  # spans since the last trim
+        self._turn = 0  # of the key that was served last
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def copy(self) -> ReadyItems:
+        """Return ready items that may be taken, while these stay as they are."""
+        made = ReadyItems(self._is_live, self.served)
+        for key, known in self._keys.items():
+            copied = made._keys[key] = _Key(known.turn)
+            copied.spans = known.spans.copy()
+        made._ranks, made._turn = self._ranks.copy(), self._turn
+        return made
+
+    def push(self, key: str, span: ReadySpan, in_flight: int) -> None:
+        """Add items of a key that has so many items in flight."""
+        known = self._keys.get(key)
+        if known is None:
+            known = self._keys[key] = _Key(self._turn + in_flight)
+        heapq.heappush(known.spans, span)
+        if known.spans[0] is span:
+            self._note_rank(key, known)
+        self._pushed += 1
+        if self._pushed > self._pushed_max:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop the spans of blocks that are gone, as nobody may ask for items of the queue."""
+        for key, known in list(self._keys.items()):
+            known.spans = list({each for each in known.spans if self._is_live(each)})
+            heapq.heapify(known.spans)
+            if not known.spans:
+                del self._keys[key]
+        self._rank_all()
+        self._pushed, self._pushed_max = 0, SPARE + sum(len(each.spans) for each in self._keys.values())
+
+    def take_later(self, now_ms: int) -> list[tuple[str, ReadySpan]]:
+        """Take the spans that are due after a time, with their keys: the clock was set back to it."""
+        found: list[tuple[str, ReadySpan]] = []
+        for key, known in list(self._keys.items()):
+            found += [(key, each) for each in known.spans if each.due_ms > now_ms]
+            known.spans = [each for each in known.spans if each.due_ms <= now_ms]
+            heapq.heapify(known.spans)
+            if not known.spans:
+                del self._keys[key]
+        self._rank_all()
+        return found
+
+    def first(self, is_free: IsFree) -> ReadySpan | None:
+        """Return the first span that begins with a free item. Spans without one are dropped."""
+        while self._ranks:
+            rank = self._ranks[0]
+            known = self._keys.get(rank.key)
+            if known is None or known.rank(rank.key) != rank:
+                heapq.heappop(self._ranks)
+            elif not _clean(known, is_free):
+                heapq.heappop(self._ranks)
+                del self._keys[rank.key]
+            elif known.spans[0] == rank.span:
+                return rank.span
+            else:
+                heapq.heapreplace(self._ranks, known.rank(rank.key))
+        return None
+
+    def take(self, count: int, in_flight: Callable[[str], int], is_free: IsFree) -> list[int]:
+        """Take free items of the span that `first` has returned: at most `count`, one if there are other keys."""
+        rank = heapq.heappop(self._ranks)
+        span, known = rank.span, self._keys[rank.key]
+        heapq.heappop(known.spans)
+        left = count if len(self._keys) == 1 else 1
+        taken: list[int] = []
+        for number in range(span.begin, span.end):
+            if len(taken) == left:
+                heapq.heappush(known.spans, span._replace(begin=number))
+                break
+            if is_free(span.block, number):
+                taken.append(number)
+        self._turn = max(self._turn, known.turn)
+        known.turn = self._turn + 1 + in_flight(rank.key)
+        if known.spans:
+            self._note_rank(rank.key, known)
+        else:
+            del self._keys[rank.key]
+        return taken
+
+    def _note_rank(self, key: str, known: _Key) -> None:
+        heapq.heappush(self._ranks, known.rank(key))
+        if len(self._ranks) > 2 * len(self._keys) + SPARE:
+            self._rank_all()
+
+    def _rank_all(self) -> None:
+        self._ranks = [known.rank(key) for key, known in self._keys.items()]
+        heapq.heapify(self._ranks)
+
+
+def _clean(known: _Key, is_free: IsFree) -> bool:
+    """Let the spans of a key begin with a free item; return whether there is one."""
+    spans = known.spans
+    while spans:
+        span = spans[0]
+        free = next((each for each in range(span.begin, span.end) if is_free(span.block, each)), None)
+        if free == span.begin:
+            return True
+        heapq.heappop(spans)
+        if free is not None:
+            heapq.heappush(spans, span._replace(begin=free))
+    return False

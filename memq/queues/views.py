@@ -1,0 +1,68 @@
+"""Queue items as their owner sees them now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memq.queues.block import QueueBlock
+from memq.queues.decisions import ItemState
+from memq.queues.machine import QueueMachine
+from memq.queues.scheduler import Item, ItemScheduler, Moment
+
+READY, DELAYED, LEASED = "ready", "delayed", "leased"  # the other states have the names of `ItemState`
+
+
+class SeenItem(NamedTuple):
+    """An item now.
+
+    `state` is ready, delayed, leased, dead, acked, expired or cancelled. `left_ms` is how long the lease lasts.
+    `expires_ms` is a Unix time, 0 for none. Of an item whose block has ended, only the state is known.
+    """
+
+    item: Item
+    state: str
+    attempts: int = 0
+    note: bytes = b""
+    due_ms: int = 0
+    left_ms: int = 0
+    priority: int = 0
+    expires_ms: int = 0
+    key: str = ""
+
+
+def view_of(machine: QueueMachine, scheduler: ItemScheduler, item: Item, now: Moment) -> SeenItem | None:
+    """Return an item as it is now; None for one that is not known."""
+    state, block = machine.state_of(*item), machine.blocks.get(item[0])
+    if state is None or block is None:
+        return None if state is None else SeenItem(item, state.name.lower())
+    number = item[1]
+    left_s = scheduler.left_s(item, now)
+    return SeenItem(
+        item,
+        _state_now(block, number, left_s, now),
+        block.attempt(number),
+        block.notes.get(number, b""),
+        block.due_of(number),
+        round(left_s * 1_000),
+        block.terms.priority,
+        block.terms.expires_ms,
+        block.terms.key,
+    )
+
+
+def _state_now(block: QueueBlock, number: int, left_s: float, now: Moment) -> str:
+    state = block.state(number)
+    if state is ItemState.LEASED:
+        return LEASED if left_s > 0 else READY
+    if state is ItemState.READY:
+        return READY if block.due_of(number) <= now.wall_ms else DELAYED
+    return state.name.lower()
+
+
+def dead_after(machine: QueueMachine, queue: str, after: Item) -> Iterator[Item]:
+    """Yield the dead items of a queue behind `after`, in the order of their ids."""
+    for id_ in sorted(each for each in machine.dead.get(queue, ()) if each >= after[0]):
+        for number in machine.blocks[id_].numbers_in(ItemState.DEAD):
+            if (id_, number) > after:
+                yield id_, number
