@@ -103,7 +103,7 @@ class ReadyItems:
         while self._ranks:
             rank = self._ranks[0]
             known = self._keys.get(rank.key)
-            if known is None or known.rank(rank.key) != rank:
+            if known is None or known.turn != rank.turn or known.spans[0] != rank.span:
                 heapq.heappop(self._ranks)
             elif not _clean(known, is_free):
                 heapq.heappop(self._ranks)
