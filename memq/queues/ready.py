@@ -67,6 +67,11 @@ class ReadyItems:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def entries(self) -> int:
+        """How many spans and ranks it has, stale ones too."""
+        return len(self._ranks) + sum(len(known.spans) for known in self._keys.values())
+
     def copy(self) -> ReadyItems:
         """Return ready items that may be taken, while these stay as they are."""
         made = ReadyItems(self._is_live, self.served)

@@ -75,7 +75,7 @@ class ItemScheduler:
         """How many entries it has in memory, stale ones too."""
         agendas = len(self._later) + len(self._leases) + len(self._lives)
         items = len(self._until_s) + len(self._busy) + len(self._ending) + len(self._in_flight) + len(self._ordered)
-        return agendas + items + len(self._ready) + len(self._flights)
+        return agendas + items + len(self._flights) + sum(1 + ready.entries for ready in self._ready.values())
 
     # ---- new items -------------------------------------------------------------------------------
 
