@@ -106,3 +106,12 @@ def test_a_queue_with_one_key_gives_many_items_of_a_block_at_once() -> None:
     assert items.first(lambda *_: True) == ReadySpan(5, 0, 2, 0, 9, 2)
     assert items.take(5, lambda _: 0, lambda *_: True) == [0]
     assert items.first(lambda *_: True) == ReadySpan(5, 0, 1, 6, 9, 1)
+
+
+def test_ranks_of_keys_that_are_not_served_do_not_pile_up() -> None:
+    items = ReadyItems(lambda _: True)
+    items.push("first", ReadySpan(0, 0, 1, 0, 1, 1), 0)
+    for block in range(2, 5_000):  # each one is the first span of its key
+        items.push("later", ReadySpan(5, 10_000 - block, block, 0, 1, block), 0)
+    assert 5_000 <= items.entries < 5_200
+    assert items.first(lambda *_: True) == ReadySpan(0, 0, 1, 0, 1, 1)
