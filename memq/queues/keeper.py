@@ -66,7 +66,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_mis
 
 BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # that are known
-DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 250 bytes of memory each
+DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
 RECENT_BYTES_MAX = 32 * MIB  # of recent blocks
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
