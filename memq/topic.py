@@ -477,12 +477,16 @@ class Committed:
     `covered` names the batches before the position, for a log with other offsets (G5). For each write partition it has
     its number, an epoch below which all batches are covered, and pairs of an epoch and its next batch sequence. It is
     empty if that is unknown, or takes more than COVERED_MAX write partitions, or epochs of one.
+
+    `tries` is how often a listener has called its handler for the record at the position, TRIES_MAX at most. Answers of
+    the handler, and tries that a listener ended in order, do not count.
     """
 
     position: Position
     totals: Totals = field(default_factory=Totals)
     mark: int = 0
     covered: Covered = ()
+    tries: int = 0
 
     @property
     def marked_position(self) -> Position:

@@ -129,6 +129,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
         bytes=committed.totals.bytes,
         mark=committed.mark,
         covered=committed.covered,
+        tries=committed.tries,
     )
 
 
@@ -140,6 +141,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
             Totals(wire.records, wire.bytes),
             wire.mark,
             wire.covered,
+            wire.tries,
         )
         for wire in positions
     }

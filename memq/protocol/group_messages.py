@@ -9,7 +9,7 @@ from memq.protocol.wire_types import Int64, ServiceQuestion
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with totals, mark and covered batches (`Committed`)."""
+    """A committed position of a group, with totals, mark, covered batches and tries (`Committed`)."""
 
     partition: PartitionRef
     pointer_offset: Int64
@@ -18,6 +18,7 @@ class WireCommitted(msgspec.Struct, kw_only=True):
     bytes: Int64 = 0
     mark: Int64 = 0
     covered: tuple[tuple[Int64, Int64, tuple[Int64, ...]], ...] = ()
+    tries: Int64 = 0
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):

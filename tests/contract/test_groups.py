@@ -282,6 +282,19 @@ async def test_a_mark_is_stored_or_unknown(groups: GroupedQueue, clock: ManualCl
 
 
 @over_groups
+async def test_the_tries_of_a_record_are_stored_with_its_position(groups: GroupedQueue, clock: ManualClock) -> None:
+    await prepare(groups)
+    a = await join(groups, "a")
+    for tries in (0, 1, 0xFFFF):
+        tried = replace(committed(4, records=7), tries=tries)
+        await groups.commit("report", "a", a.generation, {part(0): tried})
+        assert (await groups.committed("report", [part(0)]))[part(0)].tries == tries
+    for tries in (-1, 0x10000):
+        with pytest.raises(InvalidRequestError, match=f"{tries} tries at 0:4:0 are out of bounds"):
+            await groups.commit("report", "a", a.generation, {part(0): replace(committed(4), tries=tries)})
+
+
+@over_groups
 async def test_a_holder_may_store_a_lower_position(groups: GroupedQueue, clock: ManualClock) -> None:
     """A member that seeks back and commits wants to begin there; Kafka stores what it is given, too."""
     await prepare(groups)

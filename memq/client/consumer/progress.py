@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memq.errors import InvalidRequestError, PositionExpiredError, PositionLostError
 from memq.format.pointer import Pointer, pointer_mark
@@ -20,10 +20,11 @@ from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """A batch that was handed out, or passed over: the position after it, and whether it is done."""
+    """A batch that was handed out, or was passed over: the position after it, and whether it is done."""
 
     behind: Committed
     done: bool
+    passed: bool = False
 
 
 class CommitLedger:
@@ -46,7 +47,7 @@ class CommitLedger:
 
     def passed(self, behind: Committed) -> None:
         """Note that the cursor moved to `behind` without a batch to hand out."""
-        self._entries.append(LedgerEntry(behind, done=True))
+        self._entries.append(LedgerEntry(behind, done=True, passed=True))
         self._take_done()
 
     def knows(self, position: Position) -> bool:
@@ -76,6 +77,20 @@ class CommitLedger:
         first = self._entries[0] if self._entries else None
         if first is entry and (self._prefix is None or self._prefix.position < committed.position):
             self._prefix = committed
+
+    def note_tries(self, tries: int, otherwise: Committed) -> None:
+        """Note how often the first record that is not done was tried.
+
+        The position is the prefix, without one the stored one, and without that `otherwise`.
+        """
+        first = self.first
+        if tries != (first.tries if first is not None else 0):
+            self._prefix = replace(first or otherwise, tries=tries)
+
+    @property
+    def first(self) -> Committed | None:
+        """The position of the first record that is not done, as far as known."""
+        return self._prefix or self._stored
 
     @property
     def prefix(self) -> Committed | None:
@@ -108,7 +123,11 @@ class CommitLedger:
     def _take_done(self) -> None:
         """Move the prefix over finished batches, and drop their positions."""
         while self._entries and self._entries[0].done:
-            self._prefix = self._entries.popleft().behind
+            entry, first = self._entries.popleft(), self.first
+            if entry.passed and first is not None and first.tries:  # the next record is the same one
+                self._prefix = replace(entry.behind, tries=first.tries)
+            else:
+                self._prefix = entry.behind
 
 
 @dataclass(frozen=True, slots=True)

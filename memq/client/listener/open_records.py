@@ -6,6 +6,11 @@ for its key, is *kept*. A partition with too many kept records, or too many batc
 more is taken from it until some complete. So memory is bounded, and other partitions continue.
 
 In order, a key of a topic has one record at work. Later records of the key are kept until it is complete.
+
+Tries. A record may end the process of its handler each time. So the first record of an assignment is *begun*: the
+committed position counts its tries before its handler is called. The next member finds the count. If it is above 0,
+that member handles CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that
+ends the process. An orderly end of the assignment takes the last try back.
 """
 
 from __future__ import annotations
@@ -23,12 +28,14 @@ from memq.client.consumer.progress import LedgerEntry
 from memq.client.listener.retry_records import OriginalRecord, read_retry
 from memq.errors import InvalidRequestError
 from memq.format.blocks.columns import RecordHeaders
-from memq.limits import MIB
+from memq.limits import MIB, TRIES_MAX
 from memq.topic import Committed, Position, Totals
 
 KEPT_RECORDS_MAX = 4_096  # of one partition
 KEPT_BYTES_MAX = 8 * MIB
 OPEN_BATCHES_MAX = 10_000  # of one partition, from its floor on
+CAREFUL_RECORDS = 256  # of one partition, after a try without an answer
+NO_ANSWER = "the process of its handler ended without an answer"
 AHEAD_BYTES_MAX = 16 * MIB  # of fetched batches that are not taken yet
 OrderKey = tuple[str, bytes]  # topic and key
 
@@ -49,6 +56,25 @@ class OpenPartition:
     working: int = 0  # records that were taken, and are neither kept nor complete
     batches: deque[OpenBatch] = field(default_factory=deque)  # from the floor on
     untaken: deque[OpenBatch] = field(default_factory=deque)
+    begun: int | None = None  # offset of the last record that was begun
+    beginning: Work | None = None  # its handler is called when the position with its tries is stored
+    careful: int = 0  # how many more records are handled one by one
+    held_back: deque[Work] = field(default_factory=deque)  # kept until the partition is not busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether no other record may be handled now."""
+        return self.beginning is not None or (self.careful > 0 and self.working > 0)
+
+    @property
+    def tries(self) -> int:
+        """The tries of the first record that is not complete; there is one."""
+        batch = self.batches[0]
+        first = next(iter(batch.open), None)
+        if first is None:
+            return batch.tries
+        ended_in_order = self.closed and first == self.begun
+        return batch.open[first] - int(ended_in_order)
 
     @property
     def stuck(self) -> bool:
@@ -69,7 +95,8 @@ class OpenBatch:
     following: Record | None
     left: int  # records that are not taken yet, as far as known
     bytes: int  # their stored size
-    open: dict[int, None] = field(default_factory=dict)  # offsets of taken records that are not complete, in order
+    tries: int  # of the first record, if that is not taken yet
+    open: dict[int, int] = field(default_factory=dict)  # taken records that are not complete, in order: offset, tries
 
     def take(self) -> Record:
         """Return the next record, which exists. Raises: CorruptDataError, UnsupportedFormatError."""
@@ -77,7 +104,7 @@ class OpenBatch:
         assert record is not None
         self.following = next(self.records, None)
         self.left = max(0, self.left - 1)
-        self.open[record.offset] = None
+        self.open[record.offset], self.tries = self.tries, 0
         if self.following is None:
             self.records, self.left, self.bytes = iter(()), 0, 0
         return record
@@ -103,6 +130,7 @@ class Work:
     """One attempt of one record. `headers` are those of the original.
 
     `fault` says why a record of the retry topic can't be read. `parked`: its key is parked, and it shall be, too.
+    `unanswered`: the last try had no answer. `begun`: the position counts this try.
     """
 
     batch: OpenBatch
@@ -117,6 +145,8 @@ class Work:
     key: OrderKey | None = None  # None: no order
     holds_key: bool = False
     parked: bool = False
+    unanswered: bool = False
+    begun: bool = False
 
     @property
     def bytes(self) -> int:
@@ -151,8 +181,11 @@ class OpenRecords:
         records = iter(ready.batch)
         first = next(records, None)
         stored = sum(len(piece.data) for piece in ready.batch.pieces)
+        tries = 0 if partition.batches or partition.begun is not None else _stored_tries(ready)
+        if tries:
+            partition.careful = CAREFUL_RECORDS
         batch = OpenBatch(
-            partition, ready.batch.first, ready.entry, ready.totals, records, first, len(ready.batch), stored
+            partition, ready.batch.first, ready.entry, ready.totals, records, first, len(ready.batch), stored, tries
         )
         partition.batches.append(batch)
         if first is None:  # all of it is damaged, and skipped
@@ -191,9 +224,19 @@ class OpenRecords:
         ready, self._ready = self._ready, deque()
         for work in ready:
             (left if work.batch.partition.closed else self._ready).append(work)
+        for partition in found:
+            left += partition.held_back
+            partition.held_back.clear()
+            if partition.beginning is not None:
+                left.append(partition.beginning)
+                partition.beginning = None
         for work in left:
             self._free_key(work)
         return found
+
+    def close_all(self) -> None:
+        """Take nothing more from any partition."""
+        self.close(list(self._partitions))
 
     def drop(self, places: Iterable[TopicPartition]) -> None:
         """Forget these partitions: what completes then moves no floor."""
@@ -228,12 +271,19 @@ class OpenRecords:
             work = self._next(now_ms)
             if work is None:
                 return None
+            partition = work.batch.partition
             if work.due_ms > now_ms and not work.holds_key:
                 self._keep(work)
                 heappush(self._waiting, (work.due_ms, next(self._numbers), work))
+            elif partition.busy:
+                self._keep(work)
+                partition.held_back.append(work)
             elif self._has_key(work):
                 work.parked = work.key in self.parked and not work.letter
-                work.batch.partition.working += 1
+                if self._must_begin(work):
+                    self._begin(work)
+                    continue
+                partition.working += 1
                 return work
 
     def _next(self, now_ms: int) -> Work | None:
@@ -243,7 +293,7 @@ class OpenRecords:
             return self._unkept(heappop(self._waiting)[2])
         for _ in range(len(self._turn)):
             partition = self._turn[0]
-            if partition.stuck:
+            if partition.stuck or partition.busy:
                 self._turn.rotate(-1)
                 continue
             batch = partition.untaken[0]
@@ -260,6 +310,7 @@ class OpenRecords:
     def _work_of(self, batch: OpenBatch, record: Record) -> Work:
         origin = OriginalRecord(batch.partition.place.topic, record.position, record.timestamp_ms)
         work = Work(batch, record, origin, record.headers)
+        tries = batch.open[record.offset]
         if origin.topic == self._retry_topic:
             try:
                 note, work.headers = read_retry(record.headers)
@@ -268,6 +319,8 @@ class OpenRecords:
                 return work
             work.origin, work.attempt, work.error, work.letter = note.origin, note.attempt, note.error, note.letter
             work.due_ms = note.due_ms
+        if tries:
+            work.attempt, work.error, work.unanswered = work.attempt + tries, NO_ANSWER, True
         if self._ordered and record.key is not None:
             work.key = (work.origin.topic, record.key)
         return work
@@ -291,9 +344,10 @@ class OpenRecords:
         if work.batch.partition.closed:
             self._free_key(work)
             return
-        work.attempt, work.error, work.due_ms = work.attempt + 1, error, due_ms
+        work.attempt, work.error, work.due_ms, work.unanswered = work.attempt + 1, error, due_ms, False
         self._keep(work)
         heappush(self._waiting, (due_ms, next(self._numbers), work))
+        self._let_others(work.batch.partition)
 
     def complete(self, work: Work) -> None:
         """Note that a record is complete: the floor may move over it."""
@@ -303,6 +357,8 @@ class OpenRecords:
         self._free_key(work)
         if not partition.gone:
             self._settle(partition)
+        partition.careful = max(0, partition.careful - 1)
+        self._let_others(partition)
 
     def abandon(self, work: Work) -> None:
         """Note that a record is no longer at work, and not complete.
@@ -316,6 +372,41 @@ class OpenRecords:
         """When the first kept record is due."""
         return self._waiting[0][0] if self._waiting else None
 
+    # ---- tries ----------------------------------------------------------------------------------
+
+    @property
+    def beginning(self) -> list[Work]:
+        """The records whose handlers are called when the positions of their partitions are stored."""
+        return [each.beginning for each in self._partitions.values() if each.beginning is not None]
+
+    def begun(self, works: Iterable[Work]) -> None:
+        """Note that the positions with the tries of these records are stored."""
+        for work in works:
+            partition = work.batch.partition
+            if partition.beginning is work:
+                partition.beginning = None
+                self._ready.append(work)
+                self._let_others(partition)
+
+    def _must_begin(self, work: Work) -> bool:
+        """Whether a try must be counted first: of the first record of an assignment, and of those one by one."""
+        partition = work.batch.partition
+        if work.begun or work.parked or work.fault or not (partition.begun is None or partition.careful):
+            return False
+        return partition.batches[0] is work.batch and next(iter(work.batch.open)) == work.record.offset
+
+    def _begin(self, work: Work) -> None:
+        partition, offset = work.batch.partition, work.record.offset
+        work.begun, partition.begun, partition.beginning = True, offset, work
+        work.batch.open[offset] = min(TRIES_MAX, work.batch.open[offset] + 1)
+        self._keep(work)
+
+    def _let_others(self, partition: OpenPartition) -> None:
+        """Let the records that were held back be taken, if nothing else holds them back."""
+        if not partition.busy:
+            self._ready.extend(partition.held_back)
+            partition.held_back.clear()
+
     # ---- floors ---------------------------------------------------------------------------------
 
     def settle_floors(self) -> None:
@@ -323,12 +414,14 @@ class OpenRecords:
         for partition in self._partitions.values():
             if not partition.batches:
                 continue
-            batch = partition.batches[0]
+            batch, ledger = partition.batches[0], partition.assigned.ledger
             at = batch.floor
-            if at == batch.first:
-                continue  # the mark of this position is that of the pointer before
+            if at == batch.first:  # the mark of this position is that of the pointer before
+                ledger.note_tries(partition.tries, Committed(at, batch.totals))
+                continue
             committed = Committed(at, batch.totals.plus(at.record_index, 0), batch.entry.behind.mark)
-            partition.assigned.ledger.reach(batch.entry, committed)
+            ledger.reach(batch.entry, committed)
+            ledger.note_tries(partition.tries, committed)
 
     def _settle(self, partition: OpenPartition) -> None:
         while partition.batches and partition.batches[0].complete:
@@ -359,3 +452,9 @@ class OpenRecords:
             self._ready.append(first)
         else:
             del self._behind_key[work.key]
+
+
+def _stored_tries(ready: ReadyBatch) -> int:
+    """Return the earlier tries of the first record of an assignment; 0 if the position is of another."""
+    first = ready.assigned.ledger.first
+    return first.tries if first is not None and first.position == ready.batch.first else 0
