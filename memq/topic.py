@@ -478,15 +478,15 @@ class Committed:
     its number, an epoch below which all batches are covered, and pairs of an epoch and its next batch sequence. It is
     empty if that is unknown, or takes more than COVERED_MAX write partitions, or epochs of one.
 
-    `tries` is how often a listener has called its handler for the record at the position, TRIES_MAX at most. Answers of
-    the handler, and tries that a listener ended in order, do not count.
+    `tried` has records from the position on whose handlers gave no answer: offset (`Record.offset`) and number of such
+    tries. It has TRIED_MAX records at most, and 1 to TRIES_MAX tries of each.
     """
 
     position: Position
     totals: Totals = field(default_factory=Totals)
     mark: int = 0
     covered: Covered = ()
-    tries: int = 0
+    tried: tuple[tuple[int, int], ...] = ()
 
     @property
     def marked_position(self) -> Position:

@@ -63,8 +63,11 @@ class Groups(Protocol):
         """Keep the member alive, release the partitions `released`, and return the current membership."""
         ...
 
-    async def leave(self, group: str, member: str) -> None:
-        """Release all partitions at once; leaving twice is fine."""
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
+        """Release all partitions at once; leaving twice is fine.
+
+        With a `generation`, a member that has joined again after it stays: perhaps a newer process has its name.
+        """
         ...
 
     async def commit(

@@ -217,12 +217,12 @@ class GroupCoordinator:
         positions = {partition: stored.positions[partition] for partition in news if partition in stored.positions}
         return replace(membership, positions=positions) if positions else membership
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         """See `Groups.leave`."""
         check_group(group)
         await known_outcome(self._log.fresh())
         if member in self._machine.membership(group).members:
-            await self._decide(group, lambda state: state.leave(member, self._now_ms()))
+            await self._decide(group, lambda state: state.leave(member, self._now_ms(), generation))
 
     async def expire(self) -> None:
         """Remove the silent members of all groups.

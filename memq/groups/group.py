@@ -206,10 +206,12 @@ class Group(msgspec.Struct):
         self.current_member(name, generation)
         return self.membership(name)
 
-    def leave(self, name: str, now_ms: int) -> None:
-        """Remove a member with all its holds."""
+    def leave(self, name: str, now_ms: int, generation: int | None = None) -> None:
+        """Remove a member with all its holds, unless it has joined after `generation`."""
         self.expire(now_ms)
-        if self.members.pop(name, None):
+        member = self.members.get(name)
+        if member is not None and (generation is None or member.joined <= generation):
+            del self.members[name]
             self._change()
 
     def forget(self, partitions: Sequence[ReadPartition]) -> None:

@@ -60,7 +60,7 @@ class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     mark: int
     covered: Covered = ()
-    tries: int = 0  # earlier releases ignore it
+    tried: tuple[tuple[int, int], ...] = ()  # earlier releases ignore it
 
 
 class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
@@ -216,7 +216,7 @@ def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[Packed
     for partition, committed in sorted(positions.items(), key=lambda item: item[0]):
         at, totals = committed.position, committed.totals
         numbers = (at.pointer_offset, at.record_index, totals.records, totals.bytes, committed.mark)
-        stored = StoredPosition(partition.partition, *numbers, committed.covered, committed.tries)
+        stored = StoredPosition(partition.partition, *numbers, committed.covered, committed.tried)
         found.setdefault((partition.topic, partition.topic_id), []).append(stored)
     return tuple(PackedPositions(*topic, tuple(each)) for topic, each in found.items())
 
@@ -226,7 +226,7 @@ def portions(positions: Mapping[ReadPartition, Committed]) -> Iterator[dict[Read
     portion: dict[ReadPartition, Committed] = {}
     size = 0
     for partition, committed in positions.items():
-        more = 45 + 9 * sum(3 + len(numbers) for _, _, numbers in committed.covered)
+        more = 43 + 13 * len(committed.tried) + 9 * sum(3 + len(numbers) for _, _, numbers in committed.covered)
         if portion and size + more > PORTION_BYTES_MAX:
             yield portion
             portion, size = {}, 0
@@ -239,7 +239,7 @@ def unpack_positions(packed: Iterable[PackedPositions]) -> dict[ReadPartition, C
     """Return positions by read partition."""
     return {
         ReadPartition(each.topic, each.topic_id, at.partition): Committed(
-            Position(at.partition, at.offset, at.index), Totals(at.records, at.bytes), at.mark, at.covered, at.tries
+            Position(at.partition, at.offset, at.index), Totals(at.records, at.bytes), at.mark, at.covered, at.tried
         )
         for each in packed
         for at in each.positions

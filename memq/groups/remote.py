@@ -61,10 +61,14 @@ class RemoteGroups:
         answer = await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=timeout_s)
         return None if answer.unchanged else membership_of(answer, waits=answer.waits)
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         """See `Groups.leave`."""
-        request = JoinRequest(group=group, member=member, leave=True)
-        await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        if generation is None:
+            request = JoinRequest(group=group, member=member, leave=True)
+            await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        else:
+            beat = HeartbeatRequest(group=group, member=member, generation=generation, leave=True)
+            await self._ask(Api.HEARTBEAT, beat, MembershipAnswer, timeout_s=ANSWER_S)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
@@ -129,7 +133,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
         bytes=committed.totals.bytes,
         mark=committed.mark,
         covered=committed.covered,
-        tries=committed.tries,
+        tried=committed.tried,
     )
 
 
@@ -141,7 +145,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
             Totals(wire.records, wire.bytes),
             wire.mark,
             wire.covered,
-            wire.tries,
+            wire.tried,
         )
         for wire in positions
     }

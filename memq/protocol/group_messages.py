@@ -9,7 +9,7 @@ from memq.protocol.wire_types import Int64, ServiceQuestion
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with totals, mark, covered batches and tries (`Committed`)."""
+    """A committed position of a group, with totals, mark, covered batches and tried records (`Committed`)."""
 
     partition: PartitionRef
     pointer_offset: Int64
@@ -18,7 +18,7 @@ class WireCommitted(msgspec.Struct, kw_only=True):
     bytes: Int64 = 0
     mark: Int64 = 0
     covered: tuple[tuple[Int64, Int64, tuple[Int64, ...]], ...] = ()
-    tries: Int64 = 0
+    tried: tuple[tuple[Int64, Int64], ...] = ()
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):
@@ -55,6 +55,8 @@ class HeartbeatRequest(msgspec.Struct, kw_only=True):
     """Report that the member is alive, and the partitions that it released.
 
     Without these, the owner of the group may answer after up to `wait_ms`, or when the member's assignment changes.
+    With `leave` the member leaves, unless it has joined after `generation`. A broker of an earlier release takes that
+    for a heartbeat: the member then leaves by its session time-out.
     """
 
     group: str
@@ -62,6 +64,7 @@ class HeartbeatRequest(msgspec.Struct, kw_only=True):
     generation: Int64
     released: list[PartitionRef] = []
     wait_ms: Int64 = 0
+    leave: bool = False
 
 
 class MembershipAnswer(msgspec.Struct, kw_only=True):

@@ -282,16 +282,32 @@ async def test_a_mark_is_stored_or_unknown(groups: GroupedQueue, clock: ManualCl
 
 
 @over_groups
-async def test_the_tries_of_a_record_are_stored_with_its_position(groups: GroupedQueue, clock: ManualClock) -> None:
+async def test_a_member_that_has_joined_again_does_not_leave_by_an_older_generation(
+    groups: GroupedQueue, clock: ManualClock
+) -> None:
+    await prepare(groups)
+    older = await join(groups, "a")
+    newer = await join(groups, "a")
+    await groups.leave("report", "a", older.generation)
+    assert (await beat(groups, "a", newer)).assigned == tuple(FOUR)
+    await groups.leave("report", "a", newer.generation)
+    await groups.leave("report", "a", newer.generation)
+    with pytest.raises(GenerationFencedError):
+        await beat(groups, "a", newer)
+    await groups.delete_group("report")
+
+
+@over_groups
+async def test_tried_records_are_stored_with_their_position(groups: GroupedQueue, clock: ManualClock) -> None:
     await prepare(groups)
     a = await join(groups, "a")
-    for tries in (0, 1, 0xFFFF):
-        tried = replace(committed(4, records=7), tries=tries)
-        await groups.commit("report", "a", a.generation, {part(0): tried})
-        assert (await groups.committed("report", [part(0)]))[part(0)].tries == tries
-    for tries in (-1, 0x10000):
-        with pytest.raises(InvalidRequestError, match=f"{tries} tries at 0:4:0 are out of bounds"):
-            await groups.commit("report", "a", a.generation, {part(0): replace(committed(4), tries=tries)})
+    most = tuple((number, 0xFFFF) for number in range(16))
+    for tried in ((), ((4 << 24, 1),), most):
+        await groups.commit("report", "a", a.generation, {part(0): replace(committed(4, records=7), tried=tried)})
+        assert (await groups.committed("report", [part(0)]))[part(0)].tried == tried
+    for wrong in (((-1, 1),), ((0, 0),), ((0, 0x10000),), (*most, (99, 1))):
+        with pytest.raises(InvalidRequestError, match="the tried records at 0:4:0 are out of bounds"):
+            await groups.commit("report", "a", a.generation, {part(0): replace(committed(4), tried=wrong)})
 
 
 @over_groups

@@ -159,8 +159,8 @@ RETRY_BUGS = (
     Planted(
         "a member does not know the tries of those before it",
         "memq.client.listener.open_records",
-        "_stored_tries",
-        swap("first.tries", "0"),
+        "OpenRecords._partition_of",
+        swap("dict(assigned.ledger.tried)", "{}"),
         level="calm",
         aspects=("retry",),
         producers=("plain",),
@@ -168,7 +168,7 @@ RETRY_BUGS = (
     Planted(
         "a position does not count tries",
         "memq.client.consumer.progress",
-        "CommitLedger.note_tries",
+        "CommitLedger.note_tried",
         first("return"),
         level="calm",
         aspects=("retry",),
@@ -177,7 +177,7 @@ RETRY_BUGS = (
     Planted(
         "records are handled at once after a try without an answer",
         "memq.client.listener.open_records",
-        "OpenRecords.add",
+        "OpenRecords._partition_of",
         swap("CAREFUL_RECORDS", "0"),
         level="calm",
         aspects=("retry",),

@@ -339,7 +339,7 @@ def test_positions_that_name_many_batches_are_committed_in_several_decisions() -
 
 def test_a_portion_of_positions_takes_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {each: Committed(Position(each.partition, 1)) for each in LOGS}
-    size = 45  # bytes of a position, at most; 27 more for a writer, and 9 for each number
+    size = 43  # bytes of a position, at most; 27 more for a writer, and 9 for each number
     for room, sizes in ((2 * size, [2, 2]), (2 * size - 1, [1, 1, 1, 1]), (3 * size, [3, 1]), (1, [1, 1, 1, 1])):
         monkeypatch.setattr(machine_module, "PORTION_BYTES_MAX", room)
         found = list(portions(plain))
@@ -373,8 +373,10 @@ def test_a_position_that_is_imported_again_changes_nothing() -> None:
     assert machine.groups["g"].positions[LOGS[0]].mark == 7
 
 
-def test_a_snapshot_has_the_tries_of_records() -> None:
-    tried = {each: Committed(Position(each.partition, 3), tries=2 * each.partition) for each in LOGS}
+def test_a_snapshot_has_the_tried_records() -> None:
+    tried = {
+        each: Committed(Position(each.partition, 3), tried=((each.partition, 1),) * each.partition) for each in LOGS
+    }
     machine, copy = GroupMachine(), GroupMachine()
     machine.apply(encode_decision(CommitDecision("g", "", OUTSIDE_GENERATION, 0, pack_positions(tried))))
     copy.restore(machine.snapshot())

@@ -66,6 +66,10 @@ class Source:
     def skip(self) -> None:
         self._offset += 1
 
+    def due(self) -> Committed | None:
+        self._opened.settle_floors()
+        return self.assigned.ledger.due
+
     def floor(self) -> Committed | None:
         self._opened.settle_floors()
         return self.assigned.ledger.prefix
@@ -100,11 +104,11 @@ def test_a_floor_is_the_first_record_that_is_not_complete() -> None:
     source.add(None, None, None)
     source.add(None)
     first, second, third, last = all_taken(records)
-    begun = Committed(Position(0, 0), Totals(), tries=1)
-    assert source.floor() == begun, "the mark of the first position is that of the pointer before"
+    begun = Committed(Position(0, 0), Totals(), tried=((0, 1),))
+    assert source.due() == begun, "the mark of the first position is that of the pointer before"
     records.complete(last)
     records.complete(second)
-    assert source.floor() == begun
+    assert source.due() == begun
     records.complete(first)
     assert source.floor() == Committed(Position(0, 0, 2), Totals(2, 0), 7), "the third one is open"
     records.complete(third)
@@ -120,7 +124,7 @@ def test_the_floor_of_a_partition_whose_first_record_is_open_hides_no_other_floo
     (done,) = (work for work in works if work.record.partition == 1 and work.record.value == b"0.0")
     records.complete(done)
     assert (first.floor(), second.floor()) == (
-        Committed(Position(0, 0), Totals(), tries=1),
+        Committed(Position(0, 0), Totals()),
         Committed(Position(1, 0, 1), Totals(1, 0), 7),
     )
 
@@ -325,10 +329,10 @@ def test_a_listener_wants_batches_until_enough_records_are_ahead() -> None:
     assert records.wants_more
 
 
-def begun_before(records: OpenRecords, tries: int) -> Source:
-    """Return a partition whose stored position counts tries of its first record."""
+def begun_before(records: OpenRecords, *tried: tuple[int, int], at: int = 0) -> Source:
+    """Return a partition whose stored position names tried records."""
     source = Source(records)
-    source.assigned.ledger.stored(Committed(Position(0, 0), tries=tries))
+    source.assigned.ledger.stored(Committed(Position(0, at), tried=tried))
     return source
 
 
@@ -338,37 +342,41 @@ def test_the_first_record_of_an_assignment_waits_until_the_position_counts_its_t
     source.add(b"a", b"b")
     assert records.take(0) is None
     (first,) = records.beginning
-    assert (source.floor(), records.working()) == (Committed(Position(0, 0), tries=1), 0)
+    assert (source.due(), records.working()) == (Committed(Position(0, 0), tried=((0, 1),)), 0)
     assert records.take(0) is None, "no other record of the partition may end the process before that"
     records.begun([first])
     assert values(all_taken(records)) == [b"0.0", b"0.1"]
     records.begun([first])
     assert (records.take(0), first.attempt, first.unanswered) == (None, 1, False), "once"
     records.complete(first)
-    assert source.floor() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "later records are not counted"
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "later records are not counted"
 
 
 def test_a_record_that_was_tried_before_is_alone_at_work_with_the_next_number() -> None:
     records = opened()
-    source = begun_before(records, 2)
+    source = begun_before(records, (0, 2), (2, 1))
     source.add(None, None, None)
     source.add(None)
     first = taken(records)
     assert first is not None
     assert (first.attempt, first.unanswered, first.error) == (3, True, open_records.NO_ANSWER)
-    assert source.floor() == Committed(Position(0, 0), tries=3)
+    assert source.due() == Committed(Position(0, 0), tried=((0, 3), (2, 1)))
     assert taken(records) is None, "the others wait for it"
     records.complete(first)
     assert records.take(0) is None
-    assert source.floor() == Committed(Position(0, 0, 1), Totals(1, 0), 7, tries=1), "each is counted now"
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7, tried=((1, 1), (2, 1))), "each is counted now"
     second = taken(records)
     assert second is not None
     assert (second.attempt, second.unanswered) == (1, False)
+    records.complete(second)
+    third = taken(records)
+    assert third is not None
+    assert (third.attempt, third.unanswered) == (2, True)
 
 
 def test_a_record_that_fails_does_not_hold_back_those_that_are_handled_one_by_one() -> None:
     records = opened(ordered=True)
-    source = begun_before(records, 1)
+    source = begun_before(records, (0, 1))
     source.add(b"a", b"a", b"b")
     first = taken(records)
     assert first is not None
@@ -376,29 +384,42 @@ def test_a_record_that_fails_does_not_hold_back_those_that_are_handled_one_by_on
     assert (first.attempt, first.error, first.unanswered) == (3, "no", False)
     (other,) = all_taken(records)
     assert other.record.value == b"0.2"
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1), (2, 1))), "a try with an answer is taken back"
     assert taken(records, 1_000) is None, "one by one"
     records.complete(other)
     assert all_taken(records, 1_000) == [first]
-    assert source.floor() == Committed(Position(0, 0), tries=2), "the stored position counts begun tries alone"
+    assert source.due() == Committed(Position(0, 0), tried=((0, 2),)), "each try is counted"
 
 
 def test_records_are_handled_at_once_again_after_some_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_records, "CAREFUL_RECORDS", 2)
     records = opened()
-    source = begun_before(records, 1)
+    source = begun_before(records, (0, 1))
     source.add(*[None] * 5)
     for expected in (b"0.0", b"0.1"):
         (work,) = all_taken(records)
         assert work.record.value == expected
         records.complete(work)
     assert values(all_taken(records)) == [b"0.2", b"0.3", b"0.4"]
-    assert source.floor() == Committed(Position(0, 0, 2), Totals(2, 0), 7)
+    assert source.due() == Committed(Position(0, 0, 2), Totals(2, 0), 7)
 
 
-def test_tries_of_another_record_do_not_count() -> None:
+def test_records_of_which_too_many_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_records, "TRIED_MAX", 3)
     records = opened()
-    source = Source(records)
-    source.assigned.ledger.stored(Committed(Position(0, 7), tries=9))  # retention took that record
+    source = begun_before(records, (7, 2), (8, 1), (9, 1))
+    source.add(None)
+    assert records.take(0) is None
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1), (7, 2), (9, 1)))
+
+
+def test_tried_records_before_the_position_are_not_stored_again() -> None:
+    records = opened()
+    source = begun_before(records, (3, 4), (1 << 24, 2), at=1)
+    source.skip()
+    source.assigned.ledger.passed(Committed(Position(0, 2)))
+    assert source.assigned.ledger.due == Committed(Position(0, 2)), "retention took them"
+    source.skip()
     source.add(None)
     work = taken(records)
     assert work is not None
@@ -407,27 +428,38 @@ def test_tries_of_another_record_do_not_count() -> None:
 
 def test_control_pointers_before_a_record_keep_its_tries() -> None:
     records = opened()
-    source = Source(records)
-    source.assigned.ledger.stored(Committed(Position(0, 0), tries=4))
+    source = begun_before(records, (1 << 24, 4))
     source.assigned.ledger.passed(Committed(Position(0, 1)))
+    assert source.due() == Committed(Position(0, 1), tried=((1 << 24, 4),))
     source.skip()
     source.add(None)
     work = taken(records)
     assert work is not None
-    assert (work.attempt, source.floor()) == (5, Committed(Position(0, 1), tries=5))
+    assert (work.attempt, source.due()) == (5, Committed(Position(0, 1), tried=((1 << 24, 5),)))
 
 
 def test_an_orderly_end_of_an_assignment_takes_the_last_try_back() -> None:
     records = opened(ordered=True)
-    source = begun_before(records, 2)
+    source = begun_before(records, (0, 2))
     source.add(b"a", b"b")
     work = taken(records)
     assert work is not None
-    assert source.floor() == Committed(Position(0, 0), tries=3)
-    records.close([source.place])
-    assert source.floor() == Committed(Position(0, 0), tries=2)
+    assert source.due() == Committed(Position(0, 0), tried=((0, 3),))
+    records.close_all()
+    assert source.due() is None, "as it was stored"
     records.complete(work)
-    assert source.floor() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "the handler has answered meanwhile"
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "the handler has answered meanwhile"
+
+
+def test_an_orderly_end_takes_no_try_back_that_had_its_answer() -> None:
+    records = opened(ordered=True)
+    source = begun_before(records, (0, 2))
+    source.add(b"a")
+    work = taken(records)
+    assert work is not None
+    records.again(work, 1_000, "no")
+    records.close_all()
+    assert source.due() is None
 
 
 def test_a_record_whose_try_is_not_stored_frees_its_key_when_its_partition_is_released() -> None:

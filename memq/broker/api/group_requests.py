@@ -57,13 +57,13 @@ class GroupRequests:
             return await coordinator.request(Api.JOIN, ask, MembershipAnswer)
         if ask.leave:
             await coordinator.leave(ask.group, ask.member)
-            return MembershipAnswer(generation=-1)
+            return MembershipAnswer(generation=OUTSIDE_GENERATION)
         partitions = await _all_known(self._partitions, ask.partitions)
         membership = await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms)
         return self._answer(call, membership)
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
-        """Note that a member is alive. Raises: NotReadyError if the owner of its group does not answer."""
+        """Keep a member alive, or let it leave. Raises: NotReadyError if the group's owner does not answer."""
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
@@ -71,6 +71,9 @@ class GroupRequests:
                 return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer, timeout_s=HEARTBEAT_S)
             except TimedOutError as error:  # not as such: the client would give up its connection to this broker
                 raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
+        if ask.leave:
+            await coordinator.leave(ask.group, ask.member, ask.generation)
+            return MembershipAnswer(generation=OUTSIDE_GENERATION)
         released = [partition_of(ref) for ref in ask.released]
         return self._answer(call, await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
 
@@ -80,7 +83,7 @@ class GroupRequests:
         A broker that forwards a heartbeat keeps nothing: so the client learns who the owner is, and asks it directly.
         """
         ask = call.ask
-        if ask.wait_ms <= 0 or ask.released or call.connection.program == BROKER_PROGRAM:
+        if ask.wait_ms <= 0 or ask.released or ask.leave or call.connection.program == BROKER_PROGRAM:
             return False
         coordinator = self._hosts.service_here(self._hosts.groups, ask.group)
         if coordinator is None:

@@ -20,11 +20,10 @@ from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """A batch that was handed out, or was passed over: the position after it, and whether it is done."""
+    """A batch that was handed out, or passed over: the position after it, and whether it is done."""
 
     behind: Committed
     done: bool
-    passed: bool = False
 
 
 class CommitLedger:
@@ -34,6 +33,7 @@ class CommitLedger:
         self._entries: deque[LedgerEntry] = deque()
         self._prefix: Committed | None = None
         self._stored: Committed | None = None
+        self._tried: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         """Number of kept positions: those after unfinished batches, and all later ones."""
@@ -47,7 +47,7 @@ class CommitLedger:
 
     def passed(self, behind: Committed) -> None:
         """Note that the cursor moved to `behind` without a batch to hand out."""
-        self._entries.append(LedgerEntry(behind, done=True, passed=True))
+        self._entries.append(LedgerEntry(behind, done=True))
         self._take_done()
 
     def knows(self, position: Position) -> bool:
@@ -78,19 +78,19 @@ class CommitLedger:
         if first is entry and (self._prefix is None or self._prefix.position < committed.position):
             self._prefix = committed
 
-    def note_tries(self, tries: int, otherwise: Committed) -> None:
-        """Note how often the first record that is not done was tried.
+    def note_tried(self, tried: Iterable[tuple[int, int]], otherwise: Committed) -> None:
+        """Note which records were tried without an answer (`Committed`), to be stored with the position.
 
-        The position is the prefix, without one the stored one, and without that `otherwise`.
+        Without a position yet, that is `otherwise`.
         """
-        first = self.first
-        if tries != (first.tries if first is not None else 0):
-            self._prefix = replace(first or otherwise, tries=tries)
+        self._tried = tuple(tried)
+        if self._tried and self._prefix is None and self._stored is None:
+            self._prefix = otherwise
 
     @property
-    def first(self) -> Committed | None:
-        """The position of the first record that is not done, as far as known."""
-        return self._prefix or self._stored
+    def tried(self) -> tuple[tuple[int, int], ...]:
+        """The records that were tried without an answer, as far as noted or stored."""
+        return self._tried
 
     @property
     def prefix(self) -> Committed | None:
@@ -100,7 +100,13 @@ class CommitLedger:
     @property
     def due(self) -> Committed | None:
         """The position to commit; None when it is already stored."""
-        return None if self._prefix == self._stored else self._prefix
+        reached = self._prefix or self._stored
+        if reached is None:
+            return None
+        first = reached.position.pointer_offset << 24 | reached.position.record_index
+        tried = tuple(each for each in self._tried if each[0] >= first)
+        due = replace(reached, tried=tried) if tried or reached.tried else reached
+        return None if due == self._stored else due
 
     @property
     def known(self) -> Committed | None:
@@ -118,16 +124,14 @@ class CommitLedger:
 
     def stored(self, committed: Committed) -> None:
         """Note that `committed` was stored."""
+        if self._stored is None:
+            self._tried = committed.tried
         self._stored = committed
 
     def _take_done(self) -> None:
         """Move the prefix over finished batches, and drop their positions."""
         while self._entries and self._entries[0].done:
-            entry, first = self._entries.popleft(), self.first
-            if entry.passed and first is not None and first.tries:  # the next record is the same one
-                self._prefix = replace(entry.behind, tries=first.tries)
-            else:
-                self._prefix = entry.behind
+            self._prefix = self._entries.popleft().behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ more is taken from it until some complete. So memory is bounded, and other parti
 In order, a key of a topic has one record at work. Later records of the key are kept until it is complete.
 
 Tries. A record may end the process of its handler each time. So the first record of an assignment is *begun*: the
-committed position counts its tries before its handler is called. The next member finds the count. If it is above 0,
-that member handles CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that
-ends the process. An orderly end of the assignment takes the last try back.
+committed position counts its try before its handler is called. The next member finds the count. It handles
+CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that ends the process. An
+answer takes the try back, and so does an orderly end of the assignment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memq.client.consumer.progress import LedgerEntry
 from memq.client.listener.retry_records import OriginalRecord, read_retry
 from memq.errors import InvalidRequestError
 from memq.format.blocks.columns import RecordHeaders
-from memq.limits import MIB, TRIES_MAX
+from memq.limits import MIB, TRIED_MAX, TRIES_MAX
 from memq.topic import Committed, Position, Totals
 
 KEPT_RECORDS_MAX = 4_096  # of one partition
@@ -56,8 +56,10 @@ class OpenPartition:
     working: int = 0  # records that were taken, and are neither kept nor complete
     batches: deque[OpenBatch] = field(default_factory=deque)  # from the floor on
     untaken: deque[OpenBatch] = field(default_factory=deque)
-    begun: int | None = None  # offset of the last record that was begun
-    beginning: Work | None = None  # its handler is called when the position with its tries is stored
+    tried: dict[int, int] = field(default_factory=dict)  # offsets of open records, with tries that had no answer yet
+    begun: bool = False  # whether a record was begun in this assignment
+    trying: int | None = None  # offset of the begun record whose handler has not answered
+    beginning: Work | None = None  # its handler is called when the position with its try is stored
     careful: int = 0  # how many more records are handled one by one
     held_back: deque[Work] = field(default_factory=deque)  # kept until the partition is not busy
 
@@ -66,15 +68,20 @@ class OpenPartition:
         """Whether no other record may be handled now."""
         return self.beginning is not None or (self.careful > 0 and self.working > 0)
 
-    @property
-    def tries(self) -> int:
-        """The tries of the first record that is not complete; there is one."""
-        batch = self.batches[0]
-        first = next(iter(batch.open), None)
-        if first is None:
-            return batch.tries
-        ended_in_order = self.closed and first == self.begun
-        return batch.open[first] - int(ended_in_order)
+    def begin(self, offset: int) -> None:
+        """Count a try of a record. If too many are tried, one with the fewest tries is forgotten."""
+        self.begun, self.trying = True, offset
+        self.tried[offset] = min(TRIES_MAX, self.tried.get(offset, 0) + 1)
+        if len(self.tried) > TRIED_MAX:
+            del self.tried[min(self.tried.keys() - {offset}, key=lambda each: (self.tried[each], each))]
+
+    def take_back(self) -> None:
+        """Take the try back that is counted and has no answer yet."""
+        if self.trying is not None:
+            tries = self.tried.pop(self.trying, 0) - 1
+            if tries > 0:
+                self.tried[self.trying] = tries
+            self.trying = None
 
     @property
     def stuck(self) -> bool:
@@ -95,8 +102,7 @@ class OpenBatch:
     following: Record | None
     left: int  # records that are not taken yet, as far as known
     bytes: int  # their stored size
-    tries: int  # of the first record, if that is not taken yet
-    open: dict[int, int] = field(default_factory=dict)  # taken records that are not complete, in order: offset, tries
+    open: dict[int, None] = field(default_factory=dict)  # offsets of taken records that are not complete, in order
 
     def take(self) -> Record:
         """Return the next record, which exists. Raises: CorruptDataError, UnsupportedFormatError."""
@@ -104,7 +110,7 @@ class OpenBatch:
         assert record is not None
         self.following = next(self.records, None)
         self.left = max(0, self.left - 1)
-        self.open[record.offset], self.tries = self.tries, 0
+        self.open[record.offset] = None
         if self.following is None:
             self.records, self.left, self.bytes = iter(()), 0, 0
         return record
@@ -181,11 +187,8 @@ class OpenRecords:
         records = iter(ready.batch)
         first = next(records, None)
         stored = sum(len(piece.data) for piece in ready.batch.pieces)
-        tries = 0 if partition.batches or partition.begun is not None else _stored_tries(ready)
-        if tries:
-            partition.careful = CAREFUL_RECORDS
         batch = OpenBatch(
-            partition, ready.batch.first, ready.entry, ready.totals, records, first, len(ready.batch), stored, tries
+            partition, ready.batch.first, ready.entry, ready.totals, records, first, len(ready.batch), stored
         )
         partition.batches.append(batch)
         if first is None:  # all of it is damaged, and skipped
@@ -203,7 +206,8 @@ class OpenRecords:
         if found is not None:
             self.close([place])
             self.drop([place])
-        made = self._partitions[place] = OpenPartition(assigned, place)
+        made = self._partitions[place] = OpenPartition(assigned, place, tried=dict(assigned.ledger.tried))
+        made.careful = CAREFUL_RECORDS if made.tried else 0
         return made
 
     def close(self, places: Iterable[TopicPartition]) -> list[OpenPartition]:
@@ -230,6 +234,7 @@ class OpenRecords:
             if partition.beginning is not None:
                 left.append(partition.beginning)
                 partition.beginning = None
+            partition.take_back()
         for work in left:
             self._free_key(work)
         return found
@@ -310,7 +315,7 @@ class OpenRecords:
     def _work_of(self, batch: OpenBatch, record: Record) -> Work:
         origin = OriginalRecord(batch.partition.place.topic, record.position, record.timestamp_ms)
         work = Work(batch, record, origin, record.headers)
-        tries = batch.open[record.offset]
+        tries = batch.partition.tried.get(record.offset, 0)
         if origin.topic == self._retry_topic:
             try:
                 note, work.headers = read_retry(record.headers)
@@ -345,6 +350,9 @@ class OpenRecords:
             self._free_key(work)
             return
         work.attempt, work.error, work.due_ms, work.unanswered = work.attempt + 1, error, due_ms, False
+        if work.begun:
+            work.batch.partition.take_back()
+            work.begun = False
         self._keep(work)
         heappush(self._waiting, (due_ms, next(self._numbers), work))
         self._let_others(work.batch.partition)
@@ -354,6 +362,9 @@ class OpenRecords:
         partition = work.batch.partition
         partition.working -= 1
         work.batch.open.pop(work.record.offset, None)
+        partition.tried.pop(work.record.offset, None)
+        if partition.trying == work.record.offset:
+            partition.trying = None
         self._free_key(work)
         if not partition.gone:
             self._settle(partition)
@@ -391,14 +402,12 @@ class OpenRecords:
     def _must_begin(self, work: Work) -> bool:
         """Whether a try must be counted first: of the first record of an assignment, and of those one by one."""
         partition = work.batch.partition
-        if work.begun or work.parked or work.fault or not (partition.begun is None or partition.careful):
-            return False
-        return partition.batches[0] is work.batch and next(iter(work.batch.open)) == work.record.offset
+        handled = not (work.begun or work.parked or work.fault)
+        return handled and (not partition.begun or partition.careful > 0)
 
     def _begin(self, work: Work) -> None:
-        partition, offset = work.batch.partition, work.record.offset
-        work.begun, partition.begun, partition.beginning = True, offset, work
-        work.batch.open[offset] = min(TRIES_MAX, work.batch.open[offset] + 1)
+        work.begun, work.batch.partition.beginning = True, work
+        work.batch.partition.begin(work.record.offset)
         self._keep(work)
 
     def _let_others(self, partition: OpenPartition) -> None:
@@ -416,12 +425,11 @@ class OpenRecords:
                 continue
             batch, ledger = partition.batches[0], partition.assigned.ledger
             at = batch.floor
-            if at == batch.first:  # the mark of this position is that of the pointer before
-                ledger.note_tries(partition.tries, Committed(at, batch.totals))
-                continue
+            ledger.note_tried(sorted(partition.tried.items()), Committed(at, batch.totals))
+            if at == batch.first:
+                continue  # the mark of this position is that of the pointer before
             committed = Committed(at, batch.totals.plus(at.record_index, 0), batch.entry.behind.mark)
             ledger.reach(batch.entry, committed)
-            ledger.note_tries(partition.tries, committed)
 
     def _settle(self, partition: OpenPartition) -> None:
         while partition.batches and partition.batches[0].complete:
@@ -452,9 +460,3 @@ class OpenRecords:
             self._ready.append(first)
         else:
             del self._behind_key[work.key]
-
-
-def _stored_tries(ready: ReadyBatch) -> int:
-    """Return the earlier tries of the first record of an assignment; 0 if the position is of another."""
-    first = ready.assigned.ledger.first
-    return first.tries if first is not None and first.position == ready.batch.first else 0
