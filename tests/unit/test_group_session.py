@@ -36,6 +36,7 @@ class Group:
         self.released: list[ReadPartition] = []
         self.delays_s: list[float] = []  # of the next answers
         self.waits_ms: list[int] = []
+        self.left: list[int | None] = []  # generations
 
     def _answer(self, what: str) -> Membership:
         self.asked.append(what)
@@ -67,8 +68,9 @@ class Group:
         self.waits_ms.append(wait_ms)
         return await self.heartbeat(group, member, generation)
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         self._answer("leave")
+        self.left.append(generation)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
@@ -355,6 +357,24 @@ def test_a_session_that_has_ended_gives_nothing_up_later() -> None:
         task.cancel()
         await skip(2 * SESSION_MS / 1_000)
         assert changes == [0]
+
+    run_skipping(work())
+
+
+def test_a_member_that_is_alone_leaves_by_its_generation_and_only_from_inside() -> None:
+    async def work() -> None:
+        group = Group(ManualClock())
+        session = GroupSession(skipping_runtime(), group, "readers", SESSION_MS, lambda: None, alone=True)
+        session.share([PARTITION])
+        await session.leave(1.0)
+        assert group.left == [], "it has not joined yet"
+        task = asyncio.create_task(session.run())
+        await skip(1)
+        task.cancel()
+        generation = session.state.generation
+        await session.leave(1.0)
+        await session.leave(1.0)
+        assert (group.left, session.state.inside) == ([generation], False)
 
     run_skipping(work())
 

@@ -263,11 +263,12 @@ class GroupSession:
 
     async def leave(self, timeout_s: float) -> None:
         """Give everything back: others need not wait for the session to time out. A failure is left to that."""
-        if self._alone:
-            return  # a newer consumer of the name may be in the group already
+        if self._alone and not self.state.inside:
+            return  # a newer consumer of the name may be in the group
+        generation = self.state.generation if self._alone else None
         with suppress(TimeoutError, MemqError):
             async with asyncio.timeout(timeout_s):
-                await self._groups.leave(self.group, self.member)
+                await self._groups.leave(self.group, self.member, generation)
         self.state.fenced()
 
     @property
