@@ -21,7 +21,7 @@ DELAYS_S = (0.3, 1.5)
 DEADLY = 63  # of 64 records: the first tries end their process
 TRIES = len(DELAYS_S) + 1
 ASKED_S = 0.8  # after which a handler asks to be called again
-DEATHS_MAX = 4 * TRIES  # of processes by one record: other records may be at its position at first
+DEATHS_MAX = 24  # of processes by one record: the first ones may be counted for records before it
 
 
 def is_retry_topic(name: str) -> bool:

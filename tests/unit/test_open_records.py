@@ -451,6 +451,20 @@ def test_an_orderly_end_of_an_assignment_takes_the_last_try_back() -> None:
     assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "the handler has answered meanwhile"
 
 
+def test_the_try_of_a_first_record_that_fails_stays_until_it_is_complete() -> None:
+    records = opened(ordered=True)
+    source = Source(records)
+    source.add(b"a", b"b")
+    first, second = all_taken(records)
+    records.again(first, 1_000, "no")
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1),)), "the second one may end the process"
+    assert all_taken(records, 1_000) == [first]
+    records.again(first, 2_000, "no")
+    records.close_all()
+    assert source.due() == Committed(Position(0, 0)), "an orderly end"
+    records.complete(second)
+
+
 def test_an_orderly_end_takes_no_try_back_that_had_its_answer() -> None:
     records = opened(ordered=True)
     source = begun_before(records, (0, 2))

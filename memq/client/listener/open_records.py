@@ -9,8 +9,9 @@ In order, a key of a topic has one record at work. Later records of the key are 
 
 Tries. A record may end the process of its handler each time. So the first record of an assignment is *begun*: the
 committed position counts its try before its handler is called. The next member finds the count. It handles
-CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that ends the process. An
-answer takes the try back, and so does an orderly end of the assignment.
+CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that ends the process, and
+an answer takes the try back. The try of the first record stays until the record is complete: another one may end the
+process meanwhile. An orderly end of the assignment takes the last try back.
 """
 
 from __future__ import annotations
@@ -350,7 +351,7 @@ class OpenRecords:
             self._free_key(work)
             return
         work.attempt, work.error, work.due_ms, work.unanswered = work.attempt + 1, error, due_ms, False
-        if work.begun:
+        if work.begun and work.batch.partition.careful:
             work.batch.partition.take_back()
             work.begun = False
         self._keep(work)
