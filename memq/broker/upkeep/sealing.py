@@ -52,7 +52,9 @@ class SettledParts:
     former: list[str] = field(default_factory=list)
 
 
-async def settle(services: Services, partitions: Partitions, held: HeldRecords, name: str, topic_id: str) -> SettledParts:
+async def settle(
+    services: Services, partitions: Partitions, held: HeldRecords, name: str, topic_id: str
+) -> SettledParts:
     """Return the partitions of a sealed topic that this broker owns and that take no more records.
 
     With records of the topic here, no partition is settled. Raises:
