@@ -126,7 +126,7 @@ def _level(order: Sequence[ReadPartition], owners: dict[ReadPartition, str], loa
     return moved
 
 
-class HeldPartition(msgspec.Struct):
+class HeldPartition(msgspec.Struct, gc=False):
     """One partition that a member holds, and the generation in which the hold began.
 
     `revoking` is the generation of its revocation, or 0.
@@ -137,7 +137,7 @@ class HeldPartition(msgspec.Struct):
     revoking: int = 0
 
 
-class Member(msgspec.Struct):
+class Member(msgspec.Struct, gc=False):
     """One member: time of its last request (monotonic ms), wanted partitions, and holds."""
 
     session_timeout_ms: int

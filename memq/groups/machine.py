@@ -42,7 +42,7 @@ class StalePlanError(Exception):
     """A decision was made on a state that has changed meanwhile. The coordinator decides again."""
 
 
-class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
+class TopicPartitions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Read partitions of one topic, as ranges: `bounds` has begin and end (exclusive) of each, in order."""
 
     topic: str
@@ -50,7 +50,7 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
     bounds: tuple[int, ...]
 
 
-class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
+class StoredPosition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A position in a read partition, as `Committed` has it."""
 
     partition: int
@@ -63,7 +63,7 @@ class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
     tried: tuple[tuple[int, int], ...] = ()  # earlier releases ignore it
 
 
-class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
+class PackedPositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Positions in read partitions of one topic."""
 
     topic: str
@@ -71,7 +71,7 @@ class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
     positions: tuple[StoredPosition, ...]
 
 
-class StoredMember(msgspec.Struct, frozen=True, array_like=True):
+class StoredMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A member as decisions and snapshots have it: `Member` without times.
 
     `holds` has the generations `since` and `revoking` of some holds, and their partitions.
@@ -262,11 +262,12 @@ class SharedWanted(tuple[ReadPartition, ...]):  # noqa: SLOT001 - a tuple can't 
 
 def shared_wanted(partitions: Iterable[ReadPartition]) -> SharedWanted:
     """Return the partitions, each once, in the tuple that all members with the same ones have."""
-    return _unpacked(pack(partitions))
+    return partitions if isinstance(partitions, SharedWanted) else unpack_shared(pack(partitions))
 
 
 @lru_cache(maxsize=WANTED_SETS_MAX)
-def _unpacked(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
+def unpack_shared(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
+    """Return the partitions in these ranges, as `shared_wanted`."""
     found = SharedWanted(unpack(packed))
     found.packed = packed
     return found
@@ -280,7 +281,7 @@ def _restored(stored: StoredMember) -> Member:
     holds = [
         HeldPartition(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)
     ]
-    return Member(stored.session_timeout_ms, 0, stored.joined, _unpacked(stored.wanted), holds, stored.commits)
+    return Member(stored.session_timeout_ms, 0, stored.joined, unpack_shared(stored.wanted), holds, stored.commits)
 
 
 def copy_of(membership: Group) -> PlannedGroup:
@@ -295,13 +296,24 @@ def copy_of(membership: Group) -> PlannedGroup:
 def difference(group: str, before: Group, after: PlannedGroup) -> MembersDecision:
     """Return the decision that makes `after` of `before`. Times of heartbeats are left out."""
     after.settle()
+    changed = changed_members(before, after, after.members)
+    return MembersDecision(group, before.generation, after.generation, changed, gone_members(before, after))
+
+
+def changed_members(before: Group, after: PlannedGroup, names: Iterable[str]) -> dict[str, StoredMember]:
+    """Return those of some members of `after` that `before` does not have so."""
     changed: dict[str, StoredMember] = {}
-    for name, member in after.members.items():
+    for name in names:
+        member = after.members[name]
         member.heard_ms = 0
         if before.members.get(name) != member:
             changed[name] = _stored(member)
-    gone = tuple(name for name in before.members if name not in after.members)
-    return MembersDecision(group, before.generation, after.generation, changed, gone)
+    return changed
+
+
+def gone_members(before: Group, after: PlannedGroup) -> tuple[str, ...]:
+    """Return the members that `after` does not have any more."""
+    return tuple(name for name in before.members if name not in after.members)
 
 
 class GroupMachine:
