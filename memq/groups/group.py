@@ -351,11 +351,16 @@ def _holds_any(member: Member, partitions: frozenset[ReadPartition]) -> bool:
     return any(hold.partition in partitions for hold in member.holds)
 
 
+def check_wanted(count: int) -> None:
+    """Raise TooLargeError for more partitions than a member may want."""
+    if count > PARTITIONS_PER_MEMBER_MAX:
+        raise TooLargeError(f"a member wants {count} partitions, at most {PARTITIONS_PER_MEMBER_MAX}")
+
+
 def check_member(name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int) -> None:
     """Refuse a join with an invalid name, too many partitions, or a session time-out out of bounds."""
     check_name(name, "member")
-    if len(wanted) > PARTITIONS_PER_MEMBER_MAX:
-        raise TooLargeError(f"member '{name}' wants {len(wanted)} partitions, at most {PARTITIONS_PER_MEMBER_MAX}")
+    check_wanted(len(wanted))
     if not SESSION_TIMEOUT_MS_MIN <= session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
         raise InvalidRequestError(
             f"session timeout {session_timeout_ms} ms is outside {SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}"

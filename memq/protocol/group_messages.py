@@ -41,14 +41,29 @@ class CommitAnswer(msgspec.Struct, kw_only=True):
     positions: list[WireCommitted] = []
 
 
+class WireRanges(msgspec.Struct, kw_only=True):
+    """Read partitions of one topic: `bounds` has begin and end (exclusive) of each range, in order."""
+
+    topic: str
+    topic_id: str
+    bounds: tuple[Int64, ...]
+
+
 class JoinRequest(msgspec.Struct, kw_only=True):
-    """Join a group with the read partitions to share; with `leave`, leave it."""
+    """Join a group with the read partitions to share; with `leave`, leave it.
+
+    The partitions are a list, or `ranges` in order of topics. Then the session is `session_ms`, and
+    `session_timeout_ms` is 0: a broker that does not know ranges refuses that (InvalidRequestError), and the member
+    joins with a list.
+    """
 
     group: str
     member: str
     partitions: list[PartitionRef] = []
     session_timeout_ms: Int64 = 10_000
     leave: bool = False
+    ranges: list[WireRanges] = []
+    session_ms: Int64 = 0
 
 
 class HeartbeatRequest(msgspec.Struct, kw_only=True):

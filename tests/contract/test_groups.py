@@ -515,5 +515,5 @@ async def test_names_and_numbers_out_of_bounds_are_refused(groups: GroupedQueue,
         with pytest.raises(InvalidRequestError, match="session timeout"):
             await groups.join("report", "a", FOUR, timeout_ms)
     with pytest.raises(TooLargeError):
-        await groups.join("report", "a", [part(0)] * 65_537, SESSION_MS)
+        await groups.join("report", "a", [part(number) for number in range(65_537)], SESSION_MS)
     assert await groups.groups() == []
