@@ -177,5 +177,6 @@ def membership_of(answer: MembershipAnswer, *, waits: bool = False) -> Membershi
         tuple(partition_of(ref) for ref in answer.assigned),
         tuple(partition_of(ref) for ref in answer.revoking),
         committed_of(answer.positions),
+        answer.session_ms,
         waits,
     )

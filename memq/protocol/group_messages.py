@@ -87,7 +87,8 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
 
     `unchanged`: the assignment is that of the generation in the request, and the other fields say nothing; only for
     requests with `wait_ms`. `owner` is the address of the group's owner. Heartbeats that it gets directly may wait, and
-    `waits` says so; other brokers forward them without a wait.
+    `waits` says so; other brokers forward them without a wait. `session_ms` is the member's session time-out, 0 if the
+    broker is of an earlier release.
     """
 
     generation: Int64
@@ -97,6 +98,7 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
     unchanged: bool = False
     waits: bool = False
     owner: str = ""
+    session_ms: Int64 = 0
 
 
 class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):

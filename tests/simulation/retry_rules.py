@@ -178,7 +178,8 @@ class RetryRules:
             self._fail(f"{what} has the cause {texts['memq-cause']!r}")
         attempts, state = TRIES if kind == "never" else 1, "parked" if kind == "parked" else "dead"
         if record.unanswered:
-            attempts = min(max(attempts, int(texts["memq-attempts"])), TRIES)
+            stated = int(texts["memq-attempts"])
+            attempts = max(attempts, stated if self.blocks else min(stated, TRIES))
         if (int(texts["memq-attempts"]), texts["memq-state"]) != (attempts, state):
             self._fail(f"{what} has {texts['memq-attempts']} attempts and state {texts['memq-state']}")
 

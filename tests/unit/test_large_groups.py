@@ -14,7 +14,13 @@ from memq.errors import CorruptDataError, GenerationFencedError, MovedError, Too
 from memq.groups import coordinator as coordinator_module
 from memq.groups import pieces as pieces_module
 from memq.groups.coordinator import GroupCoordinator
-from memq.groups.group import GROUP_MEMBERS_MAX, Group, PlannedGroup
+from memq.groups.group import (
+    GROUP_MEMBERS_MAX,
+    SESSION_MS_PER_MEMBER,
+    SESSION_WANTED_MS_MAX,
+    Group,
+    PlannedGroup,
+)
 from memq.groups.machine import (
     GROUPS_MACHINE,
     CommitDecision,
@@ -130,12 +136,15 @@ def test_a_group_of_ten_thousand_members_balances_and_commits() -> None:
     copy.restore(machine.snapshot())
     assert copy.groups == machine.groups
 
+    sessions_ms = {member.session_timeout_ms for member in machine.membership("g").members.values()}
+    assert sessions_ms == {int(8_000 * SESSION_MS_PER_MEMBER), SESSION_WANTED_MS_MAX}, "36 s are long enough"
+
     gone = set(names[:500])
 
     def silence(state: Group) -> None:
         for name, member in state.members.items():
-            member.heard_ms = 0 if name in gone else SESSION_MS
-        state.expire(SESSION_MS)
+            member.heard_ms = 0 if name in gone else SESSION_WANTED_MS_MAX
+        state.expire(SESSION_WANTED_MS_MAX)
 
     decide(machine, silence)
     left = holders(machine)

@@ -246,6 +246,7 @@ def _answer(membership: Membership, owner: str, *, waits: bool) -> MembershipAns
     return MembershipAnswer(
         owner=owner,
         waits=waits,
+        session_ms=membership.session_ms,
         generation=membership.generation,
         assigned=[ref_of(partition) for partition in membership.assigned],
         revoking=[ref_of(partition) for partition in membership.revoking],
