@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, body, instead, swap
+from tests.simulation.bug import Planted, instead, swap
 
 TOPIC_BUGS = (
     Planted(
@@ -50,22 +50,6 @@ TOPIC_BUGS = (
         swap("not processor.topic.sealed_ms or stream.limiters is None", "True"),
         level="stormy",
         aspects=("seal",),
-    ),
-    Planted(
-        "a sealed topic ends without brokers that are away",
-        "memq.broker.upkeep.sealing",
-        "Sealing._awaits",
-        body("return False"),
-        level="breezy",
-        aspects=("seal", "disk"),
-    ),
-    Planted(
-        "an owner does not know who has lost an epoch",
-        "memq.broker.upkeep.sealing",
-        "_settle_partition",
-        swap("set(own.unclosed.values())", "set()"),
-        level="breezy",
-        aspects=("seal", "disk"),
     ),
     Planted(
         "an idle topic is deleted though it had records since the last check",
