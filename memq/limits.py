@@ -50,6 +50,8 @@ STATE_KEY_BYTES_MAX = 1_024  # first part of the keys of a snapshot
 STATE_PART_BYTES_MAX = 8 * MIB  # of a snapshot, before compression
 STATE_PARTS_MAX = 1_024
 COVERED_MAX = 8  # write partitions of a position, and epochs of each, that it names
+TRIED_MAX = 16  # records of a position with tries that had no answer
+TRIES_MAX = 0xFFFF  # of one of them
 
 # Held records.
 DELAY_MS_MAX = 366 * 86_400_000

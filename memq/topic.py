@@ -477,12 +477,16 @@ class Committed:
     `covered` names the batches before the position, for a log with other offsets (G5). For each write partition it has
     its number, an epoch below which all batches are covered, and pairs of an epoch and its next batch sequence. It is
     empty if that is unknown, or takes more than COVERED_MAX write partitions, or epochs of one.
+
+    `tried` has records from the position on whose handlers gave no answer: offset (`Record.offset`) and number of such
+    tries. It has TRIED_MAX records at most, and 1 to TRIES_MAX tries of each.
     """
 
     position: Position
     totals: Totals = field(default_factory=Totals)
     mark: int = 0
     covered: Covered = ()
+    tried: tuple[tuple[int, int], ...] = ()
 
     @property
     def marked_position(self) -> Position:

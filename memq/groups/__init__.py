@@ -19,12 +19,15 @@ class Membership:
     finish, commit, then name them in the next heartbeat's `released`. Only then does another member get them.
     `positions` are stored positions of partitions that are new in `assigned` (G3): only this member moves them from now
     on. Partitions without a stored position are left out, and perhaps others: ask for those.
+    `session_ms` is the session time-out that the member has in the group: in a large one it is longer than asked. 0 if
+    it is not known.
     """
 
     generation: int
     assigned: tuple[ReadPartition, ...]
     revoking: tuple[ReadPartition, ...] = ()
     positions: Mapping[ReadPartition, Committed] = field(default_factory=dict, compare=False)
+    session_ms: int = field(default=0, compare=False)
     waits: bool = field(default=False, compare=False)  # whether the next heartbeat may wait at the owner of the group
 
 
@@ -63,8 +66,11 @@ class Groups(Protocol):
         """Keep the member alive, release the partitions `released`, and return the current membership."""
         ...
 
-    async def leave(self, group: str, member: str) -> None:
-        """Release all partitions at once; leaving twice is fine."""
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
+        """Release all partitions at once; leaving twice is fine.
+
+        With a `generation`, a member that has joined again after it stays: perhaps a newer process has its name.
+        """
         ...
 
     async def commit(

@@ -12,9 +12,11 @@ not when it is answered: its connection may be dead meanwhile. So it can't keep 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
 
 from memq.errors import (
     GenerationFencedError,
@@ -25,7 +27,7 @@ from memq.errors import (
     TooLargeError,
 )
 from memq.groups import OUTSIDE_GENERATION, GroupState, Membership
-from memq.groups.group import Group, Member, check_member
+from memq.groups.group import Group, Member, PlannedGroup, check_member
 from memq.groups.machine import (
     GROUPS_MACHINE,
     CommitDecision,
@@ -36,9 +38,11 @@ from memq.groups.machine import (
     ImportDecision,
     MembersDecision,
     StalePlanError,
+    StoredMember,
+    changed_members,
     copy_of,
-    difference,
     encode_decision,
+    gone_members,
     missing_group,
     pack,
     pack_positions,
@@ -59,7 +63,10 @@ WAIT_SHARE = 3  # a heartbeat waits for this part of a session at most: two of t
 WAIT_SLACK_MS = 2 * TICK_MS  # by which an answer may come after the end of its wait
 EXPIRY_CHECK_S = TICK_MS / 1_000  # between two searches for silent members, and for heartbeats whose wait ends
 
+SLICE_MEMBERS = 256  # work on so many members holds the event loop at once
+
 Change = Callable[[Group], object]
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -196,13 +203,14 @@ class GroupCoordinator:
         membership = state.membership(beat.member)
         return beat.answer(self._with_positions(beat.group, beat.member, membership, beat.generation))
 
-    def _answer_changed(self, decision: MembersDecision) -> None:
+    async def _answer_changed(self, decision: MembersDecision) -> None:
         """Answer the waiting heartbeats of the members that a decision has changed."""
-        for beat in self._beats.take_members(decision.group, (*decision.changed, *decision.gone)):
-            if self._is_proved(beat.fresh_ms):
-                self._answer_beat(beat, changed=True)
-            else:  # the entry was on its way for too long: the next tick gets a proof
-                self._beats.add(beat._replace(until_ms=0))
+        async for names in _slices((*decision.changed, *decision.gone)):
+            for beat in self._beats.take_members(decision.group, names):
+                if self._is_proved(beat.fresh_ms):
+                    self._answer_beat(beat, changed=True)
+                else:  # the entry was on its way for too long: the next tick gets a proof
+                    self._beats.add(beat._replace(until_ms=0))
 
     def _is_proved(self, fresh_ms: int) -> bool:
         return self._clock.monotonic() - self._log.proved_s <= fresh_ms / 1_000
@@ -217,12 +225,12 @@ class GroupCoordinator:
         positions = {partition: stored.positions[partition] for partition in news if partition in stored.positions}
         return replace(membership, positions=positions) if positions else membership
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         """See `Groups.leave`."""
         check_group(group)
         await known_outcome(self._log.fresh())
         if member in self._machine.membership(group).members:
-            await self._decide(group, lambda state: state.leave(member, self._now_ms()))
+            await self._decide(group, lambda state: state.leave(member, self._now_ms(), generation))
 
     async def expire(self) -> None:
         """Remove the silent members of all groups.
@@ -373,7 +381,9 @@ class GroupCoordinator:
             generation = before.generation
             after = copy_of(before)
             self._set_heard(group, after)
-            ends = [_end_of(change, after) for change in changes]
+            ends = list[MemqError | None]()
+            async for some in _slices(changes):
+                ends += [_end_of(change, after) for change in some]
             after.settle()
             if after.generation == generation:
                 await known_outcome(self._log.fresh())
@@ -381,7 +391,7 @@ class GroupCoordinator:
                     return ends
                 continue
             asking = self._asking(group, after)
-            decision = difference(group, before, after)
+            decision = await self._difference(group, before, after, generation)
             try:
                 await self._propose_members(decision)
             except StalePlanError:
@@ -389,8 +399,18 @@ class GroupCoordinator:
             for member in asking:  # at once: the next decision would expire members whose joins have no answer yet
                 self._note(group, member)
             self._heard_in(group).next_ms = 0
-            self._answer_changed(decision)
+            await self._answer_changed(decision)
             return ends
+
+    async def _difference(self, group: str, before: Group, after: PlannedGroup, base: int) -> MembersDecision:
+        """Return the decision that makes `after` of the generation `base`, which `before` had.
+
+        Meanwhile members may commit: the machine keeps their newer numbers.
+        """
+        changed = dict[str, StoredMember]()
+        async for names in _slices(after.members):
+            changed |= changed_members(before, after, names)
+        return MembersDecision(group, base, after.generation, changed, gone_members(before, after))
 
     async def _propose_members(self, decision: MembersDecision) -> None:
         """Put a decision about members into the log, in one entry or in pieces (`memq.groups.pieces`)."""
@@ -471,6 +491,15 @@ def _has_changed(heard: _Heard, member: Member, generation: int) -> bool:
         if hold.since > generation or hold.revoking > generation:
             return True
     return generation < heard.since
+
+
+async def _slices(items: Iterable[Item]) -> AsyncIterator[list[Item]]:
+    """Yield slices of SLICE_MEMBERS; between two of them, other work of the broker runs."""
+    left = iter(items)
+    while some := list(islice(left, SLICE_MEMBERS)):
+        yield some
+        if len(some) == SLICE_MEMBERS:
+            await asyncio.sleep(0)
 
 
 def _closed() -> NotReadyError:

@@ -42,7 +42,7 @@ class StalePlanError(Exception):
     """A decision was made on a state that has changed meanwhile. The coordinator decides again."""
 
 
-class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
+class TopicPartitions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Read partitions of one topic, as ranges: `bounds` has begin and end (exclusive) of each, in order."""
 
     topic: str
@@ -50,7 +50,7 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
     bounds: tuple[int, ...]
 
 
-class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
+class StoredPosition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A position in a read partition, as `Committed` has it."""
 
     partition: int
@@ -60,9 +60,10 @@ class StoredPosition(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     mark: int
     covered: Covered = ()
+    tried: tuple[tuple[int, int], ...] = ()  # earlier releases ignore it
 
 
-class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
+class PackedPositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Positions in read partitions of one topic."""
 
     topic: str
@@ -70,7 +71,7 @@ class PackedPositions(msgspec.Struct, frozen=True, array_like=True):
     positions: tuple[StoredPosition, ...]
 
 
-class StoredMember(msgspec.Struct, frozen=True, array_like=True):
+class StoredMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A member as decisions and snapshots have it: `Member` without times.
 
     `holds` has the generations `since` and `revoking` of some holds, and their partitions.
@@ -215,7 +216,7 @@ def pack_positions(positions: Mapping[ReadPartition, Committed]) -> tuple[Packed
     for partition, committed in sorted(positions.items(), key=lambda item: item[0]):
         at, totals = committed.position, committed.totals
         numbers = (at.pointer_offset, at.record_index, totals.records, totals.bytes, committed.mark)
-        stored = StoredPosition(partition.partition, *numbers, committed.covered)
+        stored = StoredPosition(partition.partition, *numbers, committed.covered, committed.tried)
         found.setdefault((partition.topic, partition.topic_id), []).append(stored)
     return tuple(PackedPositions(*topic, tuple(each)) for topic, each in found.items())
 
@@ -225,7 +226,7 @@ def portions(positions: Mapping[ReadPartition, Committed]) -> Iterator[dict[Read
     portion: dict[ReadPartition, Committed] = {}
     size = 0
     for partition, committed in positions.items():
-        more = 42 + 9 * sum(3 + len(numbers) for _, _, numbers in committed.covered)
+        more = 43 + 13 * len(committed.tried) + 9 * sum(3 + len(numbers) for _, _, numbers in committed.covered)
         if portion and size + more > PORTION_BYTES_MAX:
             yield portion
             portion, size = {}, 0
@@ -238,7 +239,7 @@ def unpack_positions(packed: Iterable[PackedPositions]) -> dict[ReadPartition, C
     """Return positions by read partition."""
     return {
         ReadPartition(each.topic, each.topic_id, at.partition): Committed(
-            Position(at.partition, at.offset, at.index), Totals(at.records, at.bytes), at.mark, at.covered
+            Position(at.partition, at.offset, at.index), Totals(at.records, at.bytes), at.mark, at.covered, at.tried
         )
         for each in packed
         for at in each.positions
@@ -261,11 +262,12 @@ class SharedWanted(tuple[ReadPartition, ...]):  # noqa: SLOT001 - a tuple can't 
 
 def shared_wanted(partitions: Iterable[ReadPartition]) -> SharedWanted:
     """Return the partitions, each once, in the tuple that all members with the same ones have."""
-    return _unpacked(pack(partitions))
+    return partitions if isinstance(partitions, SharedWanted) else unpack_shared(pack(partitions))
 
 
 @lru_cache(maxsize=WANTED_SETS_MAX)
-def _unpacked(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
+def unpack_shared(packed: tuple[TopicPartitions, ...]) -> SharedWanted:
+    """Return the partitions in these ranges, as `shared_wanted`."""
     found = SharedWanted(unpack(packed))
     found.packed = packed
     return found
@@ -279,7 +281,7 @@ def _restored(stored: StoredMember) -> Member:
     holds = [
         HeldPartition(each, since, revoking) for since, revoking, packed in stored.holds for each in unpack(packed)
     ]
-    return Member(stored.session_timeout_ms, 0, stored.joined, _unpacked(stored.wanted), holds, stored.commits)
+    return Member(stored.session_timeout_ms, 0, stored.joined, unpack_shared(stored.wanted), holds, stored.commits)
 
 
 def copy_of(membership: Group) -> PlannedGroup:
@@ -294,13 +296,24 @@ def copy_of(membership: Group) -> PlannedGroup:
 def difference(group: str, before: Group, after: PlannedGroup) -> MembersDecision:
     """Return the decision that makes `after` of `before`. Times of heartbeats are left out."""
     after.settle()
+    changed = changed_members(before, after, after.members)
+    return MembersDecision(group, before.generation, after.generation, changed, gone_members(before, after))
+
+
+def changed_members(before: Group, after: PlannedGroup, names: Iterable[str]) -> dict[str, StoredMember]:
+    """Return those of some members of `after` that `before` does not have so."""
     changed: dict[str, StoredMember] = {}
-    for name, member in after.members.items():
+    for name in names:
+        member = after.members[name]
         member.heard_ms = 0
         if before.members.get(name) != member:
             changed[name] = _stored(member)
-    gone = tuple(name for name in before.members if name not in after.members)
-    return MembersDecision(group, before.generation, after.generation, changed, gone)
+    return changed
+
+
+def gone_members(before: Group, after: PlannedGroup) -> tuple[str, ...]:
+    """Return the members that `after` does not have any more."""
+    return tuple(name for name in before.members if name not in after.members)
 
 
 class GroupMachine:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memq.errors import InvalidRequestError, TooLargeError
 from memq.groups import GroupState, Membership
+from memq.groups.machine import pack
 from memq.notification import check_position
 from memq.notification.remote import ANSWER_S, Ask, partition_of, ref_of
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
@@ -21,6 +23,7 @@ from memq.protocol.group_messages import (
     MembershipAnswer,
     MoveGroup,
     WireCommitted,
+    WireRanges,
 )
 from memq.topic import Committed, Position, ReadPartition, Totals
 
@@ -35,12 +38,28 @@ class RemoteGroups:
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         """See `Groups.join`."""
+        if partitions:
+            try:
+                return await self._join_with_ranges(group, member, partitions, session_timeout_ms)
+            except TooLargeError:
+                raise
+            except InvalidRequestError:
+                pass  # perhaps of a broker of an earlier release
         request = JoinRequest(
             group=group,
             member=member,
             partitions=[ref_of(partition) for partition in partitions],
             session_timeout_ms=session_timeout_ms,
         )
+        answer = await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        return membership_of(answer, waits=bool(answer.owner))
+
+    async def _join_with_ranges(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_ms: int
+    ) -> Membership:
+        """Join with ranges of partitions: a list of 10,000 takes 1 MB."""
+        ranges = [WireRanges(topic=each.topic, topic_id=each.topic_id, bounds=each.bounds) for each in pack(partitions)]
+        request = JoinRequest(group=group, member=member, ranges=ranges, session_timeout_ms=0, session_ms=session_ms)
         answer = await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
         return membership_of(answer, waits=bool(answer.owner))
 
@@ -61,10 +80,14 @@ class RemoteGroups:
         answer = await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=timeout_s)
         return None if answer.unchanged else membership_of(answer, waits=answer.waits)
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         """See `Groups.leave`."""
-        request = JoinRequest(group=group, member=member, leave=True)
-        await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        if generation is None:
+            request = JoinRequest(group=group, member=member, leave=True)
+            await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+        else:
+            beat = HeartbeatRequest(group=group, member=member, generation=generation, leave=True)
+            await self._ask(Api.HEARTBEAT, beat, MembershipAnswer, timeout_s=ANSWER_S)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
@@ -129,6 +152,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
         bytes=committed.totals.bytes,
         mark=committed.mark,
         covered=committed.covered,
+        tried=committed.tried,
     )
 
 
@@ -140,6 +164,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
             Totals(wire.records, wire.bytes),
             wire.mark,
             wire.covered,
+            wire.tried,
         )
         for wire in positions
     }
@@ -152,5 +177,6 @@ def membership_of(answer: MembershipAnswer, *, waits: bool = False) -> Membershi
         tuple(partition_of(ref) for ref in answer.assigned),
         tuple(partition_of(ref) for ref in answer.revoking),
         committed_of(answer.positions),
+        answer.session_ms,
         waits,
     )

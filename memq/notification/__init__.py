@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, QueueError, TooLargeError
-from memq.limits import COVERED_MAX, POINTER_BYTES_MAX
+from memq.limits import COVERED_MAX, POINTER_BYTES_MAX, TRIED_MAX, TRIES_MAX
 from memq.topic import Committed, Covered, ReadPartition
 
 OFFSET_END = 1 << 39  # pointer offset << 24 | record index fits an int64
@@ -78,6 +78,9 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
         raise InvalidRequestError(f"totals {totals.records} and {totals.bytes} at {position} are out of bounds")
     if not 0 <= committed.mark < MARK_END:
         raise InvalidRequestError(f"mark {committed.mark} at {position} is out of bounds")
+    sound = all(0 <= offset < TOTAL_END and 0 < tries <= TRIES_MAX for offset, tries in committed.tried)
+    if not sound or len(committed.tried) > TRIED_MAX:
+        raise InvalidRequestError(f"the tried records at {position} are out of bounds")
     if not _is_valid(committed.covered):
         raise InvalidRequestError(f"the covered batches at {position} are out of bounds")
 

@@ -277,7 +277,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
 
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
     an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
-    `settled` are partitions of a sealed topic; for the others `unread` has the reasons.
+    `settled` are partitions of a sealed topic; for the others `unread` has the reasons. `former` are brokers that have
+    lost epochs of these without `closed`.
     `holds` has the state of each asked held block, `waiting` those that wait by partition,
     `delayed` by topic.
     `transactional` is the instance of a transactional producer that began. `transactions` are the open ones.
@@ -299,6 +300,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     held: list[WireRecords] | None = None
     unread: list[str] = []
     settled: list[Int64] = []
+    former: list[str] = []
     published: Int64 = 0
     sweep_age_ms: Int64 = 0
     holds: list[str] = []

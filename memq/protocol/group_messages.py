@@ -9,7 +9,7 @@ from memq.protocol.wire_types import Int64, ServiceQuestion
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with totals, mark and covered batches (`Committed`)."""
+    """A committed position of a group, with totals, mark, covered batches and tried records (`Committed`)."""
 
     partition: PartitionRef
     pointer_offset: Int64
@@ -18,6 +18,7 @@ class WireCommitted(msgspec.Struct, kw_only=True):
     bytes: Int64 = 0
     mark: Int64 = 0
     covered: tuple[tuple[Int64, Int64, tuple[Int64, ...]], ...] = ()
+    tried: tuple[tuple[Int64, Int64], ...] = ()
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):
@@ -40,20 +41,37 @@ class CommitAnswer(msgspec.Struct, kw_only=True):
     positions: list[WireCommitted] = []
 
 
+class WireRanges(msgspec.Struct, kw_only=True):
+    """Read partitions of one topic: `bounds` has begin and end (exclusive) of each range, in order."""
+
+    topic: str
+    topic_id: str
+    bounds: tuple[Int64, ...]
+
+
 class JoinRequest(msgspec.Struct, kw_only=True):
-    """Join a group with the read partitions to share; with `leave`, leave it."""
+    """Join a group with the read partitions to share; with `leave`, leave it.
+
+    The partitions are a list, or `ranges` in order of topics. Then the session is `session_ms`, and
+    `session_timeout_ms` is 0: a broker that does not know ranges refuses that (InvalidRequestError), and the member
+    joins with a list.
+    """
 
     group: str
     member: str
     partitions: list[PartitionRef] = []
     session_timeout_ms: Int64 = 10_000
     leave: bool = False
+    ranges: list[WireRanges] = []
+    session_ms: Int64 = 0
 
 
 class HeartbeatRequest(msgspec.Struct, kw_only=True):
     """Report that the member is alive, and the partitions that it released.
 
     Without these, the owner of the group may answer after up to `wait_ms`, or when the member's assignment changes.
+    With `leave` the member leaves, unless it has joined after `generation`. A broker of an earlier release takes that
+    for a heartbeat: the member then leaves by its session time-out.
     """
 
     group: str
@@ -61,6 +79,7 @@ class HeartbeatRequest(msgspec.Struct, kw_only=True):
     generation: Int64
     released: list[PartitionRef] = []
     wait_ms: Int64 = 0
+    leave: bool = False
 
 
 class MembershipAnswer(msgspec.Struct, kw_only=True):
@@ -68,7 +87,8 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
 
     `unchanged`: the assignment is that of the generation in the request, and the other fields say nothing; only for
     requests with `wait_ms`. `owner` is the address of the group's owner. Heartbeats that it gets directly may wait, and
-    `waits` says so; other brokers forward them without a wait.
+    `waits` says so; other brokers forward them without a wait. `session_ms` is the member's session time-out, 0 if the
+    broker is of an earlier release.
     """
 
     generation: Int64
@@ -78,6 +98,7 @@ class MembershipAnswer(msgspec.Struct, kw_only=True):
     unchanged: bool = False
     waits: bool = False
     owner: str = ""
+    session_ms: Int64 = 0
 
 
 class ListGroups(ServiceQuestion, tag_field="op", tag="list-groups", kw_only=True):

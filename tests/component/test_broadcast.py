@@ -77,6 +77,21 @@ def test_a_newer_consumer_of_a_name_fences_the_older_one() -> None:
     run(work())
 
 
+def test_a_closed_consumer_leaves_at_once_so_that_its_group_can_be_deleted() -> None:
+    async def work() -> None:
+        async with running_broker() as broker, AsyncAdmin(broker.address) as admin:
+            await admin.create_topic("clicks", partitions=2)
+            await send(broker.address, b"one")
+            async with AsyncConsumer(broker.address, "clicks", broadcast="a", session_timeout_ms=3_600_000) as consumer:
+                assert await read(consumer, 1) == {b"one"}
+                with pytest.raises(InvalidRequestError, match="1 active members"):
+                    await admin.delete_group("_memq_broadcast-a")
+            await admin.delete_group("_memq_broadcast-a")
+            assert await admin.groups(internal=True) == []
+
+    run(work())
+
+
 def test_a_wrong_broadcast_name_is_refused() -> None:
     for wrong, error in (("", InvalidNameError), ("a b", InvalidNameError), ("_memq_x", InvalidNameError)):
         with pytest.raises(error):

@@ -45,11 +45,11 @@ class DenyingGroups(GroupCoordinator):
             raise QueueError("the answer is lost")
         await super().commit(group, member, generation, positions, number)
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         """See `Groups.leave`."""
         if self.denies:
             raise DeniedError("no right to leave")
-        await super().leave(group, member)
+        await super().leave(group, member, generation)
 
 
 @asynccontextmanager

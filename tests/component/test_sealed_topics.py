@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 import memq
+from memq.broker.broker import Broker
+from memq.broker.partition.batch import Origin, control_pointer
 from memq.broker.upkeep import sealing
 from memq.cli import main
 from memq.client.admin import AsyncAdmin
@@ -22,10 +24,12 @@ from memq.errors import (
     TimedOutError,
     TopicSealedError,
 )
+from memq.format.pointer import encode_pointer
 from memq.governor import Load
 from memq.governor.planning import ClusterView, reshapes
+from memq.notification import Publication
 from memq.testing import Cluster
-from memq.topic import Topic, TopicSettings, equal_slots
+from memq.topic import Topic, TopicSettings, Totals, equal_slots, read_partitions
 from tests.brokers import run, running_broker
 
 WIDENING = TopicSettings(write_partitions_max=4, partition_bytes_s_max=1)
@@ -163,7 +167,7 @@ def test_an_end_is_not_stored_for_a_topic_that_was_altered_meanwhile(monkeypatch
             stored = await coordinator.alter_topic(msgspec.structs.replace(topic, sealed_ms=1))
             ask = sealing.settle
 
-            async def altered(*parts: object) -> tuple[list[int], list[str]]:
+            async def altered(*parts: object) -> sealing.SettledParts:
                 current = await coordinator.current_topic("clicks")
                 assert current is not None
                 await coordinator.alter_topic(msgspec.structs.replace(current, sealed_ms=0))
@@ -176,6 +180,37 @@ def test_an_end_is_not_stored_for_a_topic_that_was_altered_meanwhile(monkeypatch
             assert (found.sealed_ms, found.ended) == (0, False)
 
     run(work())
+
+
+async def publish_former(broker: Broker, topic: Topic, kind: str, epoch: int, name: str) -> None:
+    """Publish a control pointer of an earlier owner."""
+    origin = Origin(broker.services.settings.cluster, name, "main", topic, 0, epoch)
+    now_ms = broker.services.runtime.clock.wall_ms()
+    pointer = encode_pointer(control_pointer(kind, origin, Totals(), (), now_ms))
+    await broker.services.queue.publish(Publication(read_partitions(topic)[0], 0, epoch, now_ms, pointer))
+
+
+def test_an_end_waits_for_an_owner_that_is_away_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="memq")
+
+    async def work() -> None:
+        async with running_broker() as broker, AsyncAdmin(broker.address) as admin:
+            topic = await admin.create_topic("clicks")
+            await publish_former(broker, topic, "opened", 1, "closed-broker")
+            await publish_former(broker, topic, "closed", 1, "closed-broker")
+            await publish_former(broker, topic, "opened", 2, "gone-broker")
+            await publish_former(broker, topic, "opened", 3, broker.services.settings.broker_id)
+            with pytest.raises(TimedOutError, match="has not ended"):
+                await admin.seal_topic("clicks", timeout_s=3)
+            monkeypatch.setattr(sealing, "AWAY_S", 3.0)
+            assert (await admin.seal_topic("clicks")).ended
+
+    run(work())
+    assert "brokers ['gone-broker'] are away, and may hold records" in caplog.text
+    assert "all of its records are in the queue that live brokers have acked; brokers ['gone-broker']" in caplog.text
+    assert "closed-broker" not in caplog.text
 
 
 def test_the_governor_splits_no_sealed_topic() -> None:

@@ -69,8 +69,8 @@ class StateLogQueue(MemoryQueue):
     ) -> Membership:
         return await (await self.coordinator()).heartbeat(group, member, generation, released)
 
-    async def leave(self, group: str, member: str) -> None:
-        await (await self.coordinator()).leave(group, member)
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
+        await (await self.coordinator()).leave(group, member, generation)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0

@@ -282,6 +282,35 @@ async def test_a_mark_is_stored_or_unknown(groups: GroupedQueue, clock: ManualCl
 
 
 @over_groups
+async def test_a_member_that_has_joined_again_does_not_leave_by_an_older_generation(
+    groups: GroupedQueue, clock: ManualClock
+) -> None:
+    await prepare(groups)
+    older = await join(groups, "a")
+    newer = await join(groups, "a")
+    await groups.leave("report", "a", older.generation)
+    assert (await beat(groups, "a", newer)).assigned == tuple(FOUR)
+    await groups.leave("report", "a", newer.generation)
+    await groups.leave("report", "a", newer.generation)
+    with pytest.raises(GenerationFencedError):
+        await beat(groups, "a", newer)
+    await groups.delete_group("report")
+
+
+@over_groups
+async def test_tried_records_are_stored_with_their_position(groups: GroupedQueue, clock: ManualClock) -> None:
+    await prepare(groups)
+    a = await join(groups, "a")
+    most = tuple((number, 0xFFFF) for number in range(16))
+    for tried in ((), ((4 << 24, 1),), most):
+        await groups.commit("report", "a", a.generation, {part(0): replace(committed(4, records=7), tried=tried)})
+        assert (await groups.committed("report", [part(0)]))[part(0)].tried == tried
+    for wrong in (((-1, 1),), ((0, 0),), ((0, 0x10000),), (*most, (99, 1))):
+        with pytest.raises(InvalidRequestError, match="the tried records at 0:4:0 are out of bounds"):
+            await groups.commit("report", "a", a.generation, {part(0): replace(committed(4), tried=wrong)})
+
+
+@over_groups
 async def test_a_holder_may_store_a_lower_position(groups: GroupedQueue, clock: ManualClock) -> None:
     """A member that seeks back and commits wants to begin there; Kafka stores what it is given, too."""
     await prepare(groups)
@@ -486,5 +515,5 @@ async def test_names_and_numbers_out_of_bounds_are_refused(groups: GroupedQueue,
         with pytest.raises(InvalidRequestError, match="session timeout"):
             await groups.join("report", "a", FOUR, timeout_ms)
     with pytest.raises(TooLargeError):
-        await groups.join("report", "a", [part(0)] * 65_537, SESSION_MS)
+        await groups.join("report", "a", [part(number) for number in range(65_537)], SESSION_MS)
     assert await groups.groups() == []

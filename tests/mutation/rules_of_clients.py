@@ -220,7 +220,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         SESSION,
         "a member that was silent for its session holds on to its partitions",
-        "if self.state.inside and self._silent_ms() > self._session_timeout_ms:",
+        "if self.state.inside and self._silent_ms() > self._session_ms:",
         "if self.state.inside and self._silent_ms() < 0:",
     ),
     (

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from memq.broker.upkeep.sealing import AWAY_S
 from memq.client.producer.delivery import Ack
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
@@ -542,12 +543,15 @@ class Checker:
         return place is not None and log.is_expired(place[1]) and one.offset >= log.begin
 
 
-def may_lack(checker: Checker, place: tuple[str, int], value: bytes, acked_s: float) -> bool:
-    """Whether a sealed topic may end without a record that was acked with 1.
+def may_lack(checker: Checker, place: tuple[str, int], value: bytes, acked_s: float, waited_s: float) -> bool:
+    """Whether a sealed topic may end without a record that was acked with 1, so long after its seal.
 
-    An owner of `place`, topic id and partition, may hold it: one that was killed, or that is away.
+    An owner of `place`, topic id and partition, may hold it: one that was away for longer than the end waits. One that
+    was killed has lost it, or has it on its disk.
     """
     rules = checker.parts.get(place)
     if rules is None:
         return False
-    return rules.may_hold(acked_s) or rules.may_lose(checker.records[value].sent_s, acked_s)
+    if waited_s >= AWAY_S and rules.may_hold(acked_s):
+        return True
+    return not checker.on_disk and rules.may_lose(checker.records[value].sent_s, acked_s)

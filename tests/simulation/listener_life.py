@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 
 import msgspec
@@ -19,7 +20,7 @@ from memq.simulation.ports.cloud import Doors
 from memq.simulation.world.node import SimNode
 from memq.topic import Topic
 from tests.simulation.observers import LISTENERS
-from tests.simulation.retry_rules import DELAYS_S, LETTERS, RETRIES, HandlerError, RetryRules
+from tests.simulation.retry_rules import DELAYS_S, LETTERS, RETRIES, HandlerError, ProcessEnd, RetryRules
 from tests.simulation.topic_churn import TopicChurn
 
 NAME = "listened"
@@ -127,7 +128,12 @@ async def _run_member(node: SimNode, runtime: Runtime, brokers: list[str], rules
     async def handle(message: memq.Message) -> object:
         rules.begin(message, runtime.clock.wall_ms())
         await asyncio.sleep(draw.choice([0, 0, 0.01, 0.3]))
-        answer = rules.answer(message, runtime.clock.wall_ms())
+        try:
+            answer = rules.answer(message, runtime.clock.wall_ms())
+        except ProcessEnd:
+            node.kill()
+            await asyncio.sleep(math.inf)
+            raise
         if isinstance(answer, HandlerError):
             raise answer
         return answer

@@ -34,6 +34,8 @@ RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which 
     "memq.holds.run_store:OBJECT_HOLDS": (2, 8),
     "memq.limits:RUN_BLOCK_HOLDS": (1, 3),
 }
+SESSIONS = "memq.groups.group:SESSION_MS_PER_MEMBER"  # small groups have long sessions
+LONG_SESSIONS_RATE = 0.2
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
@@ -96,7 +98,8 @@ def constants_of(seed: int) -> Constants:
     Delays of a run are at most a minute.
     """
     draw = random.Random(f"{seed}/states")
-    return {FORGET: 4.0, STATES: draw.choice([1, 2, 4, 8]), **{name: draw.choice(few) for name, few in RUNS.items()}}
+    found = {FORGET: 4.0, STATES: draw.choice([1, 2, 4, 8]), **{name: draw.choice(few) for name, few in RUNS.items()}}
+    return found | ({SESSIONS: draw.choice([500, 2_000])} if draw.random() < LONG_SESSIONS_RATE else {})
 
 
 def draw_constants(draw: random.Random) -> Constants:

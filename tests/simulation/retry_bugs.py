@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, before, instead, swap
+from tests.simulation.bug import Planted, before, first, instead, swap
 
 RETRY_BUGS = (
     Planted(
@@ -152,6 +152,42 @@ RETRY_BUGS = (
             "outcome_of(answer, work.attempt, self.settings)",
             "None if isinstance(answer, HandlerAnswer) else outcome_of(answer, work.attempt, self.settings)",
         ),
+        level="calm",
+        aspects=("retry",),
+        producers=("plain",),
+    ),
+    Planted(
+        "a member does not know the tries of those before it",
+        "memq.client.listener.open_records",
+        "OpenRecords._partition_of",
+        swap("dict(assigned.ledger.tried)", "{}"),
+        level="calm",
+        aspects=("retry",),
+        producers=("plain",),
+    ),
+    Planted(
+        "a position does not count tries",
+        "memq.client.consumer.progress",
+        "CommitLedger.note_tried",
+        first("return"),
+        level="calm",
+        aspects=("retry",),
+        producers=("plain",),
+    ),
+    Planted(
+        "records are handled at once after a try without an answer",
+        "memq.client.listener.open_records",
+        "OpenRecords._partition_of",
+        swap("CAREFUL_RECORDS", "0"),
+        level="calm",
+        aspects=("retry",),
+        producers=("plain",),
+    ),
+    Planted(
+        "the last try comes once more",
+        "memq.client.listener.core",
+        "ListenerCore._attempt",
+        swap("work.attempt > self.settings.tries", "work.attempt > self.settings.tries + 1"),
         level="calm",
         aspects=("retry",),
         producers=("plain",),

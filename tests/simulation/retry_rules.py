@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import memq
+from memq.client.listener.open_records import NO_ANSWER
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, RetryTopicRecord
 
 RETRIES, LETTERS = ".retry", ".dead-letters"
 DELAYS_S = (0.3, 1.5)
+DEADLY = 63  # of 64 records: the first tries end their process
 TRIES = len(DELAYS_S) + 1
 ASKED_S = 0.8  # after which a handler asks to be called again
+DEATHS_MAX = 24  # of processes by one record: the first ones may be counted for records before it
 
 
 def is_retry_topic(name: str) -> bool:
@@ -29,6 +32,8 @@ def is_retry_topic(name: str) -> bool:
 def kind_of(value: bytes) -> str:
     """Return what the handler does with a record."""
     kinds = ("never", "once", "asks", "dead", "parked", "twice")
+    if zlib.crc32(value) % 64 == DEADLY:
+        return "deadly"
     number = zlib.crc32(value) % 16
     return kinds[number] if number < len(kinds) else "done"
 
@@ -41,6 +46,9 @@ class Handled:
     retries: dict[int, None] = field(default_factory=dict)  # attempts that the retry topic has
     done: bool = False
     letter: bool = False
+    begins: int = 0  # calls of a handler
+    deaths: int = 0  # of processes, by its handler
+    unanswered: bool = False  # a later try knew of one without an answer
 
     @property
     def complete(self) -> bool:
@@ -79,7 +87,12 @@ class RetryRules:
         record, what = self._of(value), f"attempt {message.attempt} of record {(message.value or b'')[:40]!r}"
         if not any(value == each.value for each in self._log_of(message).stream):
             self._fail(f"{what} is of no record of the topic")
-        if attempt > 1:
+        record.begins += 1
+        if attempt > TRIES and not self.blocks:
+            self._fail(f"{what} comes after its last try")
+        if message.error == NO_ANSWER:
+            record.unanswered = True
+        elif attempt > 1:
             if attempt - 1 not in record.failed:
                 self._fail(f"{what} comes without a failed attempt before it")
                 return
@@ -108,6 +121,11 @@ class RetryRules:
         """Return what the handler answers; an exception is to be raised. `wall_ms` as in `begin`."""
         value, attempt = message.value or b"", message.attempt
         record, kind = self._of(value), kind_of(value)
+        if kind == "deadly" and not self.blocks:
+            record.deaths += 1
+            if record.deaths > DEATHS_MAX:
+                self._fail(f"record {value[:40]!r} has ended {record.deaths} processes")
+            raise ProcessEnd
         fails = {"once": 1, "asks": 1, "twice": 2, "never": TRIES + 1 if self.blocks else 99}.get(kind, 0)
         if attempt <= fails:
             delay_s = ASKED_S if kind == "asks" else DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
@@ -147,11 +165,21 @@ class RetryRules:
 
     def _check_letter(self, value: bytes, texts: Mapping[str, str]) -> None:
         kind, what = kind_of(value), f"the dead letter of record {value[:40]!r}"
+        record = self._of(value)
+        if texts["memq-cause"] == NO_ANSWER:
+            if self.blocks or not record.begins:  # processes may end after the count, and before the call
+                self._fail(f"{what} is of one that was tried {record.begins} times")
+            elif (int(texts["memq-attempts"]), texts["memq-state"]) != (TRIES, "dead"):
+                self._fail(f"{what} has {texts['memq-attempts']} attempts and state {texts['memq-state']}")
+            return
         if kind not in ("never", "dead", "parked") or (kind == "never" and self.blocks):
             self._fail(f"{what} is of one that does not fail always")
         if texts["memq-cause"] != cause_of(value):
             self._fail(f"{what} has the cause {texts['memq-cause']!r}")
         attempts, state = TRIES if kind == "never" else 1, "parked" if kind == "parked" else "dead"
+        if record.unanswered:
+            stated = int(texts["memq-attempts"])
+            attempts = max(attempts, stated if self.blocks else min(stated, TRIES))
         if (int(texts["memq-attempts"]), texts["memq-state"]) != (attempts, state):
             self._fail(f"{what} has {texts['memq-attempts']} attempts and state {texts['memq-state']}")
 
@@ -181,6 +209,10 @@ class RetryRules:
         """Whether a record is not complete. Listeners skip those that retention took; a stored retry stays."""
         record = self._of(log.stream[index].value)
         return not record.complete and (bool(record.retries) or not log.was_expired(index))
+
+
+class ProcessEnd(BaseException):
+    """The handler ends its process."""
 
 
 class HandlerError(Exception):

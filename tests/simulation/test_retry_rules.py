@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
 import pytest
 
 import memq
+from memq.client.listener.open_records import NO_ANSWER
 from memq.format.pointer import Pointer
 from memq.topic import Position, ReadPartition, Topic, equal_slots
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, LogEntry
-from tests.simulation.retry_rules import RETRIES, RetryRules, kind_of
+from tests.simulation.retry_rules import DEATHS_MAX, LETTERS, RETRIES, TRIES, ProcessEnd, RetryRules, kind_of
 
 TOPIC = Topic(name="listened", id="ab" * 16, created_ms=0, partitions=equal_slots(1))
 PARTITION = ReadPartition(TOPIC.name, TOPIC.id, 0)
 FAILING = next(value for value in (b"s 1 %d " % number for number in range(99)) if kind_of(value) == "once")
+DEADLY = next(value for value in (b"s 1 %d " % number for number in range(999)) if kind_of(value) == "deadly")
 SOUND = next(value for value in (b"s 1 %d " % number for number in range(99)) if kind_of(value) == "done")
 
 
@@ -86,4 +89,36 @@ def test_a_stored_retry_of_a_record_that_retention_took_is_open(
 def test_a_late_retry_of_the_group_before_is_no_finding(rules: RetryRules, entry: LogEntry, found: list[str]) -> None:
     headers = (("memq-topic", TOPIC.name.encode()), ("memq-attempt", b"2"))
     rules.published(ReadPartition("before" + RETRIES, "ef" * 16, 0), entry, [(0, FAILING, headers)])
+    assert found == []
+
+
+def test_a_record_that_ends_processes_without_end_is_found(rules: RetryRules, log: ReadLog, found: list[str]) -> None:
+    log.stream[0] = Delivered(0, 0, (7, 0), 0, DEADLY)
+    for _ in range(DEATHS_MAX):
+        with pytest.raises(ProcessEnd):
+            rules.answer(message(0, DEADLY), 0)
+    assert found == []
+    with pytest.raises(ProcessEnd):
+        rules.answer(message(0, DEADLY), 0)
+    assert found == [f"record {DEADLY!r} has ended {DEATHS_MAX + 1} processes"]
+
+
+def test_a_record_is_given_up_after_its_last_try_without_an_answer(
+    rules: RetryRules, log: ReadLog, entry: LogEntry, found: list[str]
+) -> None:
+    letters = ReadPartition("g" + LETTERS, "cd" * 16, 0)
+    headers = (
+        ("memq-topic", TOPIC.name.encode()),
+        ("memq-cause", NO_ANSWER.encode()),
+        ("memq-attempts", str(TRIES).encode()),
+        ("memq-state", b"dead"),
+    )
+    rules.published(letters, entry, [(0, SOUND, headers)])
+    assert found == [f"the dead letter of record {SOUND!r} is of one that was tried 0 times"]
+    log.leave_queue(1)
+    found.clear()
+    rules.begin(msgspec.structs.replace(message(1, SOUND), attempt=TRIES + 1, error=NO_ANSWER), 0)
+    assert found == [f"attempt {TRIES + 1} of record {SOUND!r} comes after its last try"]
+    found.clear()
+    rules.published(letters, entry, [(0, SOUND, headers)])
     assert found == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memq.broker.upkeep.sealing import AWAY_S
 from memq.topic import Topic, equal_slots
 from tests.simulation.checked_log import PARTITION, TOPIC_ID, Log, block
 from tests.simulation.checker import may_lack
@@ -36,11 +37,22 @@ def test_a_reader_that_found_all_acked_records_is_right() -> None:
 def test_a_record_that_a_killed_owner_has_acked_with_1_may_be_lost() -> None:
     log, (value, _), _ = two_batches()
     sent_s = log.checker.records[value].sent_s
-    assert not may_lack(log.checker, (TOPIC_ID, 0), value, sent_s)
-    assert not may_lack(log.checker, (TOPIC_ID, 7), value, sent_s), "no owner of this partition is known"
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, sent_s, 0)
+    assert not may_lack(log.checker, (TOPIC_ID, 7), value, sent_s, AWAY_S), "no owner of this partition is known"
     log.node.killed_s = sent_s + 1
-    assert may_lack(log.checker, (TOPIC_ID, 0), value, sent_s)
-    assert not may_lack(log.checker, (TOPIC_ID, 0), value, -1e9), "it was opened after the ack"
+    assert may_lack(log.checker, (TOPIC_ID, 0), value, sent_s, 0)
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, -1e9, 0), "it was opened after the ack"
+    log.checker.on_disk = True
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, sent_s, 0), "the end waits until its owner is back"
+
+
+def test_a_record_of_an_owner_that_is_away_may_be_missed_after_the_longest_wait() -> None:
+    log, (value, _), _ = two_batches()
+    sent_s = log.checker.records[value].sent_s
+    rules = log.checker.parts[TOPIC_ID, 0]
+    rules.highest += 1
+    assert not may_lack(log.checker, (TOPIC_ID, 0), value, sent_s, AWAY_S - 1)
+    assert may_lack(log.checker, (TOPIC_ID, 0), value, sent_s, AWAY_S)
 
 
 def test_a_reader_need_not_find_what_retention_took_before_its_end() -> None:

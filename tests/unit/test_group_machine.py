@@ -21,6 +21,7 @@ from memq.errors import (
     OutcomeUnknownError,
     UnsupportedFormatError,
 )
+from memq.groups import OUTSIDE_GENERATION
 from memq.groups import machine as machine_module
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.group import Group
@@ -338,7 +339,7 @@ def test_positions_that_name_many_batches_are_committed_in_several_decisions() -
 
 def test_a_portion_of_positions_takes_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {each: Committed(Position(each.partition, 1)) for each in LOGS}
-    size = 42  # bytes of a position, at most; 27 more for a writer, and 9 for each number
+    size = 43  # bytes of a position, at most; 27 more for a writer, and 9 for each number
     for room, sizes in ((2 * size, [2, 2]), (2 * size - 1, [1, 1, 1, 1]), (3 * size, [3, 1]), (1, [1, 1, 1, 1])):
         monkeypatch.setattr(machine_module, "PORTION_BYTES_MAX", room)
         found = list(portions(plain))
@@ -370,6 +371,16 @@ def test_a_position_that_is_imported_again_changes_nothing() -> None:
         imported = {LOGS[0]: Committed(Position(LOGS[0].partition, 5), mark=mark)}
         machine.apply(encode_decision(ImportDecision("g", 3, pack_positions(imported))))
     assert machine.groups["g"].positions[LOGS[0]].mark == 7
+
+
+def test_a_snapshot_has_the_tried_records() -> None:
+    tried = {
+        each: Committed(Position(each.partition, 3), tried=((each.partition, 1),) * each.partition) for each in LOGS
+    }
+    machine, copy = GroupMachine(), GroupMachine()
+    machine.apply(encode_decision(CommitDecision("g", "", OUTSIDE_GENERATION, 0, pack_positions(tried))))
+    copy.restore(machine.snapshot())
+    assert copy.groups["g"].positions == tried
 
 
 def test_a_new_member_has_made_no_commit() -> None:

@@ -44,6 +44,7 @@ from memq.protocol.group_messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+    WireRanges,
 )
 from memq.protocol.link import Link
 from memq.protocol.messages import (
@@ -491,6 +492,32 @@ def test_a_member_joins_lives_and_leaves() -> None:
         unknown = JoinRequest(group="g", member="m", partitions=[ref(COUNT)])
         with pytest.raises(NotFoundError):
             await handlers.requests.join(call(unknown))
+
+    handling(work())
+
+
+def joined(*ranges: WireRanges) -> JoinRequest:
+    return JoinRequest(group="g", member="m", ranges=list(ranges), session_timeout_ms=0, session_ms=900)
+
+
+def test_a_member_joins_with_ranges_of_partitions() -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        topic, topic_id = PARTS[1].topic, PARTS[1].topic_id
+        whole = WireRanges(topic=topic, topic_id=topic_id, bounds=(0, 1, 2, COUNT))
+        await handlers.requests.join(call(joined(whole)))
+        assert handlers.queue.calls == [("join", "g", "m", (PARTS[0], *PARTS[2:COUNT]), 900)]
+        for bounds in ((), (0,), (0, 1, 2), (1, 0), (1, 1), (0, 1, 1, 2), (2, 3, 0, 1)):
+            with pytest.raises(InvalidRequestError, match="not in order"):
+                await handlers.requests.join(call(joined(WireRanges(topic=topic, topic_id=topic_id, bounds=bounds))))
+        with pytest.raises(InvalidRequestError, match="one is named twice"):
+            await handlers.requests.join(call(joined(whole, whole)))
+        for bounds in ((-1, 1), (0, COUNT + 1)):
+            with pytest.raises(NotFoundError):
+                await handlers.requests.join(call(joined(WireRanges(topic=topic, topic_id=topic_id, bounds=bounds))))
+        with pytest.raises(TooLargeError, match="a member wants 1099511627776 partitions, at most 65536"):
+            await handlers.requests.join(call(joined(WireRanges(topic=topic, topic_id=topic_id, bounds=(0, 1 << 40)))))
+        assert len(handlers.queue.calls) == 1
 
     handling(work())
 

@@ -36,6 +36,9 @@ class Group:
         self.released: list[ReadPartition] = []
         self.delays_s: list[float] = []  # of the next answers
         self.waits_ms: list[int] = []
+        self.left: list[int | None] = []  # generations
+        self.session_ms = 0
+        self.asked_sessions_ms: list[int] = []
 
     def _answer(self, what: str) -> Membership:
         self.asked.append(what)
@@ -44,12 +47,13 @@ class Group:
         if error is not None:
             raise error
         kept = [partition for partition in self.revoking if partition not in self.released]
-        return Membership(1, () if PARTITION in kept else (PARTITION,), tuple(kept))
+        return Membership(1, () if PARTITION in kept else (PARTITION,), tuple(kept), session_ms=self.session_ms)
 
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         await self._delay()
+        self.asked_sessions_ms.append(session_timeout_ms)
         return self._answer("join")
 
     async def _delay(self) -> None:
@@ -67,8 +71,9 @@ class Group:
         self.waits_ms.append(wait_ms)
         return await self.heartbeat(group, member, generation)
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, generation: int | None = None) -> None:
         self._answer("leave")
+        self.left.append(generation)
 
     async def commit(
         self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
@@ -355,6 +360,52 @@ def test_a_session_that_has_ended_gives_nothing_up_later() -> None:
         task.cancel()
         await skip(2 * SESSION_MS / 1_000)
         assert changes == [0]
+
+    run_skipping(work())
+
+
+def test_a_member_follows_the_session_of_its_group() -> None:
+    async def work() -> None:
+        group, lost = Group(ManualClock()), list[float]()
+        group.session_ms = 3 * SESSION_MS
+        session = GroupSession(skipping_runtime(), group, "readers", SESSION_MS, lambda: None)
+        session.share([PARTITION])
+        task = asyncio.create_task(session.run())
+        await skip(1)
+        assert group.asked_sessions_ms == [SESSION_MS]
+        assert group.waits_ms[-1:] in ([], [SESSION_MS]), "a third of the long session"
+        group.error = QueueError("no broker has it")
+        began_s = now_s()
+        while session.state.inside:
+            await skip(0.1)
+            lost.append(now_s() - began_s)
+        task.cancel()
+        assert 2 * SESSION_MS / 1_000 - 1 <= lost[-1] <= 3 * SESSION_MS / 1_000
+        group.error, group.session_ms = None, 1
+        session = GroupSession(skipping_runtime(), group, "readers", SESSION_MS, lambda: None)
+        session.share([PARTITION])
+        task = asyncio.create_task(session.run())
+        await skip(SESSION_MS / 2_000)
+        assert session.state.inside, "never shorter than what the member asked for"
+        task.cancel()
+
+    run_skipping(work())
+
+
+def test_a_member_that_is_alone_leaves_by_its_generation_and_only_from_inside() -> None:
+    async def work() -> None:
+        group = Group(ManualClock())
+        session = GroupSession(skipping_runtime(), group, "readers", SESSION_MS, lambda: None, alone=True)
+        session.share([PARTITION])
+        await session.leave(1.0)
+        assert group.left == [], "it has not joined yet"
+        task = asyncio.create_task(session.run())
+        await skip(1)
+        task.cancel()
+        generation = session.state.generation
+        await session.leave(1.0)
+        await session.leave(1.0)
+        assert (group.left, session.state.inside) == ([generation], False)
 
     run_skipping(work())
 

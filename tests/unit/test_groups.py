@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, TooLargeError
 from memq.groups import Membership
 from memq.groups import group as groups
-from memq.groups.group import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group, balance
+from memq.groups.group import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group, PlannedGroup, balance
 from memq.topic import Committed, Position, ReadPartition
 
 TIMEOUT_MS = 1_000
@@ -224,3 +224,29 @@ def test_a_full_group_takes_no_other_member_and_keeps_those_that_join_again(monk
     group.leave("a", 0)
     group.join("c", PARTITIONS, TIMEOUT_MS, 0)
     assert set(group.held()) == {"b", "c"}
+
+
+def test_a_large_group_has_long_sessions_which_get_no_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SESSION_MS_PER_MEMBER", 1_000)
+    group = PlannedGroup()
+
+    def sessions_ms() -> list[int]:
+        group.settle()
+        return [member.session_timeout_ms for member in group.members.values()]
+
+    for name in "abc":
+        group.join(name, PARTITIONS, 2_000, 0)
+    group.join("own", PARTITIONS, 60_000, 0)
+    assert sessions_ms() == [4_000, 4_000, 4_000, 60_000]
+    group.join("d", PARTITIONS, 4_000, 0)
+    assert sessions_ms() == [4_000, 4_000, 4_000, 60_000, 4_000], "5 s are not a half more"
+    group.join("e", PARTITIONS, 2_000, 0)
+    assert sessions_ms() == [6_000, 6_000, 6_000, 60_000, 6_000, 6_000]
+    assert group.membership("a").session_ms == 6_000
+    for name in "bcde":
+        group.leave(name, 0)
+    group.join("a", PARTITIONS, 2_000, 0)
+    assert sessions_ms() == [6_000, 60_000], "the member may not know yet that it may be silent for less"
+    group.leave("a", 0)
+    group.join("a", PARTITIONS, 2_000, 0)
+    assert sessions_ms() == [60_000, 2_000]

@@ -7,13 +7,20 @@ from collections.abc import Callable
 from random import Random
 from typing import cast
 
+import msgspec
 import pytest
 
-from memq.errors import CorruptDataError, MovedError, TooLargeError
+from memq.errors import CorruptDataError, GenerationFencedError, MovedError, TooLargeError
 from memq.groups import coordinator as coordinator_module
 from memq.groups import pieces as pieces_module
 from memq.groups.coordinator import GroupCoordinator
-from memq.groups.group import GROUP_MEMBERS_MAX, Group, PlannedGroup
+from memq.groups.group import (
+    GROUP_MEMBERS_MAX,
+    SESSION_MS_PER_MEMBER,
+    SESSION_WANTED_MS_MAX,
+    Group,
+    PlannedGroup,
+)
 from memq.groups.machine import (
     GROUPS_MACHINE,
     CommitDecision,
@@ -34,7 +41,7 @@ from memq.limits import POINTER_BYTES_MAX
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
-from memq.topic import Committed, Position, ReadPartition
+from memq.topic import Committed, Covered, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.contract.state_log_queue import SERVICE, StateLogQueue
 from tests.skipping_loop import LoopClock, run_skipping
@@ -129,12 +136,15 @@ def test_a_group_of_ten_thousand_members_balances_and_commits() -> None:
     copy.restore(machine.snapshot())
     assert copy.groups == machine.groups
 
+    sessions_ms = {member.session_timeout_ms for member in machine.membership("g").members.values()}
+    assert sessions_ms == {int(8_000 * SESSION_MS_PER_MEMBER), SESSION_WANTED_MS_MAX}, "36 s are long enough"
+
     gone = set(names[:500])
 
     def silence(state: Group) -> None:
         for name, member in state.members.items():
-            member.heard_ms = 0 if name in gone else SESSION_MS
-        state.expire(SESSION_MS)
+            member.heard_ms = 0 if name in gone else SESSION_WANTED_MS_MAX
+        state.expire(SESSION_WANTED_MS_MAX)
 
     decide(machine, silence)
     left = holders(machine)
@@ -279,7 +289,24 @@ def test_a_log_and_a_snapshot_of_the_former_release_are_read() -> None:
     former = GroupMachine()
     former.restore(bytes.fromhex(FORMER_STATE))
     assert former.membership("g") == machine.membership("g")
-    assert former.snapshot().hex() == FORMER_STATE, "without pieces a state is as before"
+    plain = "9700050106070890"  # a position; it has tried records at its end now
+    assert former.snapshot().hex() == FORMER_STATE.replace(plain, f"98{plain[2:]}90"), "without pieces as before"
+
+
+def test_the_former_release_ignores_tried_records() -> None:
+    class FormerPosition(msgspec.Struct, frozen=True, array_like=True):
+        partition: int
+        offset: int
+        index: int
+        records: int
+        bytes: int
+        mark: int
+        covered: Covered = ()
+
+    (packed,) = pack_positions({LOGS[0]: Committed(Position(0, 5, 1), mark=8, tried=((9 << 24, 2),))})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(packed.positions[0]), type=FormerPosition) == FormerPosition(
+        0, 5, 1, 0, 0, 8
+    )
 
 
 # ---- the owner of a log ------------------------------------------------------------------------------
@@ -301,6 +328,42 @@ def test_a_coordinator_decides_about_many_members_in_several_entries() -> None:
         await queue.close()
 
     asyncio.run(work())
+
+
+def test_other_work_runs_while_a_coordinator_plans_for_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "SLICE_MEMBERS", 10)
+
+    async def work() -> None:
+        machine = GroupMachine()
+        coordinator = coordinator_of(InstantLog({GROUPS_MACHINE: machine}), machine)
+        joins = asyncio.gather(*(coordinator.join("g", f"m{number}", LOGS, SESSION_MS) for number in range(100)))
+        turns = 0
+        while not joins.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert 20 <= turns <= 60, "ten slices of changes, and ten of the difference"
+        known = await joins
+        assert {membership.generation for membership in known} == {1}
+
+    run_skipping(work())
+
+
+def test_a_commit_between_two_slices_of_a_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "SLICE_MEMBERS", 1)
+
+    async def work() -> None:
+        machine = GroupMachine()
+        coordinator = coordinator_of(InstantLog({GROUPS_MACHINE: machine}), machine)
+        known = await coordinator.join("g", "a", LOGS, SESSION_MS)
+        joins = asyncio.gather(*(coordinator.join("g", f"m{number}", LOGS, SESSION_MS) for number in range(20)))
+        for number in range(1, 9):
+            await coordinator.commit("g", "a", known.generation, {LOGS[0]: Committed(Position(0, number))}, number)
+        await joins
+        assert machine.membership("g").members["a"].commits == 8
+        with pytest.raises(GenerationFencedError, match="comes late"):
+            await coordinator.commit("g", "a", known.generation, {LOGS[0]: Committed(Position(0, 1))}, 7)
+
+    run_skipping(work())
 
 
 def test_an_owner_that_ends_between_two_pieces_has_answered_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,13 @@ class Source:
         batch = cast(Batch, ListedBatch(records, Position(self._number, offset)))
         self._opened.add(ReadyBatch(self.assigned, batch, Totals(100 * offset, 0), entry))
 
+    def skip(self) -> None:
+        self._offset += 1
+
+    def due(self) -> Committed | None:
+        self._opened.settle_floors()
+        return self.assigned.ledger.due
+
     def floor(self) -> Committed | None:
         self._opened.settle_floors()
         return self.assigned.ledger.prefix
@@ -73,7 +80,14 @@ def opened(*, ordered: bool = False) -> OpenRecords:
 
 
 def all_taken(records: OpenRecords, now_ms: int = 0) -> list[Work]:
-    return list(iter(lambda: records.take(now_ms), None))
+    return list(iter(lambda: taken(records, now_ms), None))
+
+
+def taken(records: OpenRecords, now_ms: int = 0) -> Work | None:
+    """Take a record; positions with tries are stored at once."""
+    while (work := records.take(now_ms)) is None and records.beginning:
+        records.begun(records.beginning)
+    return work
 
 
 def values(works: list[Work]) -> list[bytes | None]:
@@ -90,10 +104,11 @@ def test_a_floor_is_the_first_record_that_is_not_complete() -> None:
     source.add(None, None, None)
     source.add(None)
     first, second, third, last = all_taken(records)
-    assert source.floor() is None, "the mark of the first position is that of the pointer before"
+    begun = Committed(Position(0, 0), Totals(), tried=((0, 1),))
+    assert source.due() == begun, "the mark of the first position is that of the pointer before"
     records.complete(last)
     records.complete(second)
-    assert source.floor() is None
+    assert source.due() == begun
     records.complete(first)
     assert source.floor() == Committed(Position(0, 0, 2), Totals(2, 0), 7), "the third one is open"
     records.complete(third)
@@ -108,16 +123,19 @@ def test_the_floor_of_a_partition_whose_first_record_is_open_hides_no_other_floo
     works = all_taken(records)
     (done,) = (work for work in works if work.record.partition == 1 and work.record.value == b"0.0")
     records.complete(done)
-    assert (first.floor(), second.floor()) == (None, Committed(Position(1, 0, 1), Totals(1, 0), 7))
+    assert (first.floor(), second.floor()) == (
+        Committed(Position(0, 0), Totals()),
+        Committed(Position(1, 0, 1), Totals(1, 0), 7),
+    )
 
 
 def test_records_that_are_not_taken_are_above_the_floor() -> None:
     records = opened()
     source = Source(records)
     source.add(None, None)
-    taken = records.take(0)
-    assert taken is not None
-    records.complete(taken)
+    work = taken(records, 0)
+    assert work is not None
+    records.complete(work)
     assert source.floor() == Committed(Position(0, 0, 1), Totals(1, 0), 7)
 
 
@@ -226,7 +244,7 @@ def test_a_partition_with_many_batches_above_its_floor_is_stuck(monkeypatch: pyt
     records = opened()
     source = Source(records)
     source.add(None)
-    slow = records.take(0)
+    slow = taken(records, 0)
     assert slow is not None
     for _ in range(2):
         source.add(None)
@@ -243,7 +261,7 @@ def test_a_partition_that_is_released_gives_nothing_more_and_completes_what_is_a
     source, other = Source(records), Source(records, "orders", 1)
     source.add(b"a", b"a", b"x")
     source.add(b"y")
-    first = records.take(0)
+    first = taken(records, 0)
     assert first is not None
     other.add(b"a")
     closed = records.close([source.place])
@@ -299,13 +317,174 @@ def test_a_listener_wants_batches_until_enough_records_are_ahead() -> None:
     found = [records.wants_more]
     source.add(*[None] * 4)
     found.append(records.wants_more)
-    records.take(0)
+    taken(records, 0)
     assert [*found, records.wants_more] == [True, False, True]
     source.add(*[None] * 5)
     assert not records.wants_more
     for _ in range(3):
-        records.take(0)  # the rest of the first batch
-    records.take(0)
+        taken(records, 0)  # the rest of the first batch
+    taken(records, 0)
     assert not records.wants_more, "four of the second batch are ahead"
-    records.take(0)
+    taken(records, 0)
     assert records.wants_more
+
+
+def begun_before(records: OpenRecords, *tried: tuple[int, int], at: int = 0) -> Source:
+    """Return a partition whose stored position names tried records."""
+    source = Source(records)
+    source.assigned.ledger.stored(Committed(Position(0, at), tried=tried))
+    return source
+
+
+def test_the_first_record_of_an_assignment_waits_until_the_position_counts_its_try() -> None:
+    records = opened(ordered=True)
+    source = Source(records)
+    source.add(b"a", b"b")
+    assert records.take(0) is None
+    (first,) = records.beginning
+    assert (source.due(), records.working()) == (Committed(Position(0, 0), tried=((0, 1),)), 0)
+    assert records.take(0) is None, "no other record of the partition may end the process before that"
+    records.begun([first])
+    assert values(all_taken(records)) == [b"0.0", b"0.1"]
+    records.begun([first])
+    assert (records.take(0), first.attempt, first.unanswered) == (None, 1, False), "once"
+    records.complete(first)
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "later records are not counted"
+
+
+def test_a_record_that_was_tried_before_is_alone_at_work_with_the_next_number() -> None:
+    records = opened()
+    source = begun_before(records, (0, 2), (2, 1))
+    source.add(None, None, None)
+    source.add(None)
+    first = taken(records)
+    assert first is not None
+    assert (first.attempt, first.unanswered, first.error) == (3, True, open_records.NO_ANSWER)
+    assert source.due() == Committed(Position(0, 0), tried=((0, 3), (2, 1)))
+    assert taken(records) is None, "the others wait for it"
+    records.complete(first)
+    assert records.take(0) is None
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7, tried=((1, 1), (2, 1))), "each is counted now"
+    second = taken(records)
+    assert second is not None
+    assert (second.attempt, second.unanswered) == (1, False)
+    records.complete(second)
+    third = taken(records)
+    assert third is not None
+    assert (third.attempt, third.unanswered) == (2, True)
+
+
+def test_a_record_that_fails_does_not_hold_back_those_that_are_handled_one_by_one() -> None:
+    records = opened(ordered=True)
+    source = begun_before(records, (0, 1))
+    source.add(b"a", b"a", b"b")
+    first = taken(records)
+    assert first is not None
+    records.again(first, 1_000, "no")
+    assert (first.attempt, first.error, first.unanswered) == (3, "no", False)
+    (other,) = all_taken(records)
+    assert other.record.value == b"0.2"
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1), (2, 1))), "a try with an answer is taken back"
+    assert taken(records, 1_000) is None, "one by one"
+    records.complete(other)
+    assert all_taken(records, 1_000) == [first]
+    assert source.due() == Committed(Position(0, 0), tried=((0, 2),)), "each try is counted"
+
+
+def test_records_are_handled_at_once_again_after_some_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_records, "CAREFUL_RECORDS", 2)
+    records = opened()
+    source = begun_before(records, (0, 1))
+    source.add(*[None] * 5)
+    for expected in (b"0.0", b"0.1"):
+        (work,) = all_taken(records)
+        assert work.record.value == expected
+        records.complete(work)
+    assert values(all_taken(records)) == [b"0.2", b"0.3", b"0.4"]
+    assert source.due() == Committed(Position(0, 0, 2), Totals(2, 0), 7)
+
+
+def test_records_of_which_too_many_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_records, "TRIED_MAX", 3)
+    records = opened()
+    source = begun_before(records, (7, 2), (8, 1), (9, 1))
+    source.add(None)
+    assert records.take(0) is None
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1), (7, 2), (9, 1)))
+
+
+def test_tried_records_before_the_position_are_not_stored_again() -> None:
+    records = opened()
+    source = begun_before(records, (3, 4), (1 << 24, 2), at=1)
+    source.skip()
+    source.assigned.ledger.passed(Committed(Position(0, 2)))
+    assert source.assigned.ledger.due == Committed(Position(0, 2)), "retention took them"
+    source.skip()
+    source.add(None)
+    work = taken(records)
+    assert work is not None
+    assert (work.attempt, work.unanswered) == (1, False)
+
+
+def test_control_pointers_before_a_record_keep_its_tries() -> None:
+    records = opened()
+    source = begun_before(records, (1 << 24, 4))
+    source.assigned.ledger.passed(Committed(Position(0, 1)))
+    assert source.due() == Committed(Position(0, 1), tried=((1 << 24, 4),))
+    source.skip()
+    source.add(None)
+    work = taken(records)
+    assert work is not None
+    assert (work.attempt, source.due()) == (5, Committed(Position(0, 1), tried=((1 << 24, 5),)))
+
+
+def test_an_orderly_end_of_an_assignment_takes_the_last_try_back() -> None:
+    records = opened(ordered=True)
+    source = begun_before(records, (0, 2))
+    source.add(b"a", b"b")
+    work = taken(records)
+    assert work is not None
+    assert source.due() == Committed(Position(0, 0), tried=((0, 3),))
+    records.close_all()
+    assert source.due() is None, "as it was stored"
+    records.complete(work)
+    assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "the handler has answered meanwhile"
+
+
+def test_the_try_of_a_first_record_that_fails_stays_until_it_is_complete() -> None:
+    records = opened(ordered=True)
+    source = Source(records)
+    source.add(b"a", b"b")
+    first, second = all_taken(records)
+    records.again(first, 1_000, "no")
+    assert source.due() == Committed(Position(0, 0), tried=((0, 1),)), "the second one may end the process"
+    assert all_taken(records, 1_000) == [first]
+    records.again(first, 2_000, "no")
+    records.close_all()
+    assert source.due() == Committed(Position(0, 0)), "an orderly end"
+    records.complete(second)
+
+
+def test_an_orderly_end_takes_no_try_back_that_had_its_answer() -> None:
+    records = opened(ordered=True)
+    source = begun_before(records, (0, 2))
+    source.add(b"a")
+    work = taken(records)
+    assert work is not None
+    records.again(work, 1_000, "no")
+    records.close_all()
+    assert source.due() is None
+
+
+def test_a_record_whose_try_is_not_stored_frees_its_key_when_its_partition_is_released() -> None:
+    records = opened(ordered=True)
+    first, second = Source(records), Source(records, number=1)
+    first.add(b"a")
+    assert records.take(0) is None
+    second.add(b"a")
+    assert records.take(0) is None
+    left = records.beginning
+    records.close([first.place])
+    records.begun(left)
+    (work,) = all_taken(records)
+    assert work.record.partition == 1

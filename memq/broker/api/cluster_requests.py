@@ -68,8 +68,8 @@ class ClusterRequests:
         """Return which partitions of a sealed topic have their last record, and why others have not."""
         ask = call.ask
         await self._check_here(ask.broker)
-        settled, reasons = await settle(self._services, self._partitions, self._held, ask.topic, ask.topic_id)
-        return AdminAnswer(settled=settled, unread=reasons)
+        found = await settle(self._services, self._partitions, self._held, ask.topic, ask.topic_id)
+        return AdminAnswer(settled=found.partitions, unread=found.reasons, former=found.former)
 
     async def report_suspicion(self, call: Call[ReportSuspicion]) -> Answer:
         """Note that a broker's port refused a connection; an unknown address is ignored."""

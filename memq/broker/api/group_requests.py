@@ -12,9 +12,11 @@ from memq.broker.api.service_lookup import ask_all_services, find_service, forwa
 from memq.broker.partitions import Partitions
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM
-from memq.errors import MemqError, NotReadyError, TimedOutError
+from memq.errors import InvalidRequestError, MemqError, NotReadyError, TimedOutError
 from memq.groups import OUTSIDE_GENERATION, Membership
 from memq.groups.coordinator import GroupCoordinator
+from memq.groups.group import check_wanted
+from memq.groups.machine import SharedWanted, TopicPartitions, unpack_shared
 from memq.groups.remote import committed_of, wire_of
 from memq.notification.remote import partition_of, ref_of
 from memq.protocol.admin_messages import AdminAnswer
@@ -32,6 +34,7 @@ from memq.protocol.group_messages import (
     MoveGroup,
     WireGroup,
     WireMember,
+    WireRanges,
 )
 from memq.protocol.link import Link
 from memq.protocol.messages import PartitionRef, encode_message
@@ -57,13 +60,17 @@ class GroupRequests:
             return await coordinator.request(Api.JOIN, ask, MembershipAnswer)
         if ask.leave:
             await coordinator.leave(ask.group, ask.member)
-            return MembershipAnswer(generation=-1)
-        partitions = await _all_known(self._partitions, ask.partitions)
-        membership = await coordinator.join(ask.group, ask.member, partitions, ask.session_timeout_ms)
+            return MembershipAnswer(generation=OUTSIDE_GENERATION)
+        if ask.ranges:
+            partitions: Sequence[ReadPartition] = await _known_ranges(self._partitions, ask.ranges)
+            session_ms = ask.session_ms
+        else:
+            partitions, session_ms = await _all_known(self._partitions, ask.partitions), ask.session_timeout_ms
+        membership = await coordinator.join(ask.group, ask.member, partitions, session_ms)
         return self._answer(call, membership)
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
-        """Note that a member is alive. Raises: NotReadyError if the owner of its group does not answer."""
+        """Keep a member alive, or let it leave. Raises: NotReadyError if the group's owner does not answer."""
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
@@ -71,6 +78,9 @@ class GroupRequests:
                 return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer, timeout_s=HEARTBEAT_S)
             except TimedOutError as error:  # not as such: the client would give up its connection to this broker
                 raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
+        if ask.leave:
+            await coordinator.leave(ask.group, ask.member, ask.generation)
+            return MembershipAnswer(generation=OUTSIDE_GENERATION)
         released = [partition_of(ref) for ref in ask.released]
         return self._answer(call, await coordinator.heartbeat(ask.group, ask.member, ask.generation, released))
 
@@ -80,7 +90,7 @@ class GroupRequests:
         A broker that forwards a heartbeat keeps nothing: so the client learns who the owner is, and asks it directly.
         """
         ask = call.ask
-        if ask.wait_ms <= 0 or ask.released or call.connection.program == BROKER_PROGRAM:
+        if ask.wait_ms <= 0 or ask.released or ask.leave or call.connection.program == BROKER_PROGRAM:
             return False
         coordinator = self._hosts.service_here(self._hosts.groups, ask.group)
         if coordinator is None:
@@ -195,6 +205,26 @@ async def _all_known(partitions: Partitions, refs: Sequence[PartitionRef]) -> li
     return [partition_of(ref) for ref in refs]
 
 
+async def _known_ranges(partitions: Partitions, ranges: Sequence[WireRanges]) -> SharedWanted:
+    """Return the read partitions in these ranges; each topic is looked up once.
+
+    Raises: NotFoundError; InvalidRequestError for ranges out of order; TooLargeError.
+    """
+    topics = [(each.topic, each.topic_id) for each in ranges]
+    if topics != sorted(set(topics)):
+        raise InvalidRequestError("the topics of a join are not in order, or one is named twice")
+    count = 0
+    for each in ranges:
+        numbers = each.bounds
+        if len(numbers) < 2 or len(numbers) % 2 or list(numbers) != sorted(set(numbers)):
+            raise InvalidRequestError(f"the ranges of topic '{each.topic}' in a join are not in order")
+        count += sum(numbers[1::2]) - sum(numbers[::2])
+        check_wanted(count)
+        for number in (numbers[0], numbers[-1] - 1):
+            await known_partition(partitions, PartitionRef(topic=each.topic, topic_id=each.topic_id, partition=number))
+    return unpack_shared(tuple(TopicPartitions(each.topic, each.topic_id, each.bounds) for each in ranges))
+
+
 def _wire_group(
     name: str,
     generation: int,
@@ -216,6 +246,7 @@ def _answer(membership: Membership, owner: str, *, waits: bool) -> MembershipAns
     return MembershipAnswer(
         owner=owner,
         waits=waits,
+        session_ms=membership.session_ms,
         generation=membership.generation,
         assigned=[ref_of(partition) for partition in membership.assigned],
         revoking=[ref_of(partition) for partition in membership.revoking],

@@ -177,6 +177,7 @@ class Ownership:
     landed: dict[int, Pointer] = field(default_factory=dict)  # own pointers found by a read, by batch sequence
     last_mark: int = 0  # of the entry before `read_to`; 0: unknown
     highest_epoch: int = 0
+    unclosed: dict[int, str] = field(default_factory=dict)  # lower epochs without `closed`, and their brokers
     unread: bool = False  # unknown entries may lie between the own pointers: read before the next publish
     log_was_cut: bool = False  # entries that this owner has read, or published, are not in the log
     named: NamedProducers = field(default_factory=NamedProducers)
@@ -232,6 +233,10 @@ class Ownership:
             return
         if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
             self.become(Phase.FENCED)
+        if pointer.kind == "closed":
+            self.unclosed.pop(pointer.epoch, None)
+        elif pointer.epoch < self.epoch and pointer.broker:
+            self.unclosed.setdefault(pointer.epoch, pointer.broker)
         if pointer.kind == "data":
             self.join(pointer.producers, time_ms)
         self.learn(pointer.named, time_ms)
@@ -245,6 +250,7 @@ class Ownership:
         """Read the tail again, from `offset` on; forget the entries that were read."""
         self.read_to, self.last_mark = offset, 0
         self.producers.clear()
+        self.unclosed.clear()
         self.named = NamedProducers()
         self.tail = QueueTail()
 

@@ -10,7 +10,8 @@ pointer of an earlier owner may land until the owner is alone. The end is stored
 was read before the round.
 
 A broker that is away during the round, because it is down or has lost its session, may hold records acked with ack=1.
-They land behind the end when it comes back.
+The pointers name it: an epoch of it has no `closed`. So the end waits until it is back, AWAY_S at most. Records of one
+that comes later land behind the end. The owner knows the epochs that its opening has read, of a dedup window at least.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -35,14 +37,27 @@ from memq.topic import Topic
 ROUND_S = 1.0
 ASK_S = 20.0  # time-out for one broker
 READY_S = 10.0  # time-out for the opening of one partition
+AWAY_S = 60.0  # for which the end waits for brokers that are away
+
+
+@dataclass(slots=True)
+class SettledParts:
+    """The answer of one broker: its settled partitions, and reasons why others are not.
+
+    `former` are the brokers that have lost an epoch of these partitions without `closed`.
+    """
+
+    partitions: list[int] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    former: list[str] = field(default_factory=list)
 
 
 async def settle(
     services: Services, partitions: Partitions, held: HeldRecords, name: str, topic_id: str
-) -> tuple[list[int], list[str]]:
+) -> SettledParts:
     """Return the partitions of a sealed topic that this broker owns and that take no more records.
 
-    The reasons name what is not settled. With records of the topic here, no partition is settled. Raises:
+    With records of the topic here, no partition is settled. Raises:
     NotReadyError when this broker has not read the seal; as `Partitions.current_topic`.
     """
     topic = await partitions.current_topic(name, topic_id)
@@ -51,21 +66,26 @@ async def settle(
         topic = partitions.topic(name, topic_id)
         if not topic.sealed_ms:
             raise NotReadyError(f"broker '{services.settings.broker_id}' has not read that topic '{name}' is sealed")
-    settled, reasons = list[int](), list[str]()
+    settled, former = SettledParts(), set[str]()
     for part in topic.partitions:
         if partitions.owns(topic, part.partition):
             try:
-                await _settle_partition(services, partitions, topic, part.partition)
+                former |= await _settle_partition(services, partitions, topic, part.partition)
             except (MemqError, TimeoutError) as error:
-                reasons.append(f"partition {part.partition}: {error!r}")
+                settled.reasons.append(f"partition {part.partition}: {error!r}")
             else:
-                settled.append(part.partition)
-    holds = await held.any_of(topic.id)
-    return ([], [holds, *reasons]) if holds else (settled, reasons)
+                settled.partitions.append(part.partition)
+    if holds := await held.any_of(topic.id):
+        settled.partitions, settled.reasons = [], [holds, *settled.reasons]
+    settled.former = sorted(former)
+    return settled
 
 
-async def _settle_partition(services: Services, partitions: Partitions, topic: Topic, partition: int) -> None:
-    """Return when the owner has proved its epoch since it knows the seal. Raises: MemqError, TimeoutError."""
+async def _settle_partition(services: Services, partitions: Partitions, topic: Topic, partition: int) -> set[str]:
+    """Return the brokers of unclosed epochs when the owner has proved its epoch since it knows the seal.
+
+    Raises: MemqError, TimeoutError.
+    """
     processor = partitions.processor(topic, partition)
     async with asyncio.timeout(READY_S):
         await processor.ready()
@@ -78,6 +98,7 @@ async def _settle_partition(services: Services, partitions: Partitions, topic: T
     await processor.proven_end()
     if processor.own is not own:
         raise NotReadyError("its epoch is over")
+    return set(own.unclosed.values())
 
 
 class Sealing:
@@ -88,6 +109,7 @@ class Sealing:
         self._partitions = partitions
         self._held = held
         self._links: dict[str, Link] = {}
+        self._away_s: dict[str, float] = {}  # topics whose end waits for brokers that are away; since when
 
     async def run(self, governs: Callable[[], bool]) -> None:
         """Ask about sealed topics that have not ended, until cancelled."""
@@ -112,12 +134,16 @@ class Sealing:
         topic = await coordinator.current_topic(known.name)
         if topic is None or topic.id != known.id or not topic.sealed_ms or topic.ended:
             return topic is not None and topic.ended
-        asks = (self._ask(broker, topic) for broker in await coordinator.brokers())
-        answers = await asyncio.gather(*asks)
-        reasons = [reason for _, found in answers for reason in found]
-        settled = {partition for found, _ in answers for partition in found}
+        brokers = await coordinator.brokers()
+        answers = await asyncio.gather(*(self._ask(broker, topic) for broker in brokers))
+        reasons = [reason for answer in answers for reason in answer.reasons]
+        settled = {partition for answer in answers for partition in answer.partitions}
         if missing := sorted({part.partition for part in topic.partitions} - settled):
             reasons.append(f"partitions {missing[:8]} are not settled")
+        former = {broker for answer in answers for broker in answer.former}
+        away = sorted(former - {broker.id for broker in brokers})
+        if away and self._awaits(topic):
+            reasons.append(f"brokers {away[:8]} are away, and may hold records that they acked with ack=1")
         if reasons:
             services.events.info("seal-waits", f"topic '{topic.name}': {reasons[0]}; {len(reasons)} reasons in all")
             return False
@@ -125,11 +151,20 @@ class Sealing:
             await coordinator.alter_topic(msgspec.structs.replace(topic, ended=True))
         except (VersionConflictError, NotFoundError):
             return False  # the next round reads what was altered
-        services.events.info("topic-ended", f"topic '{topic.name}' is sealed, and all of its records are in the queue")
+        without = f" that live brokers have acked; brokers {away[:8]} are away" if away else ""
+        services.events.info(
+            "topic-ended", f"topic '{topic.name}' is sealed, and all of its records are in the queue{without}"
+        )
+        self._away_s.pop(topic.id, None)
         await self._partitions.refresh()
         return True
 
-    async def _ask(self, broker: BrokerEntry, topic: Topic) -> tuple[list[int], list[str]]:
+    def _awaits(self, topic: Topic) -> bool:
+        """Whether the end of a topic still waits for brokers that are away."""
+        now_s = self._services.runtime.clock.monotonic()
+        return now_s - self._away_s.setdefault(topic.id, now_s) < AWAY_S
+
+    async def _ask(self, broker: BrokerEntry, topic: Topic) -> SettledParts:
         """Ask one broker which partitions are settled; an error is a reason against it."""
         try:
             async with asyncio.timeout(ASK_S):
@@ -139,8 +174,8 @@ class Sealing:
                 link = await self._link(broker.address)
                 answer = await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=ASK_S)
         except (MemqError, TimeoutError) as error:
-            return [], [f"broker '{broker.id}': {error!r}"]
-        return answer.settled, answer.unread
+            return SettledParts(reasons=[f"broker '{broker.id}': {error!r}"])
+        return SettledParts(answer.settled, answer.unread, answer.former)
 
     async def _link(self, address: str) -> Link:
         link = self._links.get(address)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memq.errors import InvalidRequestError, PositionExpiredError, PositionLostError
 from memq.format.pointer import Pointer, pointer_mark
@@ -33,6 +33,7 @@ class CommitLedger:
         self._entries: deque[LedgerEntry] = deque()
         self._prefix: Committed | None = None
         self._stored: Committed | None = None
+        self._tried: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         """Number of kept positions: those after unfinished batches, and all later ones."""
@@ -77,6 +78,20 @@ class CommitLedger:
         if first is entry and (self._prefix is None or self._prefix.position < committed.position):
             self._prefix = committed
 
+    def note_tried(self, tried: Iterable[tuple[int, int]], otherwise: Committed) -> None:
+        """Note which records were tried without an answer (`Committed`), to be stored with the position.
+
+        Without a position yet, that is `otherwise`.
+        """
+        self._tried = tuple(tried)
+        if self._tried and self._prefix is None and self._stored is None:
+            self._prefix = otherwise
+
+    @property
+    def tried(self) -> tuple[tuple[int, int], ...]:
+        """The records that were tried without an answer, as far as noted or stored."""
+        return self._tried
+
     @property
     def prefix(self) -> Committed | None:
         """The position before which all batches are done; None if no batch is."""
@@ -85,7 +100,13 @@ class CommitLedger:
     @property
     def due(self) -> Committed | None:
         """The position to commit; None when it is already stored."""
-        return None if self._prefix == self._stored else self._prefix
+        reached = self._prefix or self._stored
+        if reached is None:
+            return None
+        first = reached.position.pointer_offset << 24 | reached.position.record_index
+        tried = tuple(each for each in self._tried if each[0] >= first)
+        due = replace(reached, tried=tried) if tried or reached.tried else reached
+        return None if due == self._stored else due
 
     @property
     def known(self) -> Committed | None:
@@ -103,6 +124,8 @@ class CommitLedger:
 
     def stored(self, committed: Committed) -> None:
         """Note that `committed` was stored."""
+        if self._stored is None:
+            self._tried = committed.tried
         self._stored = committed
 
     def _take_done(self) -> None:

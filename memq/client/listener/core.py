@@ -20,12 +20,12 @@ from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.settings import BEGINNING
 from memq.client.listener.answers import HandlerAnswer, Message
-from memq.client.listener.open_records import OpenPartition, OpenRecords, Work
+from memq.client.listener.open_records import NO_ANSWER, OpenPartition, OpenRecords, Work
 from memq.client.listener.parked_keys import PARKED_CHECK_S, ParkedKeys
 from memq.client.listener.retry_records import LetterNote, RetryNote
 from memq.client.listener.retry_topics import RetryTopics
 from memq.client.listener.settings import Again, GivenUp, ListenerSettings, outcome_of
-from memq.errors import ClosedError, InvalidRequestError, RetryableError, TooLargeError
+from memq.errors import ClosedError, FencedError, InvalidRequestError, RetryableError, TooLargeError
 from memq.limits import MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -111,6 +111,7 @@ class ListenerCore:
         self._tasks = TaskOwner(self._fail, self._events)
         self._calls: dict[asyncio.Task[None], None] = {}
         self._running = self._sending = 0
+        self._counting: asyncio.Task[None] | None = None  # stores the positions with tries that begin
         self._changed = asyncio.Event()  # for the dispatcher
         self._completed = asyncio.Event()  # for those that wait for running handlers
         self._ended = asyncio.Event()
@@ -201,6 +202,7 @@ class ListenerCore:
         if self._calls:
             await asyncio.wait(self._calls)
         await self._tasks.stop()
+        self._open.close_all()
         try:
             for source in self._sources:
                 await source.consumer.close()
@@ -268,6 +270,8 @@ class ListenerCore:
         while not self._ended.is_set():
             self._changed.clear()
             self._start_calls()
+            if self._open.beginning and (self._counting is None or self._counting.done()):
+                self._counting = self._tasks.start(self._count_tries(), "listener counts tries")
             for source in self._sources:
                 self._pause(source)
                 if source.batches.holding and self._open.wants_more:
@@ -287,6 +291,21 @@ class ListenerCore:
             task = loop.create_task(self._work(work), name="listener handles a record")
             self._calls[task] = None
             task.add_done_callback(self._call_ended)
+
+    async def _count_tries(self) -> None:
+        """Store positions with the tries that begin; then their handlers are called (`OpenRecords`)."""
+        for source in self._sources:
+            topics = source.consumer.settings.topics
+            works = [work for work in self._open.beginning if work.batch.partition.place.topic in topics]
+            if not works:
+                continue
+            try:
+                await source.consumer.commit(None)
+            except FencedError:  # a partition was lost: the dispatcher tries the others again
+                await asyncio.sleep(_RETRY_S_BASE)
+            else:
+                self._open.begun(works)
+        self._changed.set()
 
     def _pause(self, source: _ListenerSource) -> None:
         """Pause the partitions that are stuck, and resume the others."""
@@ -341,6 +360,10 @@ class ListenerCore:
             )
             work.attempt -= 1
             return Again(FOREIGN_DELAY_MS / 1000, work.error)
+        if work.unanswered and work.attempt > self.settings.tries and self.settings.when_failing != "block":
+            work.attempt = self.settings.tries  # later ones were begun, but call no handler
+            parks = self.settings.when_failing == "park"
+            return GivenUp("parked" if parks else "dead", NO_ANSWER, parks_key=parks)
         record = work.record
         message = Message(
             topic=work.origin.topic,

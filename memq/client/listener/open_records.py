@@ -6,6 +6,12 @@ for its key, is *kept*. A partition with too many kept records, or too many batc
 more is taken from it until some complete. So memory is bounded, and other partitions continue.
 
 In order, a key of a topic has one record at work. Later records of the key are kept until it is complete.
+
+Tries. A record may end the process of its handler each time. So the first record of an assignment is *begun*: the
+committed position counts its try before its handler is called. The next member finds the count. It handles
+CAREFUL_RECORDS records one by one, and begins each of them: then the count is of the record that ends the process, and
+an answer takes the try back. The try of the first record stays until the record is complete: another one may end the
+process meanwhile. An orderly end of the assignment takes the last try back.
 """
 
 from __future__ import annotations
@@ -23,12 +29,14 @@ from memq.client.consumer.progress import LedgerEntry
 from memq.client.listener.retry_records import OriginalRecord, read_retry
 from memq.errors import InvalidRequestError
 from memq.format.blocks.columns import RecordHeaders
-from memq.limits import MIB
+from memq.limits import MIB, TRIED_MAX, TRIES_MAX
 from memq.topic import Committed, Position, Totals
 
 KEPT_RECORDS_MAX = 4_096  # of one partition
 KEPT_BYTES_MAX = 8 * MIB
 OPEN_BATCHES_MAX = 10_000  # of one partition, from its floor on
+CAREFUL_RECORDS = 256  # of one partition, after a try without an answer
+NO_ANSWER = "the process of its handler ended without an answer"
 AHEAD_BYTES_MAX = 16 * MIB  # of fetched batches that are not taken yet
 OrderKey = tuple[str, bytes]  # topic and key
 
@@ -49,6 +57,32 @@ class OpenPartition:
     working: int = 0  # records that were taken, and are neither kept nor complete
     batches: deque[OpenBatch] = field(default_factory=deque)  # from the floor on
     untaken: deque[OpenBatch] = field(default_factory=deque)
+    tried: dict[int, int] = field(default_factory=dict)  # offsets of open records, with tries that had no answer yet
+    begun: bool = False  # whether a record was begun in this assignment
+    trying: int | None = None  # offset of the begun record whose handler has not answered
+    beginning: Work | None = None  # its handler is called when the position with its try is stored
+    careful: int = 0  # how many more records are handled one by one
+    held_back: deque[Work] = field(default_factory=deque)  # kept until the partition is not busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether no other record may be handled now."""
+        return self.beginning is not None or (self.careful > 0 and self.working > 0)
+
+    def begin(self, offset: int) -> None:
+        """Count a try of a record. If too many are tried, one with the fewest tries is forgotten."""
+        self.begun, self.trying = True, offset
+        self.tried[offset] = min(TRIES_MAX, self.tried.get(offset, 0) + 1)
+        if len(self.tried) > TRIED_MAX:
+            del self.tried[min(self.tried.keys() - {offset}, key=lambda each: (self.tried[each], each))]
+
+    def take_back(self) -> None:
+        """Take the try back that is counted and has no answer yet."""
+        if self.trying is not None:
+            tries = self.tried.pop(self.trying, 0) - 1
+            if tries > 0:
+                self.tried[self.trying] = tries
+            self.trying = None
 
     @property
     def stuck(self) -> bool:
@@ -103,6 +137,7 @@ class Work:
     """One attempt of one record. `headers` are those of the original.
 
     `fault` says why a record of the retry topic can't be read. `parked`: its key is parked, and it shall be, too.
+    `unanswered`: the last try had no answer. `begun`: the position counts this try.
     """
 
     batch: OpenBatch
@@ -117,6 +152,8 @@ class Work:
     key: OrderKey | None = None  # None: no order
     holds_key: bool = False
     parked: bool = False
+    unanswered: bool = False
+    begun: bool = False
 
     @property
     def bytes(self) -> int:
@@ -170,7 +207,8 @@ class OpenRecords:
         if found is not None:
             self.close([place])
             self.drop([place])
-        made = self._partitions[place] = OpenPartition(assigned, place)
+        made = self._partitions[place] = OpenPartition(assigned, place, tried=dict(assigned.ledger.tried))
+        made.careful = CAREFUL_RECORDS if made.tried else 0
         return made
 
     def close(self, places: Iterable[TopicPartition]) -> list[OpenPartition]:
@@ -191,9 +229,20 @@ class OpenRecords:
         ready, self._ready = self._ready, deque()
         for work in ready:
             (left if work.batch.partition.closed else self._ready).append(work)
+        for partition in found:
+            left += partition.held_back
+            partition.held_back.clear()
+            if partition.beginning is not None:
+                left.append(partition.beginning)
+                partition.beginning = None
+            partition.take_back()
         for work in left:
             self._free_key(work)
         return found
+
+    def close_all(self) -> None:
+        """Take nothing more from any partition."""
+        self.close(list(self._partitions))
 
     def drop(self, places: Iterable[TopicPartition]) -> None:
         """Forget these partitions: what completes then moves no floor."""
@@ -228,12 +277,19 @@ class OpenRecords:
             work = self._next(now_ms)
             if work is None:
                 return None
+            partition = work.batch.partition
             if work.due_ms > now_ms and not work.holds_key:
                 self._keep(work)
                 heappush(self._waiting, (work.due_ms, next(self._numbers), work))
+            elif partition.busy:
+                self._keep(work)
+                partition.held_back.append(work)
             elif self._has_key(work):
                 work.parked = work.key in self.parked and not work.letter
-                work.batch.partition.working += 1
+                if self._must_begin(work):
+                    self._begin(work)
+                    continue
+                partition.working += 1
                 return work
 
     def _next(self, now_ms: int) -> Work | None:
@@ -243,7 +299,7 @@ class OpenRecords:
             return self._unkept(heappop(self._waiting)[2])
         for _ in range(len(self._turn)):
             partition = self._turn[0]
-            if partition.stuck:
+            if partition.stuck or partition.busy:
                 self._turn.rotate(-1)
                 continue
             batch = partition.untaken[0]
@@ -260,6 +316,7 @@ class OpenRecords:
     def _work_of(self, batch: OpenBatch, record: Record) -> Work:
         origin = OriginalRecord(batch.partition.place.topic, record.position, record.timestamp_ms)
         work = Work(batch, record, origin, record.headers)
+        tries = batch.partition.tried.get(record.offset, 0)
         if origin.topic == self._retry_topic:
             try:
                 note, work.headers = read_retry(record.headers)
@@ -268,6 +325,8 @@ class OpenRecords:
                 return work
             work.origin, work.attempt, work.error, work.letter = note.origin, note.attempt, note.error, note.letter
             work.due_ms = note.due_ms
+        if tries:
+            work.attempt, work.error, work.unanswered = work.attempt + tries, NO_ANSWER, True
         if self._ordered and record.key is not None:
             work.key = (work.origin.topic, record.key)
         return work
@@ -291,18 +350,27 @@ class OpenRecords:
         if work.batch.partition.closed:
             self._free_key(work)
             return
-        work.attempt, work.error, work.due_ms = work.attempt + 1, error, due_ms
+        work.attempt, work.error, work.due_ms, work.unanswered = work.attempt + 1, error, due_ms, False
+        if work.begun and work.batch.partition.careful:
+            work.batch.partition.take_back()
+            work.begun = False
         self._keep(work)
         heappush(self._waiting, (due_ms, next(self._numbers), work))
+        self._let_others(work.batch.partition)
 
     def complete(self, work: Work) -> None:
         """Note that a record is complete: the floor may move over it."""
         partition = work.batch.partition
         partition.working -= 1
         work.batch.open.pop(work.record.offset, None)
+        partition.tried.pop(work.record.offset, None)
+        if partition.trying == work.record.offset:
+            partition.trying = None
         self._free_key(work)
         if not partition.gone:
             self._settle(partition)
+        partition.careful = max(0, partition.careful - 1)
+        self._let_others(partition)
 
     def abandon(self, work: Work) -> None:
         """Note that a record is no longer at work, and not complete.
@@ -316,6 +384,39 @@ class OpenRecords:
         """When the first kept record is due."""
         return self._waiting[0][0] if self._waiting else None
 
+    # ---- tries ----------------------------------------------------------------------------------
+
+    @property
+    def beginning(self) -> list[Work]:
+        """The records whose handlers are called when the positions of their partitions are stored."""
+        return [each.beginning for each in self._partitions.values() if each.beginning is not None]
+
+    def begun(self, works: Iterable[Work]) -> None:
+        """Note that the positions with the tries of these records are stored."""
+        for work in works:
+            partition = work.batch.partition
+            if partition.beginning is work:
+                partition.beginning = None
+                self._ready.append(work)
+                self._let_others(partition)
+
+    def _must_begin(self, work: Work) -> bool:
+        """Whether a try must be counted first: of the first record of an assignment, and of those one by one."""
+        partition = work.batch.partition
+        handled = not (work.begun or work.parked or work.fault)
+        return handled and (not partition.begun or partition.careful > 0)
+
+    def _begin(self, work: Work) -> None:
+        work.begun, work.batch.partition.beginning = True, work
+        work.batch.partition.begin(work.record.offset)
+        self._keep(work)
+
+    def _let_others(self, partition: OpenPartition) -> None:
+        """Let the records that were held back be taken, if nothing else holds them back."""
+        if not partition.busy:
+            self._ready.extend(partition.held_back)
+            partition.held_back.clear()
+
     # ---- floors ---------------------------------------------------------------------------------
 
     def settle_floors(self) -> None:
@@ -323,12 +424,13 @@ class OpenRecords:
         for partition in self._partitions.values():
             if not partition.batches:
                 continue
-            batch = partition.batches[0]
+            batch, ledger = partition.batches[0], partition.assigned.ledger
             at = batch.floor
+            ledger.note_tried(sorted(partition.tried.items()), Committed(at, batch.totals))
             if at == batch.first:
                 continue  # the mark of this position is that of the pointer before
             committed = Committed(at, batch.totals.plus(at.record_index, 0), batch.entry.behind.mark)
-            partition.assigned.ledger.reach(batch.entry, committed)
+            ledger.reach(batch.entry, committed)
 
     def _settle(self, partition: OpenPartition) -> None:
         while partition.batches and partition.batches[0].complete:

@@ -20,6 +20,7 @@ from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.membership import MemberState
 from memq.errors import FencedError, GenerationFencedError, MemqError, RetryableError
 from memq.groups import Membership, WaitingGroups
+from memq.groups.group import SESSION_TIMEOUT_MS_MAX
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -191,7 +192,7 @@ class GroupSession:
         self.failure: MemqError | None = None
         self._runtime = runtime
         self._groups = groups
-        self._session_timeout_ms = session_timeout_ms
+        self._asked_session_ms = self._session_ms = session_timeout_ms
         self._changed = changed
         self._events = EventLog(runtime.clock)
         self._partitions: tuple[ReadPartition, ...] = ()
@@ -263,16 +264,17 @@ class GroupSession:
 
     async def leave(self, timeout_s: float) -> None:
         """Give everything back: others need not wait for the session to time out. A failure is left to that."""
-        if self._alone:
-            return  # a newer consumer of the name may be in the group already
+        if self._alone and not self.state.inside:
+            return  # a newer consumer of the name may be in the group
+        generation = self.state.generation if self._alone else None
         with suppress(TimeoutError, MemqError):
             async with asyncio.timeout(timeout_s):
-                await self._groups.leave(self.group, self.member)
+                await self._groups.leave(self.group, self.member, generation)
         self.state.fenced()
 
     @property
     def _wait_ms(self) -> int:
-        return self._session_timeout_ms // _HEARTBEATS_PER_SESSION
+        return self._session_ms // _HEARTBEATS_PER_SESSION
 
     async def _exchange(self, *, may_wait: bool) -> bool:
         """Join, or send a heartbeat. Return whether the next heartbeat may be sent at once.
@@ -284,16 +286,16 @@ class GroupSession:
         if self._rejoin or not self.state.inside:
             self._rejoin = False
             try:
-                membership = await self._groups.join(
-                    self.group, self.member, self._partitions, self._session_timeout_ms
-                )
+                membership = await self._groups.join(self.group, self.member, self._partitions, self._asked_session_ms)
             except BaseException:
                 self._rejoin = True
                 raise
-            if self._runtime.clock.monotonic() - asked_s >= self._session_timeout_ms / 1_000:
+            before_ms = self._session_ms
+            self._follow(membership)
+            if self._runtime.clock.monotonic() - asked_s >= self._session_ms / 1_000:
                 asked_s = self._runtime.clock.monotonic()  # the group may have dropped this member since it joined (G4)
                 membership = await self._groups.heartbeat(self.group, self.member, membership.generation)
-            if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
+            if self.state.inside and self._silent_ms() >= before_ms:
                 self._leave_all()  # the group may have dropped this member before it took it in again
             self.state.answered(membership)
             waits = membership.waits
@@ -307,11 +309,16 @@ class GroupSession:
             if self.state.generation != known:  # the session ended before the answer
                 return True
             if found is not None:
+                self._follow(found)
                 self.state.answered(found, released)
             waits = found is None or (found.waits and (found.generation > known or not may_wait))
         self._heard_s = asked_s
-        self._expect_over((self._session_timeout_ms - self._silent_ms()) / 1_000)
+        self._expect_over((self._session_ms - self._silent_ms()) / 1_000)
         return waits
+
+    def _follow(self, membership: Membership) -> None:
+        """Take the session time-out that the group has for this member: it is longer in a large one."""
+        self._session_ms = min(SESSION_TIMEOUT_MS_MAX, max(self._asked_session_ms, membership.session_ms))
 
     async def _heartbeat(
         self, generation: int, released: Sequence[ReadPartition], *, may_wait: bool
@@ -336,7 +343,7 @@ class GroupSession:
 
         Another member may have them from now on.
         """
-        if self.state.inside and self._silent_ms() >= self._session_timeout_ms - TIMER_MS:
+        if self.state.inside and self._silent_ms() >= self._session_ms - TIMER_MS:
             self._leave_all()
             self._give_up_wait()  # its answer can't bring the member back
 
@@ -346,7 +353,7 @@ class GroupSession:
         Raises: GenerationFencedError if another member has taken the name of this one.
         """
         if isinstance(error, GenerationFencedError):
-            if self._alone and self.state.inside and self._silent_ms() < self._session_timeout_ms:
+            if self._alone and self.state.inside and self._silent_ms() < self._session_ms:
                 name = self.group.removeprefix(f"{BROADCAST_GROUP}-")
                 raise GenerationFencedError(
                     f"another consumer reads as broadcast='{name}'",
@@ -355,7 +362,7 @@ class GroupSession:
             self._leave_all()
         elif not isinstance(error, RetryableError):
             self.failure = error
-        if self.state.inside and self._silent_ms() > self._session_timeout_ms:
+        if self.state.inside and self._silent_ms() > self._session_ms:
             self._leave_all()
 
     def _silent_ms(self) -> float:
