@@ -40,6 +40,7 @@ from memq.queues.decisions import (
     ItemState,
     LeasedItems,
     NackDecision,
+    NackKind,
     QueueDecision,
     encode_decision,
 )
@@ -275,9 +276,11 @@ class QueueKeeper:
         """End items; return the outcome of each when it counts."""
         return await self._change(AckDecision(self._now().wall_ms, tuple(leases)))
 
-    async def nack(self, leases: Sequence[LeasedItems], after_ms: int, note: bytes) -> Sequence[ItemOutcome]:
+    async def nack(
+        self, leases: Sequence[LeasedItems], after_ms: int, note: bytes, kind: NackKind = NackKind.FAILED
+    ) -> Sequence[ItemOutcome]:
         """Give items back for `after_ms`; return the outcome of each when it counts."""
-        return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases)))
+        return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases), kind))
 
     async def extend(self, leases: Sequence[LeasedItems], lease_ms: int) -> Sequence[ItemOutcome]:
         """Let leases last `lease_ms` from now on; return the outcome of each when it counts."""

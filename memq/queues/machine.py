@@ -38,6 +38,7 @@ from memq.queues.decisions import (
     ItemTerms,
     LeasedItems,
     NackDecision,
+    NackKind,
     SavedBlock,
     SavedQueues,
     decode_decision,
@@ -135,6 +136,11 @@ class QueueBlock:
         self.grants[number] = grant
         self.attempts[number] = min(self.attempts[number] + 1, ATTEMPTS_END - 1)
         self.lease_ms.pop(number, None)
+
+    def take_attempt_back(self, number: int) -> None:
+        """Do not count the latest grant of an item as an attempt."""
+        assert isinstance(self.attempts, array), "set with the first grant"
+        self.attempts[number] -= 1
 
     def ended(self, now_ms: int) -> EndedBlock:
         """Return what is to be known of it when all its items are over."""
@@ -281,7 +287,9 @@ class QueueMachine:
     def _nack(self, decision: NackDecision, block: QueueBlock, number: int) -> ItemOutcome:
         if decision.note:
             block.notes[number] = decision.note
-        if block.terms.attempts_max and block.attempt(number) >= block.terms.attempts_max:
+        if decision.kind is NackKind.UNUSED:
+            block.take_attempt_back(number)
+        elif decision.kind is NackKind.DEAD or 0 < block.terms.attempts_max <= block.attempt(number):
             return self._bury(block, number)
         block.set_state(number, ItemState.READY)
         block.due_ms[number] = decision.due_ms

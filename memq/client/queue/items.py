@@ -43,7 +43,9 @@ ITEM_BYTES_MAX = HOLD_BYTES_MAX - 4 * KIB
 class QueueItem:
     """An item that this worker holds until `until_s` of `time.monotonic()`; then another one may get it.
 
-    `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack.
+    `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack. The lease
+    is for `lease_s` at a time; with 0 the item comes at most once, and needs no ack. A `memq.Worker` sets `lost` when
+    the lease is over while the handler runs: another worker may have the item.
     """
 
     id: str
@@ -54,6 +56,8 @@ class QueueItem:
     note: bytes
     until_s: float
     lease: WireLeasedItem
+    lease_s: float = 0.0
+    lost: bool = False
 
 
 class EnqueueTerms(NamedTuple):
@@ -135,6 +139,7 @@ def items_of(grant: WireGrant, asked_s: float) -> list[QueueItem]:
             note=each.note,
             until_s=until_s,
             lease=WireLeasedItem(block_id=grant.block_id, number=each.number, grant=grant.grant),
+            lease_s=grant.lease_ms / 1_000,
         )
         for each in grant.items
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
@@ -23,6 +23,7 @@ from memq.client.queue.items import (
 )
 from memq.errors import (
     InvalidRequestError,
+    InvalidSettingError,
     OutcomeUnknownError,
     OverLimitError,
     QueueFullError,
@@ -48,10 +49,11 @@ from memq.protocol.queue_messages import (
     ExtendItems,
     ListQueues,
     NackItems,
+    WireLeasedItem,
     WireQueue,
     WireQueueBlock,
 )
-from memq.queues.decisions import ItemOutcome
+from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.topic import check_name
@@ -62,7 +64,8 @@ REQUEST_BYTES_MAX = 600 * KIB  # of the blocks in one request, which has them as
 WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
-Ask = EnqueueItems | DequeueItems | AckItems | NackItems | ExtendItems | CancelItems | ListQueues
+Change = AckItems | NackItems | ExtendItems
+Ask = EnqueueItems | DequeueItems | Change | CancelItems | ListQueues
 
 
 class AsyncQueue(AsyncClosing):
@@ -181,30 +184,24 @@ class AsyncQueue(AsyncClosing):
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """End items; return the outcome of each. See `Queue.ack_many`."""
-        self._check_loop()
-        places: dict[str, list[int]] = {}
-        for index, item in enumerate(items):
-            places.setdefault(_checked(item).queue, []).append(index)
-        found: dict[int, ItemOutcome] = {}
-        for queue, indexes in places.items():
-            for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
-                some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                answer, repeated = await self._surely(
-                    AckItems(queue=queue, items=[items[index].lease for index in some])
-                )
-                for index, word in zip(some, answer.about_queues.outcomes, strict=True):
-                    again = repeated and word == ItemOutcome.ALREADY_ACKED
-                    found[index] = ItemOutcome.ACKED if again else ItemOutcome(word)
-        return [found[index] for index in range(len(items))]
+        return await self._many(items, lambda queue, leases: AckItems(queue=queue, items=leases))
 
-    async def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+    async def nack(
+        self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
+    ) -> ItemOutcome:
         """Give an item back. See `Queue.nack`."""
-        note = as_bytes(metadata, "metadata") or b""
-        check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
-        if len(note) > QUEUE_NOTE_BYTES_MAX:
-            raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-        ask = NackItems(queue=_checked(item).queue, items=[item.lease], after_ms=round(after * 1_000), note=note)
-        return await self._one(item, ask)
+        return await self._one(item, _nack(_checked(item).queue, [item.lease], after, metadata, kind))
+
+    async def nack_many(
+        self,
+        items: Sequence[QueueItem],
+        *,
+        after: float = 0.0,
+        metadata: BytesLike = b"",
+        kind: NackKind | str = NackKind.FAILED,
+    ) -> list[ItemOutcome]:
+        """Give items back; return the outcome of each. See `Queue.nack_many`."""
+        return await self._many(items, lambda queue, leases: _nack(queue, leases, after, metadata, kind))
 
     async def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
@@ -212,6 +209,18 @@ class AsyncQueue(AsyncClosing):
         began_s = self._runtime.clock.monotonic()
         await self._one(item, ExtendItems(queue=_checked(item).queue, items=[item.lease], lease_ms=lease_ms))
         item.until_s = max(item.until_s, began_s + lease)
+
+    async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+        """Let the leases of items last `lease` seconds from now on. See `Queue.extend_many`."""
+        lease_ms = checked_lease_ms(lease)
+        began_s = self._runtime.clock.monotonic()
+        outcomes = await self._many(
+            items, lambda queue, leases: ExtendItems(queue=queue, items=leases, lease_ms=lease_ms)
+        )
+        for item, outcome in zip(items, outcomes, strict=True):
+            if outcome is ItemOutcome.EXTENDED:
+                item.until_s = max(item.until_s, began_s + lease)
+        return outcomes
 
     async def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
@@ -228,7 +237,26 @@ class AsyncQueue(AsyncClosing):
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _one(self, item: QueueItem, ask: AckItems | NackItems | ExtendItems) -> ItemOutcome:
+    async def _many(
+        self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItem]], Change]
+    ) -> list[ItemOutcome]:
+        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
+        self._check_loop()
+        places: dict[str, list[int]] = {}
+        for index, item in enumerate(items):
+            places.setdefault(_checked(item).queue, []).append(index)
+        found: dict[int, ItemOutcome] = {}
+        for queue, indexes in places.items():
+            for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
+                some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
+                request = ask(queue, [items[index].lease for index in some])
+                answer, repeated = await self._surely(request)
+                for index, word in zip(some, answer.about_queues.outcomes, strict=True):
+                    own = repeated and isinstance(request, AckItems) and word == ItemOutcome.ALREADY_ACKED
+                    found[index] = ItemOutcome.ACKED if own else ItemOutcome(word)
+        return [found[index] for index in range(len(items))]
+
+    async def _one(self, item: QueueItem, ask: Change) -> ItemOutcome:
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
         self._check_loop()
         answer, repeated = await self._surely(ask)
@@ -374,12 +402,26 @@ class Queue(BlockingClient):
         """End items permanently; return the outcome of each: ACKED, or why not."""
         return self._background.run(self._core.ack_many(items))
 
-    def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+    def nack(
+        self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
+    ) -> ItemOutcome:
         """Give an item back: it comes again after `after` seconds, with `metadata` as its note.
 
+        With the kind "unused" the lease does not count as an attempt; with "dead" no further one follows.
         Return RETURNED, or DEAD if it has had all its attempts. Raises: as `ack`; TooLargeError.
         """
-        return self._background.run(self._core.nack(item, after=after, metadata=metadata))
+        return self._background.run(self._core.nack(item, after=after, metadata=metadata, kind=kind))
+
+    def nack_many(
+        self,
+        items: Sequence[QueueItem],
+        *,
+        after: float = 0.0,
+        metadata: BytesLike = b"",
+        kind: NackKind | str = NackKind.FAILED,
+    ) -> list[ItemOutcome]:
+        """Give items back as `nack`; return the outcome of each: RETURNED or DEAD, or why not."""
+        return self._background.run(self._core.nack_many(items, after=after, metadata=metadata, kind=kind))
 
     def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last at least `lease` seconds from now on. It gets no shorter.
@@ -387,6 +429,10 @@ class Queue(BlockingClient):
         Raises: as `ack`.
         """
         self._background.run(self._core.extend(item, lease))
+
+    def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+        """Extend the leases of items as `extend`; return the outcome of each: EXTENDED, or why not."""
+        return self._background.run(self._core.extend_many(items, lease))
 
     def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
@@ -402,6 +448,19 @@ class Queue(BlockingClient):
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
         return self._core.close()
+
+
+def _nack(
+    queue: str, leases: list[WireLeasedItem], after: float, metadata: BytesLike, kind: NackKind | str
+) -> NackItems:
+    """Return a request that gives items back. Raises: InvalidSettingError, TooLargeError, TypeError."""
+    note = as_bytes(metadata, "metadata") or b""
+    check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+    if len(note) > QUEUE_NOTE_BYTES_MAX:
+        raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
+    if kind not in set(NackKind):
+        raise InvalidSettingError(f"kind = {kind!r} is not one of {', '.join(NackKind)}")
+    return NackItems(queue=queue, items=leases, after_ms=round(after * 1_000), note=note, kind=str(kind))
 
 
 def _checked(item: QueueItem) -> QueueItem:
