@@ -226,10 +226,8 @@ def _item_json(item: QueueItem) -> str:
 @json_option
 def cancel(ids: tuple[str, ...], as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """End items that no worker has, also dead ones; print the outcomes. Exits with 1 if one is not ended."""
-    found: dict[str, ItemOutcome] = {}
     with Queue(brokers_of(config, profile, flags)) as client:
-        for id_ in ids:
-            found[id_] = client.cancel(id_)
+        found = dict(zip(ids, client.cancel_many(ids), strict=True))
     if as_json:
         print_json(found)
     else:

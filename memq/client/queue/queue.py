@@ -229,6 +229,15 @@ class AsyncQueue(AsyncClosing):
         answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=[place]))
         return ItemOutcome(answer.about_queues.outcomes[0])
 
+    async def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
+        """End items that no worker has; return the outcome of each. See `Queue.cancel_many`."""
+        self._check_loop()
+        places = [parsed_id(each) for each in item_ids]
+        return await self._of_queues(
+            [(check_name(queue, "queue"), place) for queue, place in places],
+            lambda queue, items: CancelItems(queue=queue, items=items),
+        )
+
     async def queues(self) -> dict[str, WireQueue]:
         """Return the queues that have items, with their counts."""
         self._check_loop()
@@ -240,16 +249,24 @@ class AsyncQueue(AsyncClosing):
     async def _many(
         self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItem]], Change]
     ) -> list[ItemOutcome]:
-        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
+        """Ask about items; return the outcome of each."""
         self._check_loop()
+        return await self._of_queues([(_checked(item).queue, item.lease) for item in items], ask)
+
+    async def _of_queues(
+        self,
+        items: Sequence[tuple[str, WireLeasedItem]],
+        ask: Callable[[str, list[WireLeasedItem]], Change | CancelItems],
+    ) -> list[ItemOutcome]:
+        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
         places: dict[str, list[int]] = {}
-        for index, item in enumerate(items):
-            places.setdefault(_checked(item).queue, []).append(index)
+        for index, (name, _) in enumerate(items):
+            places.setdefault(name, []).append(index)
         found: dict[int, ItemOutcome] = {}
         for queue, indexes in places.items():
             for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
                 some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                request = ask(queue, [items[index].lease for index in some])
+                request = ask(queue, [items[index][1] for index in some])
                 answer, repeated = await self._surely(request)
                 for index, word in zip(some, answer.about_queues.outcomes, strict=True):
                     own = repeated and isinstance(request, AckItems) and word == ItemOutcome.ALREADY_ACKED
@@ -437,6 +454,10 @@ class Queue(BlockingClient):
     def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
         return self._background.run(self._core.cancel(item_id))
+
+    def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
+        """End items as `cancel`; return the outcome of each."""
+        return self._background.run(self._core.cancel_many(item_ids))
 
     def queues(self) -> dict[str, WireQueue]:
         """Return the queues that have items, with their counts."""
