@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo messaging-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,9 @@ audit-demo: $(DEMO)             ## the same with a loss, a doubling and a damage
 
 messaging-demo: $(DEMO)         ## filters, retries, dead letters, delays and transactions, with programs killed meanwhile
 	@$(PYTHON) examples/messaging_demo.py
+
+queue-demo: $(DEMO)             ## flights as jobs in queues, with workers and brokers killed meanwhile; each acked once
+	@$(PYTHON) examples/queue_demo.py
 
 cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
 	@$(PYTHON) examples/cluster_demo.py

@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from memq.client.queue.items import QueueItem as QueueItem
     from memq.client.queue.queue import Queue as Queue
     from memq.client.queue.views import ItemView as ItemView
+    from memq.client.queue.worker import Worker as Worker
+    from memq.client.queue.worker_settings import WorkerStats as WorkerStats
     from memq.client.transactions.undecided import CheckAnswer as CheckAnswer
     from memq.client.transactions.undecided import UndecidedTransaction as UndecidedTransaction
     from memq.errors import MemqError as MemqError
     from memq.queues.decisions import ItemOutcome as ItemOutcome
+    from memq.queues.decisions import NackKind as NackKind
     from memq.topic import Position as Position
 
 # Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
@@ -58,6 +61,7 @@ _HOMES = {
     "Listener": "memq.client.listener.listener",
     "MemqError": "memq.errors",
     "Message": "memq.client.listener.answers",
+    "NackKind": "memq.queues.decisions",
     "Park": "memq.client.listener.answers",
     "Position": "memq.topic",
     "Producer": "memq.client.producer.producer",
@@ -66,6 +70,8 @@ _HOMES = {
     "Record": "memq.client.consumer.batch",
     "Retry": "memq.client.listener.answers",
     "UndecidedTransaction": "memq.client.transactions.undecided",
+    "Worker": "memq.client.queue.worker",
+    "WorkerStats": "memq.client.queue.worker_settings",
     "aio": "memq.aio",
     "errors": "memq.errors",
     "read_arrow": "memq.client.consumer.consumer",

@@ -1,4 +1,4 @@
-"""The asyncio twins of the public face: producer, consumer, listener, dead letters, queues, admin."""
+"""The asyncio twins of the public face: clients for producers, consumers, listeners, queues, admin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from memq.client.producer.delivery import AsyncDelivery as Delivery
     from memq.client.producer.producer import AsyncProducer as Producer
     from memq.client.queue.queue import AsyncQueue as Queue
+    from memq.client.queue.worker import AsyncWorker as Worker
 
-__all__ = ["Ack", "Admin", "Consumer", "DeadLetterQueue", "Delivery", "Listener", "Producer", "Queue"]
+__all__ = ["Ack", "Admin", "Consumer", "DeadLetterQueue", "Delivery", "Listener", "Producer", "Queue", "Worker"]
 
 _HOMES = {
     "Ack": ("memq.client.producer.delivery", "Ack"),
@@ -26,6 +27,7 @@ _HOMES = {
     "Listener": ("memq.client.listener.listener", "AsyncListener"),
     "Producer": ("memq.client.producer.producer", "AsyncProducer"),
     "Queue": ("memq.client.queue.queue", "AsyncQueue"),
+    "Worker": ("memq.client.queue.worker", "AsyncWorker"),
 }
 
 

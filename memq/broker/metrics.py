@@ -10,10 +10,29 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from memq.broker.ingest.quotas import Quotas
 from memq.governor import Load
 from memq.observe.metrics import METRICS, lines_of
+from memq.queues.meter import QueueMeter
 from memq.storage_handlers import CountingStore, StorageHandler
 from memq.topic import PartitionKey
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+PROCESSING_BOUNDS_S = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    1_800.0,
+    7_200.0,
+    86_400.0,
+)
 LOADS_MAX = 1_000  # partitions whose load is reported, the busiest first: one node of the coordinator holds them
 _LOAD_DIGITS = 2
 
@@ -21,14 +40,15 @@ _LOAD_DIGITS = 2
 class Histogram:
     """Counts of seconds by bucket; `observe` costs a scan of a short tuple, once per batch."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: tuple[float, ...] = LATENCY_BOUNDS_S) -> None:
+        self._bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""
         self.sum_s += seconds
-        for number, bound in enumerate(LATENCY_BOUNDS_S):
+        for number, bound in enumerate(self._bounds_s):
             if seconds <= bound:
                 self.counts[number] += 1
                 return
@@ -37,7 +57,7 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float]]:
         """Return cumulative counts by upper bound, in the format of Prometheus."""
         total, found = 0, []
-        for bound, count in zip((*map(str, LATENCY_BOUNDS_S), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self.counts, strict=True):
             total += count
             found.append((bound, float(total)))
         return found
@@ -107,6 +127,15 @@ class Counters:
     aborted_transactions: int = 0
     expired_transactions: int = 0
     transaction_checks: int = 0
+    queue_enqueued_items: int = 0
+    queue_leased_items: int = 0
+    queue_redelivered_items: int = 0
+    queue_acked_items: int = 0
+    queue_nacked_items: int = 0
+    queue_expired_items: int = 0
+    queue_dead_items: int = 0
+    queue_cancelled_items: int = 0
+    queue_processing_seconds: Histogram = field(default_factory=lambda: Histogram(PROCESSING_BOUNDS_S))
     delayed_late_seconds: Histogram = field(default_factory=Histogram)
     store_seconds: Histogram = field(default_factory=Histogram)
     publish_seconds: Histogram = field(default_factory=Histogram)
@@ -131,6 +160,22 @@ class CounterCollector:
                 yield lines_of(f"memq_broker_{part.name}", [((), value)])
         for name, read in self._gauges.items():
             yield lines_of(f"memq_broker_{name}", [((), read())])
+
+
+class QueueCollector:
+    """Yields the items of the queues whose shards are open here, by shard and state."""
+
+    def __init__(self, meters: Callable[[], Iterable[QueueMeter]]) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one metric per name, `memq_broker_queue_…`, for shards that have items."""
+        meters = [each for each in self._meters() if any(each.sums)]
+        states = ("ready", "leased", "delayed", "dead")
+        items = [((str(each.shard), state), float(getattr(each.sums, state))) for each in meters for state in states]
+        yield lines_of("memq_broker_queue_items", items)
+        oldest = [((str(each.shard),), each.oldest_s()) for each in meters]
+        yield lines_of("memq_broker_queue_oldest_ready_seconds", oldest)
 
 
 class StoreCollector:

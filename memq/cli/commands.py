@@ -20,6 +20,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "consume": ("memq.cli.records.consume", "consume", "print records"),
     "listen": ("memq.cli.records.listen", "listen", "run a program for each record, with retries and dead letters"),
     "dlq": ("memq.cli.records.dlq", "dlq", "list, show, redrive and purge dead letters"),
+    "queue": (
+        "memq.cli.records.queue",
+        "queue",
+        "list and describe queues of items; enqueue, dequeue and cancel items",
+    ),
+    "worker": ("memq.cli.records.worker", "worker", "run a program for each item of queues"),
     "get": ("memq.cli.records.get", "get", "print one record, by its position"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset, delete and migrate consumer groups"),
     "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),

@@ -19,6 +19,7 @@ STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
 CLIENTS_MAX = 1_000  # that one collector is given
 AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
+QUEUE_SERIES_MAX = 32  # 8 service partitions, 4 states
 LAG_SERIES_MAX = 10_000  # groups times topics; further ones are counted, and only `memq lag` shows them
 
 
@@ -138,6 +139,15 @@ BROKER = (
     _broker_counter("aborted_transactions", "transactions", "transactions that were rolled back, time-outs included"),
     _broker_counter("expired_transactions", "transactions", "transactions that were rolled back by their time-out"),
     _broker_counter("transaction_checks", "questions", "questions to producer groups about undecided transactions"),
+    _broker_counter("queue_enqueued_items", "items", "items that came into queues"),
+    _broker_counter("queue_leased_items", "items", "leases of queue items"),
+    _broker_counter("queue_redelivered_items", "items", "leases of queue items that had one before"),
+    _broker_counter("queue_acked_items", "items", "queue items that were acked"),
+    _broker_counter("queue_nacked_items", "items", "queue items that were given back, unused ones included"),
+    _broker_counter("queue_expired_items", "items", "queue items whose life ended without an ack"),
+    _broker_counter("queue_dead_items", "items", "queue items that had all their attempts, or were given up"),
+    _broker_counter("queue_cancelled_items", "items", "queue items that were cancelled"),
+    _broker_histogram("queue_processing_seconds", "seconds from the first due time of a queue item to its ack"),
     _broker_histogram("delayed_late_seconds", "seconds from the due time of a delayed record to its place in the log"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
     _broker_histogram("publish_seconds", "seconds of a publish, its tries included"),
@@ -170,6 +180,22 @@ BROKER = (
     ),
     _broker_gauge(
         "delayed_overdue_seconds", "seconds", "age of the oldest delayed record that is due and not in its log, or 0"
+    ),
+    Definition(
+        "memq_broker_queue_items",
+        "gauge",
+        "items",
+        "queue items of the shards that are open here, by state: ready, leased, delayed, dead; up to 5 s old",
+        ("shard", "state"),
+        QUEUE_SERIES_MAX,
+    ),
+    Definition(
+        "memq_broker_queue_oldest_ready_seconds",
+        "gauge",
+        "seconds",
+        "age of the oldest ready item of each shard of queues, or 0",
+        ("shard",),
+        QUEUE_SERIES_MAX,
     ),
     _broker_gauge("open_transactions", "transactions", "open transactions whose coordinator is here"),
     _broker_gauge("prepared_transactions", "transactions", "prepared transactions that are undecided, parked included"),

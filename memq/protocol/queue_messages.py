@@ -101,12 +101,13 @@ class AckItems(msgspec.Struct, tag_field="op", tag="ack-items", kw_only=True):
 
 
 class NackItems(msgspec.Struct, tag_field="op", tag="nack-items", kw_only=True):
-    """Give items back. They come again after `after_ms`, with the note."""
+    """Give items back. They come again after `after_ms`, with the note. `kind` is one of `NackKind`."""
 
     queue: str
     items: list[WireLeasedItems]
     after_ms: Int64
     note: bytes
+    kind: str = "failed"
 
 
 class ExtendItems(msgspec.Struct, tag_field="op", tag="extend-items", kw_only=True):

@@ -102,6 +102,11 @@ class QueueBlock:
         self.attempts[number] = min(self.attempts[number] + 1, ATTEMPTS_END - 1)
         self.lease_ms.pop(number, None)
 
+    def take_attempt_back(self, number: int) -> None:
+        """Do not count the latest grant of an item as an attempt."""
+        assert isinstance(self.attempts, array), "set with the first grant"
+        self.attempts[number] -= 1
+
     def redrive(self, number: int, due_ms: int) -> None:
         """Make a dead item ready again at `due_ms`; its attempts begin again."""
         self.set_state(number, ItemState.READY)

@@ -204,12 +204,24 @@ class AckDecision(msgspec.Struct, frozen=True, tag="ack"):
     leases: tuple[LeasedItems, ...]
 
 
-class NackDecision(msgspec.Struct, frozen=True, tag="nack"):
+class NackKind(StrEnum):
+    """The reason why a worker gives an item back.
+
+    FAILED: this was an attempt. UNUSED: it was none, because the worker did not begin. DEAD: no attempt may follow.
+    """
+
+    FAILED = "failed"
+    UNUSED = "unused"
+    DEAD = "dead"
+
+
+class NackDecision(msgspec.Struct, frozen=True, tag="nack", omit_defaults=True):
     """Items that their worker gives back until `due_ms`, with a note for the next one."""
 
     due_ms: int
     note: bytes
     leases: tuple[LeasedItems, ...]
+    kind: NackKind = NackKind.FAILED
 
 
 class ExtendDecision(msgspec.Struct, frozen=True, tag="extend"):

@@ -46,6 +46,7 @@ from memq.queues.decisions import (
     ItemState,
     LeasedItems,
     NackDecision,
+    NackKind,
     PurgeDecision,
     QueueDecision,
     RedriveDecision,
@@ -54,6 +55,7 @@ from memq.queues.decisions import (
     terms_of,
 )
 from memq.queues.machine import QueueMachine
+from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
@@ -75,6 +77,7 @@ READ_TIMEOUT_S = 20.0
 READ_PAUSE_S_MAX = 30.0  # between reads of a payload that the store does not give
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
+COUNTED_AT_ONCE = 2_000  # blocks
 READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
 EPOCH_GRANTS = 1 << 24  # grants of an epoch begin here: a restore of an older state gives none of them again
 
@@ -88,16 +91,6 @@ class Delivered(NamedTuple):
     grant: int
     found: GrantedBlock
     data: bytes
-
-
-class QueueCounts(NamedTuple):
-    """How many items of a queue are in each state. The oldest ready one was due at `oldest_ms` (Unix ms)."""
-
-    ready: int
-    leased: int
-    delayed: int
-    dead: int
-    oldest_ms: int
 
 
 class SeenItems(NamedTuple):
@@ -137,7 +130,7 @@ class QueueParts:
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). Keepers of one broker share `recent`.
     `begin` lets `run` work: a shard without items has no task. Indexes of objects state no `shard`: the name of a queue
-    gives it.
+    gives it. `number` is that of the service partition.
     """
 
     cluster: str
@@ -147,6 +140,8 @@ class QueueParts:
     key_valid_s: float
     recent: RecentPayloads
     begin: Callable[[], None]
+    counters: QueueCounters
+    number: int
     shard: int = 0
 
 
@@ -162,6 +157,7 @@ class QueueKeeper:
         self._machine = machine
         self._parts = parts
         self._tasks = tasks
+        self.meter = QueueMeter(parts.counters, parts.runtime.clock, parts.number)
         self._last_grant = max(machine.last_grant, epoch * EPOCH_GRANTS)
         self._scheduler = ItemScheduler(machine, self._now())
         self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued, STORE_GAP_S)
@@ -235,6 +231,7 @@ class QueueKeeper:
         if isinstance(answer, FirstBlock):
             return
         self._scheduler.enqueued(new.id.producer, self._now())
+        self.meter.enqueued(new.next - new.id.first if answer else 0)
         self._parts.recent.keep(new.id.producer, new.data)
         if not self._has_begun:
             self._has_begun = True
@@ -261,6 +258,7 @@ class QueueKeeper:
             readable = tuple(each for each in items if each.block in data or each.block in known)
             decision = GrantDecision(self._last_grant, now.wall_ms, readable)
             blocks = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
+            self.meter.granted(blocks)
         finally:
             self._scheduler.granted(items, blocks, now.steady_s)
             self._wake()
@@ -359,7 +357,7 @@ class QueueKeeper:
         self._parts.events.error("queue-block-lost", f"the payload of queue items can't be read: {error}")
         leases = [self._latest(each.block, number) for each in items for number in each]
         with suppress(RetryableError):
-            await self._propose(EndDecision(self._now().wall_ms, dead=True, leases=tuple(leases)))
+            await self._end(EndDecision(self._now().wall_ms, dead=True, leases=tuple(leases)))
 
     def _latest(self, block: int, number: int) -> LeasedItems:
         known = self._machine.blocks.get(block)
@@ -371,9 +369,11 @@ class QueueKeeper:
         """End items; return the outcome of each when it counts."""
         return await self._change(AckDecision(self._now().wall_ms, tuple(leases)))
 
-    async def nack(self, leases: Sequence[LeasedItems], after_ms: int, note: bytes) -> Sequence[ItemOutcome]:
+    async def nack(
+        self, leases: Sequence[LeasedItems], after_ms: int, note: bytes, kind: NackKind = NackKind.FAILED
+    ) -> Sequence[ItemOutcome]:
         """Give items back for `after_ms`; return the outcome of each when it counts."""
-        return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases)))
+        return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases), kind))
 
     async def extend(self, leases: Sequence[LeasedItems], lease_ms: int) -> Sequence[ItemOutcome]:
         """Let leases last `lease_ms` from now on; return the outcome of each when it counts."""
@@ -385,9 +385,11 @@ class QueueKeeper:
     async def _decide(self, decision: AckDecision | NackDecision | ExtendDecision) -> Sequence[ItemOutcome]:
         items = [each.items for each in decision.leases]
         now, outcomes = self._now(), tuple[ItemOutcome, ...]()
+        due_ms = dues_of(self._machine.blocks, decision.leases)
         self._scheduler.hold(items)
         try:
             outcomes = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
+            self.meter.changed(decision.leases, outcomes, due_ms)
         finally:
             self._scheduler.released(items, outcomes, now.steady_s)
             self._forget_payloads(each.items.block for each in decision.leases)
@@ -410,6 +412,7 @@ class QueueKeeper:
         self._scheduler.hold(decision.items)
         try:
             answer = await self._propose(decision)
+            self.meter.cancelled(answer)  # type: ignore[arg-type]  # as the machine says
         finally:
             self._scheduler.released(decision.items)
             self._forget_payloads(each.block for each in decision.items)
@@ -426,8 +429,13 @@ class QueueKeeper:
     async def counts(self, prefix: str = "") -> dict[str, QueueCounts]:
         """Return the counts of all queues that have items here, and whose names begin with `prefix`."""
         await known_outcome(self._log.fresh())
+        return await self._counted(prefix)
+
+    async def _counted(self, prefix: str = "") -> dict[str, QueueCounts]:
         now, found = self._now(), dict[str, list[int]]()
-        for block in self._machine.blocks.values():
+        for index, block in enumerate(list(self._machine.blocks.values()), start=1):
+            if not index % COUNTED_AT_ONCE:
+                await asyncio.sleep(0)  # let the event loop do other work
             if not block.topic.startswith(prefix):
                 continue
             counts = found.setdefault(block.topic, [0] * len(QueueCounts._fields))
@@ -497,12 +505,19 @@ class QueueKeeper:
             try:
                 for decision in self._scheduler.ends(now):
                     try:
-                        await self._propose(decision)
+                        await self._end(decision)
                     finally:
                         self._scheduler.ended(decision)
             except ThrottledError:
                 await asyncio.sleep(FAILED_PAUSE_S)
+            if self.meter.is_due:
+                counts = await self._counted()
+                self.meter.take(sum_of(counts), self._now().steady_s - now.steady_s)
             await self._wait()
+
+    async def _end(self, decision: EndDecision) -> None:
+        outcomes = await self._propose(decision)
+        self.meter.changed(decision.leases, outcomes, {})  # type: ignore[arg-type]  # as the machine says
 
     async def _wait(self) -> None:
         wait_s = min(self._scheduler.wait_s(self._now()), TIMER_S_MAX)

@@ -38,6 +38,7 @@ from memq.queues.decisions import (
     ItemState,
     LeasedItems,
     NackDecision,
+    NackKind,
     PurgeDecision,
     RedriveDecision,
     SavedQueues,
@@ -207,7 +208,9 @@ class QueueMachine:
     def _nack(self, decision: NackDecision, block: QueueBlock, number: int) -> ItemOutcome:
         if decision.note:
             block.notes[number] = decision.note
-        if block.terms.attempts_max and block.attempt(number) >= block.terms.attempts_max:
+        if decision.kind is NackKind.UNUSED:
+            block.take_attempt_back(number)
+        elif decision.kind is NackKind.DEAD or 0 < block.terms.attempts_max <= block.attempt(number):
             return self._bury(block, number)
         self._set(block, number, ItemState.READY)
         block.due_ms[number] = decision.due_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.listener.dead_letter_queue import waiting_letters
 from memq.client.producer.delayed import CancelOutcome
 from memq.client.producer.producer import AsyncProducer
+from memq.client.queue.queue import AsyncQueue
 from memq.errors import NotReadyError, ProducerFencedError, TransactionAbortedError
 from memq.holds.machine import ReleasedUnit
 from memq.testing import Cluster
@@ -64,6 +66,52 @@ def test_a_broker_counts_delayed_records_that_wait_come_and_are_cancelled() -> N
             assert value("delayed_late_seconds_count") == 2
             assert 0 <= value("delayed_late_seconds_sum") < WAIT_S
             assert value("delayed_records_total") == 4
+
+    run(work())
+
+
+def test_a_broker_counts_the_items_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    def labelled(broker: Broker, name: str) -> dict[tuple[str, ...], float]:
+        (found,) = (each for each in metrics_of(broker).collect() if each.name == f"memq_broker_{name}")
+        return {tuple(sample.labels.values()): sample.value for sample in found.samples}
+
+    async def work() -> None:
+        async with one_broker() as (broker, value), AsyncQueue(broker.address) as queue:
+            assert labelled(broker, "queue_items") == {}
+            await queue.enqueue_many("jobs", [b"1", b"2", b"3"], attempts_max=2)
+            await queue.enqueue("jobs", b"late", deliver_after=3_600)
+            short = await queue.enqueue("jobs", b"short", ttl=0.01, priority=9)
+            await queue.enqueue("jobs", b"once", at_most_once=True, priority=0)
+            items = await queue.dequeue({"jobs": 4})
+            await until(lambda: value("queue_expired_items_total") == 1)
+            await queue.ack(items[1])
+            await queue.nack(items[2])
+            (again,) = await queue.dequeue("jobs", wait=5)
+            await queue.nack(again)
+            await queue.cancel(await queue.enqueue("jobs", b"cancelled", deliver_after=60))
+            assert await queue.cancel(short) is not None
+            counted = {
+                name: value(f"queue_{name}_items_total")
+                for name in ("enqueued", "leased", "redelivered", "acked", "nacked", "expired", "dead", "cancelled")
+            }
+            assert counted == {
+                "enqueued": 7,
+                "leased": 5,
+                "redelivered": 1,
+                "acked": 2,
+                "nacked": 1,
+                "expired": 1,
+                "dead": 1,
+                "cancelled": 1,
+            }
+            assert value("queue_processing_seconds_count") == 2
+            assert 0 <= value("queue_processing_seconds_sum") < WAIT_S
+            shard = str(zlib.crc32(b"jobs") % 8)
+            states = {(shard, "ready"): 0, (shard, "leased"): 1, (shard, "delayed"): 1, (shard, "dead"): 1}
+            await until(lambda: labelled(broker, "queue_items") == states)
+            assert labelled(broker, "queue_oldest_ready_seconds") == {(shard,): 0}
+            await queue.enqueue("jobs", b"waits")
+            await until(lambda: labelled(broker, "queue_oldest_ready_seconds")[shard,] > 0)
 
     run(work())
 

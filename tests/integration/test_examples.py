@@ -21,6 +21,8 @@ OTHERS = {
     "cluster_demo.py",
     "messaging_demo.py",
     "messaging_workers.py",
+    "queue_demo.py",
+    "queue_demo_worker.py",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from memq.broker.metrics import Counters
 from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, OutcomeUnknownError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
@@ -38,6 +39,7 @@ class Shard:
         self.machine, self.store = QueueMachine(), Store(skipping_runtime().clock)
         self.log = Log({QUEUES_MACHINE: self.machine})
         self.events: list[str] = []
+        self.counters = Counters()
         self.tasks = TaskOwner(self.died, cast(Any, self))
         self.begun = 0
         self.keeper = self.made(epoch=1)
@@ -60,6 +62,8 @@ class Shard:
             key_valid_s=30,
             recent=RecentPayloads(),
             begin=self.begin,
+            counters=self.counters,
+            number=0,
         )
         return QueueKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks, epoch)
 

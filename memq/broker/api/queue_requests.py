@@ -67,6 +67,7 @@ from memq.queues.decisions import (
     ItemRanges,
     ItemTerms,
     LeasedItems,
+    NackKind,
     dedupe_digest,
     queue_scope,
 )
@@ -179,7 +180,10 @@ class QueueRequests:
         _check_span("delay", ask.after_ms, 0, QUEUE_DELAY_MS_MAX)
         if len(ask.note) > QUEUE_NOTE_BYTES_MAX:
             raise TooLargeError(f"metadata of {len(ask.note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-        return await self._change(call, lambda home: home.nack(_leases(ask.items), ask.after_ms, ask.note))
+        if ask.kind not in set(NackKind):
+            raise InvalidRequestError(f"{ask.kind[:60]!a} is no reason to give items back: {', '.join(NackKind)}")
+        kind = NackKind(ask.kind)
+        return await self._change(call, lambda home: home.nack(_leases(ask.items), ask.after_ms, ask.note, kind))
 
     async def extend(self, call: Call[ExtendItems]) -> Answer:
         """Let leases last longer; answer what became of each."""

@@ -306,6 +306,8 @@ class ServiceHosts:
             key_valid_s=key_valid_s(services.settings),
             recent=self._payloads,
             begin=partial(self._begin, opened, QUEUES_MACHINE),
+            counters=services.counters,
+            number=opened.partition,
         )
         return QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
 

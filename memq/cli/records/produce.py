@@ -77,7 +77,7 @@ def produce(
     given = (_encode(key) or None) if null else _encode(key)
     clock = SystemClock()
     delay = delay_of(deliver_at, deliver_after, clock.wall_ms())
-    shape = Shape(topic, partition, given, _parse_headers(header), tag, separator, null, delay)
+    shape = Shape(topic, partition, given, parse_headers(header), tag, separator, null, delay)
     started = clock.monotonic()
     counts = SentCount()
     with ExitStack() as stack:
@@ -122,7 +122,8 @@ def _encode(text: str | None) -> bytes | None:
     return None if text is None else text.encode(errors="surrogateescape")
 
 
-def _parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+def parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    """Return the pairs of `-H NAME=VALUE`. Raises: click.BadParameter."""
     pairs = []
     for text in texts:
         name, found, value = text.partition("=")

@@ -156,15 +156,17 @@ def encode_record(
     value: bytes | None,
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
-    timestamp_ms: int,
+    timestamp_ms: int | None,
     tag: str | None,
 ) -> str:
     """Return one line of JSON without its end. `identity` comes first: topic, partition, offset, position.
 
     Bytes that are UTF-8 are text, other bytes are in `…_base64`. A header is a pair: its name, and text, null or
-    `{"base64": …}`. Absent fields (key, headers, tag) are left out; a null value is null.
+    `{"base64": …}`. Absent fields (key, headers, tag, time) are left out; a null value is null.
     """
-    record: dict[str, object] = {**identity, "timestamp_ms": timestamp_ms}
+    record: dict[str, object] = {**identity}
+    if timestamp_ms is not None:
+        record["timestamp_ms"] = timestamp_ms
     if key is not None:
         _put_bytes(record, "key", key)
     pairs = [[name, _header_value(content)] for name, content in headers]

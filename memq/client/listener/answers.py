@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import msgspec
 
 from memq.client.arguments import check_number, check_str
@@ -10,6 +14,7 @@ from memq.topic import Position
 
 AFTER_S_MAX = 7 * 86_400.0  # of a retry; the retry topic keeps its records for longer
 CAUSE_CHARS_MAX = 1_000
+Item = TypeVar("Item")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,22 @@ class Park(HandlerAnswer):
 
 class DeadLetter(HandlerAnswer):
     """Give the record up at once: it becomes a dead letter with this reason."""
+
+
+async def answer_of_call(call: Callable[[Item], Awaitable[object]], item: Item) -> object:
+    """Call a handler; return its answer: what it returns or raises.
+
+    Raises: CancelledError when the task of this call is cancelled.
+    """
+    try:
+        return await call(item)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return error  # of something within the handler
+    except Exception as error:  # noqa: BLE001  # whatever a handler raises is its answer
+        return error
 
 
 def cut_cause(text: str) -> str:

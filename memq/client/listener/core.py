@@ -19,7 +19,7 @@ from memq.client.consumer.core import ConsumerCore, Observe
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.settings import BEGINNING
-from memq.client.listener.answers import HandlerAnswer, Message
+from memq.client.listener.answers import Message, answer_of_call
 from memq.client.listener.open_records import NO_ANSWER, OpenPartition, OpenRecords, Work
 from memq.client.listener.parked_keys import PARKED_CHECK_S, ParkedKeys
 from memq.client.listener.retry_records import LetterNote, RetryNote
@@ -378,16 +378,7 @@ class ListenerCore:
         )
         began_s = self._runtime.clock.monotonic()
         try:
-            answer = await self._call(message)
-        except HandlerAnswer as raised:
-            answer = raised
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            answer = error  # of something within the handler
-        except Exception as error:  # noqa: BLE001  # whatever a handler raises is its answer
-            answer = error
+            answer = await answer_of_call(self._call, message)
         finally:
             self.counts.handler_s += self._runtime.clock.monotonic() - began_s
         return outcome_of(answer, work.attempt, self.settings)

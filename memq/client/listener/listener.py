@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from memq.client.arguments import check_callbacks, public_name, runtime_of
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.client.consumer.record_filter import filter_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
-from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
+from memq.client.lifecycle import Background, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.listener.answers import Message
+from memq.client.listener.calls import AsyncCalls, BlockingCalls, CallsCore
 from memq.client.listener.core import Call, ListenerCore, ListenerStats
 from memq.client.listener.settings import RETRY_DELAYS_S, ListenerSettings, WhenFailing, delays_of
 from memq.client.observers.reporter import reporting
@@ -90,7 +91,7 @@ class BaseListener(KafkaHints, ABC):
         ).check()
         self._handler = handler
         self._runtime = runtime_of(runtime)
-        self._core = self._open(bootstrap_addresses(brokers))
+        self._core: CallsCore[ListenerStats] = self._open(bootstrap_addresses(brokers))
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address]) -> ListenerCore:
@@ -103,7 +104,7 @@ class BaseListener(KafkaHints, ABC):
         return ListenerCore(self._settings, self._runtime, addresses, call, observe=observe, end_calls=end_calls)
 
 
-class Listener(BaseListener, BlockingClient):
+class Listener(BaseListener, BlockingCalls[ListenerStats]):
     """Calls `handler` for each record of a group's share of topics, in threads.
 
     The handler gets a `memq.Message`. If it returns, the record is done. If it raises, the record comes again after a
@@ -146,42 +147,8 @@ class Listener(BaseListener, BlockingClient):
     async def _call(self, message: Message) -> object:
         return await self._threads.run(self._handler, message)
 
-    def start(self) -> None:
-        """Begin in the background.
 
-        Raises: UnreachableError, NotFoundError, DeniedError, ClosedError, ForkedError.
-        """
-        self._background.run(self._core.start())
-
-    def run(self) -> None:
-        """Work until `stop`, Ctrl-C or an error; then finish as `close`.
-
-        Raises: the error that stopped it, such as CorruptDataError or PositionExpiredError; as `start`.
-        """
-        self._background.run(self._core.run())
-
-    def stop(self) -> None:
-        """Let `run` return. Any thread may call it, also a handler."""
-        self._background.check_process()
-        self._background.io.call(self._core.stop)
-
-    def stats(self) -> ListenerStats:
-        """Return counters of completed attempts, retries and dead letters."""
-        self._background.check_process()
-        return self._core.stats()
-
-    def close(self) -> None:
-        """Let running handlers finish, for at most `drain_s`; commit; leave the group. May be called twice.
-
-        A record whose handler has not finished is not committed, and comes again.
-        """
-        self._finish(None)
-
-    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
-        return self._core.close()
-
-
-class AsyncListener(BaseListener, AsyncClosing):
+class AsyncListener(BaseListener, AsyncCalls[ListenerStats]):
     """Calls a coroutine function for each record, in tasks. Arguments as those of `memq.Listener`.
 
     Use it as `async with`, on one event loop.
@@ -193,32 +160,3 @@ class AsyncListener(BaseListener, AsyncClosing):
     async def _call(self, message: Message) -> object:
         answer = self._handler(message)
         return await answer if inspect.isawaitable(answer) else answer
-
-    async def __aenter__(self) -> Self:
-        self._check_loop()
-        return self
-
-    async def start(self) -> None:
-        """Begin in the background. Raises: as `memq.Listener.start`."""
-        self._check_loop()
-        await self._core.start()
-
-    async def run(self) -> None:
-        """Work until `stop`, a cancellation or an error; then finish as `close`.
-
-        Raises: as `memq.Listener.run`.
-        """
-        self._check_loop()
-        await self._core.run()
-
-    def stop(self) -> None:
-        """Let `run` return."""
-        self._core.stop()
-
-    def stats(self) -> ListenerStats:
-        """Return the counters."""
-        return self._core.stats()
-
-    async def close(self) -> None:
-        """Let running handlers finish, for at most `drain_s`; then cancel them; commit; leave the group."""
-        await self._core.close()

@@ -60,7 +60,9 @@ class ItemLease(NamedTuple):
 class QueueItem:
     """An item that this worker holds until `until_s` of `time.monotonic()`; then another one may get it.
 
-    `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack.
+    `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack. The lease
+    is for `lease_s` at a time; with 0 the item comes at most once, and needs no ack. A `memq.Worker` sets `lost` when
+    the lease is over while the handler runs: another worker may have the item.
     """
 
     id: str
@@ -71,6 +73,8 @@ class QueueItem:
     note: bytes
     until_s: float
     lease: ItemLease
+    lease_s: float = 0.0
+    lost: bool = False
 
 
 class EnqueueTerms(NamedTuple):
@@ -220,7 +224,8 @@ def items_of(
             for number in range(run.begin, run.end):
                 value, _, headers, *_ = records[number]
                 id_, lease = f"{grant.queue}:{grant.block_id}:{number}", ItemLease(grant.block_id, number, grant.grant)
-                found.append(QueueItem(id_, grant.queue, value or b"", headers, run.attempt, run.note, until_s, lease))
+                terms = run.attempt, run.note, until_s, lease, grant.lease_ms / 1_000
+                found.append(QueueItem(id_, grant.queue, value or b"", headers, *terms))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
@@ -13,6 +13,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
 from memq.client.queue.items import (
     EnqueueTerms,
+    ItemLease,
     QueueItem,
     RecentBlocks,
     blocks_of,
@@ -28,6 +29,7 @@ from memq.client.queue.items import (
 from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
+    InvalidSettingError,
     OutcomeUnknownError,
     OverLimitError,
     QueueFullError,
@@ -57,8 +59,9 @@ from memq.protocol.queue_messages import (
     ListQueues,
     NackItems,
     PeekItems,
+    WireLeasedItems,
 )
-from memq.queues.decisions import ItemOutcome
+from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.topic import check_name
@@ -71,6 +74,7 @@ WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
 QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
+Change = AckItems | NackItems | ExtendItems
 
 
 class AsyncQueue(AsyncItemViews):
@@ -206,40 +210,44 @@ class AsyncQueue(AsyncItemViews):
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """End items; return the outcome of each. See `Queue.ack_many`."""
-        self._check_loop()
-        places: dict[str, list[int]] = {}
-        for index, item in enumerate(items):
-            places.setdefault(_checked(item).queue, []).append(index)
-        found: dict[int, ItemOutcome] = {}
-        for queue, indexes in places.items():
-            for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
-                some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                ask = AckItems(queue=queue, items=wire_leases(items[index].lease for index in some))
-                answer, repeated = await self._surely(ask)
-                for index, outcome in zip(some, outcomes_of(answer.about_queues), strict=True):
-                    again = repeated and outcome is ItemOutcome.ALREADY_ACKED
-                    found[index] = ItemOutcome.ACKED if again else outcome
-        return [found[index] for index in range(len(items))]
+        return await self._many(items, lambda queue, leases: AckItems(queue=queue, items=leases))
 
-    async def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+    async def nack(
+        self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
+    ) -> ItemOutcome:
         """Give an item back. See `Queue.nack`."""
-        note = as_bytes(metadata, "metadata") or b""
-        check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
-        if len(note) > QUEUE_NOTE_BYTES_MAX:
-            raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-        ask = NackItems(
-            queue=_checked(item).queue, items=wire_leases([item.lease]), after_ms=round(after * 1_000), note=note
-        )
-        return await self._one(item, ask)
+        return await self._one(item, _nack(_checked(item).queue, wire_leases([item.lease]), after, metadata, kind))
+
+    async def nack_many(
+        self,
+        items: Sequence[QueueItem],
+        *,
+        after: float = 0.0,
+        metadata: BytesLike = b"",
+        kind: NackKind | str = NackKind.FAILED,
+    ) -> list[ItemOutcome]:
+        """Give items back; return the outcome of each. See `Queue.nack_many`."""
+        return await self._many(items, lambda queue, leases: _nack(queue, leases, after, metadata, kind))
 
     async def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
-        await self._one(
-            item, ExtendItems(queue=_checked(item).queue, items=wire_leases([item.lease]), lease_ms=lease_ms)
-        )
+        leases = wire_leases([item.lease])
+        await self._one(item, ExtendItems(queue=_checked(item).queue, items=leases, lease_ms=lease_ms))
         item.until_s = max(item.until_s, began_s + lease)
+
+    async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+        """Let the leases of items last `lease` seconds from now on. See `Queue.extend_many`."""
+        lease_ms = checked_lease_ms(lease)
+        began_s = self._runtime.clock.monotonic()
+        outcomes = await self._many(
+            items, lambda queue, leases: ExtendItems(queue=queue, items=leases, lease_ms=lease_ms)
+        )
+        for item, outcome in zip(items, outcomes, strict=True):
+            if outcome is ItemOutcome.EXTENDED:
+                item.until_s = max(item.until_s, began_s + lease)
+        return outcomes
 
     async def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
@@ -248,9 +256,45 @@ class AsyncQueue(AsyncItemViews):
         answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
         return outcomes_of(answer.about_queues)[0]
 
+    async def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
+        """End items that no worker has; return the outcome of each. See `Queue.cancel_many`."""
+        self._check_loop()
+        places = [parsed_id(each) for each in item_ids]
+        return await self._of_queues(
+            [(check_name(queue, "queue"), place) for queue, place in places],
+            lambda queue, items: CancelItems(queue=queue, items=items),
+        )
+
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _one(self, item: QueueItem, ask: AckItems | NackItems | ExtendItems) -> ItemOutcome:
+    async def _many(
+        self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItems]], Change]
+    ) -> list[ItemOutcome]:
+        """Ask about items; return the outcome of each."""
+        self._check_loop()
+        return await self._of_queues([(_checked(item).queue, item.lease) for item in items], ask)
+
+    async def _of_queues(
+        self,
+        items: Sequence[tuple[str, ItemLease]],
+        ask: Callable[[str, list[WireLeasedItems]], Change | CancelItems],
+    ) -> list[ItemOutcome]:
+        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
+        places: dict[str, list[int]] = {}
+        for index, (name, _) in enumerate(items):
+            places.setdefault(name, []).append(index)
+        found: dict[int, ItemOutcome] = {}
+        for queue, indexes in places.items():
+            for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
+                some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
+                request = ask(queue, wire_leases(items[index][1] for index in some))
+                answer, repeated = await self._surely(request)
+                for index, outcome in zip(some, outcomes_of(answer.about_queues), strict=True):
+                    own = repeated and isinstance(request, AckItems) and outcome is ItemOutcome.ALREADY_ACKED
+                    found[index] = ItemOutcome.ACKED if own else outcome
+        return [found[index] for index in range(len(items))]
+
+    async def _one(self, item: QueueItem, ask: Change) -> ItemOutcome:
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
         self._check_loop()
         answer, repeated = await self._surely(ask)
@@ -416,12 +460,26 @@ class Queue(ItemViews):
         """End items permanently; return the outcome of each: ACKED, or why not."""
         return self._background.run(self._core.ack_many(items))
 
-    def nack(self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"") -> ItemOutcome:
+    def nack(
+        self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
+    ) -> ItemOutcome:
         """Give an item back: it comes again after `after` seconds, with `metadata` as its note.
 
+        With the kind "unused" the lease does not count as an attempt; with "dead" no further one follows.
         Return RETURNED, or DEAD if it has had all its attempts. Raises: as `ack`; TooLargeError.
         """
-        return self._background.run(self._core.nack(item, after=after, metadata=metadata))
+        return self._background.run(self._core.nack(item, after=after, metadata=metadata, kind=kind))
+
+    def nack_many(
+        self,
+        items: Sequence[QueueItem],
+        *,
+        after: float = 0.0,
+        metadata: BytesLike = b"",
+        kind: NackKind | str = NackKind.FAILED,
+    ) -> list[ItemOutcome]:
+        """Give items back as `nack`; return the outcome of each: RETURNED or DEAD, or why not."""
+        return self._background.run(self._core.nack_many(items, after=after, metadata=metadata, kind=kind))
 
     def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last at least `lease` seconds from now on. It gets no shorter.
@@ -430,9 +488,17 @@ class Queue(ItemViews):
         """
         self._background.run(self._core.extend(item, lease))
 
+    def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+        """Extend the leases of items as `extend`; return the outcome of each: EXTENDED, or why not."""
+        return self._background.run(self._core.extend_many(items, lease))
+
     def cancel(self, item_id: str) -> ItemOutcome:
         """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
         return self._background.run(self._core.cancel(item_id))
+
+    def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
+        """End items as `cancel`; return the outcome of each."""
+        return self._background.run(self._core.cancel_many(item_ids))
 
     def close(self) -> None:
         """Disconnect. May be called twice."""
@@ -440,6 +506,19 @@ class Queue(ItemViews):
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
         return self._core.close()
+
+
+def _nack(
+    queue: str, leases: list[WireLeasedItems], after: float, metadata: BytesLike, kind: NackKind | str
+) -> NackItems:
+    """Return a request that gives items back. Raises: InvalidSettingError, TooLargeError, TypeError."""
+    note = as_bytes(metadata, "metadata") or b""
+    check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+    if len(note) > QUEUE_NOTE_BYTES_MAX:
+        raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
+    if kind not in set(NackKind):
+        raise InvalidSettingError(f"kind = {kind!r} is not one of {', '.join(NackKind)}")
+    return NackItems(queue=queue, items=leases, after_ms=round(after * 1_000), note=note, kind=str(kind))
 
 
 def _checked(item: QueueItem) -> QueueItem:

@@ -1,0 +1,122 @@
+"""Counters and gauges of the queue items of a service partition, for the metrics of its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from memq.holds.keeper import Durations
+from memq.queues.block import QueueBlock
+from memq.queues.decisions import GrantedBlock, ItemOutcome, LeasedItems
+from memq.runtime.clock import Clock
+
+COUNT_S_MIN = 1.0  # between two counts
+COUNT_TIMES = 50  # a count takes at most 2 % of the time
+
+
+class QueueCounters(Protocol):
+    """Counters of the queue items of a broker, for which a decision counts."""
+
+    queue_enqueued_items: int
+    queue_leased_items: int
+    queue_redelivered_items: int
+    queue_acked_items: int
+    queue_nacked_items: int
+    queue_expired_items: int
+    queue_dead_items: int
+    queue_cancelled_items: int
+
+    @property
+    def queue_processing_seconds(self) -> Durations:
+        """From when an item was first due until its ack."""
+
+
+class QueueCounts(NamedTuple):
+    """How many items of a queue are in each state. The oldest ready one was due at `oldest_ms` (Unix ms)."""
+
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_ms: int
+
+
+class QueueMeter:
+    """Counts decisions, and keeps the last sums of a service partition."""
+
+    def __init__(self, counters: QueueCounters, clock: Clock, shard: int) -> None:
+        self.shard = shard
+        self.sums = QueueCounts(0, 0, 0, 0, 0)
+        self._counters = counters
+        self._clock = clock
+        self._next_s = 0.0
+
+    def enqueued(self, count: int) -> None:
+        """Count items that are new."""
+        self._counters.queue_enqueued_items += count
+
+    def granted(self, blocks: Sequence[GrantedBlock]) -> None:
+        """Count leases. At most once, the lease is the ack."""
+        for each in blocks:
+            self._counters.queue_leased_items += len(each.items)
+            self._counters.queue_redelivered_items += sum(item.attempt > 1 for item in each.items)
+            if not each.lease_ms:
+                self._acked(each.block.due_ms, len(each.items))
+
+    def changed(
+        self, leases: Sequence[LeasedItems], outcomes: Sequence[ItemOutcome], due_ms: Mapping[int, int]
+    ) -> None:
+        """Count the outcomes of acks, nacks and ends. `due_ms` has first due times, from before them."""
+        left = iter(outcomes)
+        for lease in leases:
+            for _ in lease.items:
+                match next(left, None):
+                    case ItemOutcome.ACKED:
+                        self._acked(due_ms.get(lease.items.block, 0), 1)
+                    case ItemOutcome.RETURNED:
+                        self._counters.queue_nacked_items += 1
+                    case ItemOutcome.DEAD:
+                        self._counters.queue_dead_items += 1
+                    case ItemOutcome.EXPIRED:
+                        self._counters.queue_expired_items += 1
+
+    def cancelled(self, outcomes: Sequence[ItemOutcome]) -> None:
+        """Count items that were cancelled."""
+        self._counters.queue_cancelled_items += sum(each is ItemOutcome.CANCELLED for each in outcomes)
+
+    def _acked(self, due_ms: int, count: int) -> None:
+        self._counters.queue_acked_items += count
+        if due_ms:
+            delay_s = max(0, self._clock.wall_ms() - due_ms) / 1_000
+            for _ in range(count):
+                self._counters.queue_processing_seconds.observe(delay_s)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the sums are to be taken again."""
+        return self._clock.monotonic() >= self._next_s
+
+    def take(self, sums: QueueCounts, took_s: float) -> None:
+        """Keep sums whose count took so long."""
+        self.sums = sums
+        self._next_s = self._clock.monotonic() + max(COUNT_S_MIN, COUNT_TIMES * took_s)
+
+    def oldest_s(self) -> float:
+        """Return for how long the oldest item has been ready, 0 without one."""
+        if not self.sums.ready:
+            return 0.0
+        return max(0, self._clock.wall_ms() - self.sums.oldest_ms) / 1_000
+
+
+def dues_of(blocks: Mapping[int, QueueBlock], leases: Sequence[LeasedItems]) -> dict[int, int]:
+    """Return the first due times of the blocks of leases."""
+    return {
+        lease.items.block: blocks[lease.items.block].block.due_ms for lease in leases if lease.items.block in blocks
+    }
+
+
+def sum_of(counts: Mapping[str, QueueCounts]) -> QueueCounts:
+    """Return the sums over queues, and the oldest time of all."""
+    oldest = min((each.oldest_ms for each in counts.values() if each.ready), default=0)
+    sums = [sum(column) for column in zip(*counts.values(), strict=True)] or [0] * 5
+    return QueueCounts(sums[0], sums[1], sums[2], sums[3], oldest)

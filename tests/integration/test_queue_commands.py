@@ -1,0 +1,185 @@
+"""`memq queue` and `memq worker` as real processes against a real broker: exit codes, kills, signals, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import memq
+from tests.servers import DevServer, dev_server
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    with dev_server(tmp_path_factory.mktemp("queues") / "data") as server:
+        yield server
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    pause = threading.Event()
+    assert any(holds() or pause.wait(0.05) for _ in range(int(WAIT_S / 0.05)))
+
+
+class Shell:
+    """Runs commands of memq in a folder; `lines` are those that the programs have written there."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+        self.written = folder / "written"
+        self._environment = os.environ | {"MEMQ_BROKERS": address, "WRITTEN": str(self.written)}
+
+    def run(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "memq", *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+            cwd=self.folder,
+            env=self._environment,
+        )
+
+    def worker(self, queue: str, script: str, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "memq", "worker", queue, *options, "--", "sh", "-c", script],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self._environment,
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        return self.written.read_text().splitlines() if self.written.exists() else []
+
+    def queues(self) -> dict[str, dict[str, object]]:
+        done = self.run("queue", "list", "--json")
+        assert done.returncode == 0, done
+        return {each["queue"]: each for each in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, server: DevServer) -> Shell:
+    return Shell(tmp_path, server.address)
+
+
+def test_items_are_enqueued_listed_printed_and_cancelled(shell: Shell) -> None:
+    assert shell.run("queue", "dequeue", "mails").returncode == 3
+    done = shell.run("queue", "enqueue", "mails", "--priority", "1", "-H", "to=ann", text="a\nb\n")
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
+    (late,) = shell.run("queue", "enqueue", "mails", "later", "--deliver-after", "1h").stdout.split()
+    assert json.loads(shell.run("queue", "enqueue", "mails", "--whole", "--json", text="c\nd\n").stdout)["id"]
+    (row,) = [each for each in shell.queues().values() if each["queue"] == "mails"]
+    assert (row["ready"], row["leased"], row["delayed"], row["dead"]) == (3, 0, 1, 0)
+    shown = shell.run("queue", "describe", "mails").stdout
+    assert "delayed" in shown
+    assert json.loads(shell.run("queue", "describe", "mails", "--json").stdout) == row
+    assert ["mails", "3", "0", "1", "0"] in [
+        line.split()[:5] for line in shell.run("queue", "list").stdout.splitlines()
+    ]
+    kept = json.loads(shell.run("queue", "dequeue", "mails", "--json", "--no-ack").stdout)
+    assert (kept["value"], kept["headers"], kept["attempt"], kept["lease_s"]) == ("a", [["to", "ann"]], 1, 60.0)
+    assert shell.run("queue", "dequeue", "mails", "other", "-c", "9", "--wait", "5s").stdout == "b\nc\nd\n\n"
+    done = shell.run("queue", "cancel", late, kept["id"], "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (1, {late: "cancelled", kept["id"]: "leased"})
+    done = shell.run("queue", "cancel", late)
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "cancelled"), "it was so before"
+
+
+def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
+    shell.run("queue", "enqueue", "codes", "-H", "shop-id=7", "0", "75", "65", "3", "term")
+    script = (
+        'value=$(cat); echo "$value $ITEM_ATTEMPT $ITEM_QUEUE $ITEM_METADATA_SHOP_ID $ITEM_NOTE" >> "$WRITTEN"; '
+        'echo "no $value" >&2; [ "$ITEM_ATTEMPT" = 2 ] && exit 0; [ "$value" = term ] && kill $$; exit "$value"'
+    )
+    process = shell.worker("codes", script, "--delays", "100ms", "--concurrency", "2")
+    until(lambda: len(shell.lines) == 8)
+    until(lambda: shell.queues()["codes"]["leased"] == 0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert "4 done, 3 retried, 1 dead, 0 lost, 0 returned" in said
+    assert sorted(shell.lines) == [
+        "0 1 codes 7 ",
+        "3 1 codes 7 ",
+        "3 2 codes 7 exit code 3: no 3",
+        "65 1 codes 7 ",
+        "75 1 codes 7 ",
+        "75 2 codes 7 no 75",
+        "term 1 codes 7 ",
+        "term 2 codes 7 signal SIGTERM: no term",
+    ]
+    assert shell.queues()["codes"]["dead"] == 1
+
+
+def test_items_of_a_killed_worker_come_again_and_a_signal_drains(shell: Shell) -> None:
+    shell.run("queue", "enqueue", "jobs", "--lease", "2s", text="".join(f"{number}\n" for number in range(12)))
+    script = (
+        'value=$(cat); echo "$value $ITEM_ATTEMPT" >> "$WRITTEN"; [ "$value $ITEM_ATTEMPT" = "3 1" ] && sleep 5; true'
+    )
+    victim = shell.worker("jobs", script)
+    until(lambda: "3 1" in shell.lines)
+    victim.kill()
+    victim.communicate()
+    other = shell.worker("jobs", script, "--concurrency", "2")
+    until(lambda: "jobs" not in shell.queues())
+    other.send_signal(signal.SIGTERM)
+    _, said = other.communicate(timeout=WAIT_S)
+    assert (other.returncode, "0 lost" in said) == (0, True), said
+    seen = Counter(line.split()[0] for line in shell.lines)
+    assert set(seen) == {str(number) for number in range(12)}
+    twice = {value for value, count in seen.items() if count > 1}
+    assert "3" in twice
+    assert len(twice) <= 4, "what the victim had leased"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (("worker", "jobs", "--", "no-such-program"), 2, "no-such-program"),
+        (("worker", "jobs"), 2, "COMMAND"),
+        (("worker", "--", "true"), 2, "QUEUE"),
+        (("worker", "a/b", "--", "true"), 2, "a/b"),
+        (("worker", "jobs", "--delays", "8d", "--", "true"), 2, "--delays '8d'"),
+        (("worker", "jobs", "--delays", "", "--", "true"), 2, "retry_delays_s"),
+        (("worker", "jobs", "--timeout", "0s", "--", "true"), 2, "--timeout '0s'"),
+        (("queue", "describe", "nothing"), 3, "nothing"),
+        (("queue", "enqueue", "a/b", "x"), 2, "a/b"),
+        (("queue", "enqueue", "jobs", "x", "--priority", "10"), 2, "--priority"),
+        (("queue", "enqueue", "jobs", "x", "--lease", "1ms"), 2, "lease"),
+        (("queue", "enqueue", "jobs", "x", "--ttl", "400d"), 2, "--ttl"),
+        (("queue", "enqueue", "jobs", "x", "-H", "none"), 2, "NAME=VALUE"),
+        (("queue", "enqueue", "jobs", "x", "--whole"), 2, "--whole"),
+        (("queue", "dequeue", "a/b"), 2, "a/b"),
+        (("queue", "dequeue", "jobs", "--wait", "soon"), 2, "--wait"),
+        (("queue", "cancel", "nonsense"), 1, "no id of a queue item"),
+        (("queue", "redrive"), 2, "redrive"),
+    ],
+)
+def test_a_mistake_gets_one_line(shell: Shell, arguments: tuple[str, ...], code: int, word: str) -> None:
+    done = shell.run(*arguments)
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("memq: error: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert word in done.stderr
+
+
+def test_an_item_of_the_library_is_one_of_the_command(shell: Shell) -> None:
+    with memq.Queue(shell.address) as queue:
+        id_ = queue.enqueue("shared", b"\xff", metadata={"none": None})
+    found = json.loads(shell.run("queue", "dequeue", "shared", "--json").stdout)
+    assert (found["id"], found["value_base64"], found["headers"]) == (id_, "/w==", [["none", None]])
