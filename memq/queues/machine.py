@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from weakref import WeakSet
 
 import msgspec
 
@@ -41,10 +42,10 @@ from memq.queues.decisions import (
     NackKind,
     PurgeDecision,
     RedriveDecision,
-    SavedQueues,
     decode_decision,
 )
 from memq.queues.keys import FirstItems, OrderedKeys
+from memq.queues.snapshots import EncodedQueues, QueueSnapshot
 from memq.state_log import Answer
 
 REDRIVEN = "redriven"  # name of a total
@@ -77,6 +78,7 @@ class QueueMachine:
         self.last_grant = 0
         self._arrivals = 0
         self._ended: dict[int, EndedBlock] = {}  # by block, the oldest first
+        self._snapshots: WeakSet[QueueSnapshot] = WeakSet()  # that have begun, and whose pieces are wanted
 
     @property
     def ended_blocks(self) -> int:
@@ -86,6 +88,8 @@ class QueueMachine:
     def apply(self, body: bytes) -> Answer:
         """Apply a decision. Raises: CorruptDataError."""
         decision = decode_decision(body)
+        for snapshot in self._snapshots:
+            snapshot.first(decision)
         match decision:
             case EnqueueDecision():
                 return self._enqueue(decision)
@@ -338,14 +342,18 @@ class QueueMachine:
 
     def snapshot(self) -> bytes:
         """Return the whole state as bytes; none if the log never had a decision about queues."""
+        return b"".join(self.begin_snapshot())
+
+    def begin_snapshot(self) -> Iterator[bytes]:
+        """See `memq.state_log.SlicedMachine`."""
         if not self._arrivals and not self.last_grant:
-            return b""
-        blocks = [block.saved() for block in self.blocks.values()]
+            return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
         version = STATE_VERSION if firsts else 1  # which earlier releases can read
-        return FORMAT.encode_state(
-            SavedQueues(version, self.last_grant, self._arrivals, blocks, ended, self.totals, firsts)
-        )
+        saved = EncodedQueues(version, self.last_grant, self._arrivals, [], [], dict(self.totals))
+        snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
+        self._snapshots.add(snapshot)
+        return snapshot.pieces()
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
