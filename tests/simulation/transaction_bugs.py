@@ -152,4 +152,12 @@ TRANSACTION_BUGS = (
         level="breezy",
         aspects=TRANSACTIONS,
     ),
+    Planted(
+        "T4: a late time-out rolls back what is prepared",
+        "memq.transactions.machine",
+        "TransactionMachine._decide",
+        swap("isinstance(decision, AbortDecision) and decision.expired", "False"),
+        seed=1_056,
+        aspects=("transaction",),
+    ),
 )

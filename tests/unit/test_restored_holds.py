@@ -17,6 +17,7 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_ob
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_part_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
+from memq.format.state_log.entry import StateDecision, StateDecisions, StateEntry, encode_state_entry
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.holds.machine import (
@@ -164,6 +165,28 @@ def test_a_restore_finds_the_holds_that_are_younger_than_the_snapshot() -> None:
         assert (producers(first), producers(second), report.findings) == ([1, 2, 3, 4], [5], [])
         assert first.objects[young.key] == 2
         assert (first.waiting, second.waiting) == ({TARGET: 4}, {ELSEWHERE: 1})
+
+    in_bucket(work)
+
+
+def test_a_restore_names_the_cancelled_records_that_wait_again() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3))
+        await bucket.save()
+        await bucket.landed(3)
+        log = read_partitions(bucket.state)[0]
+        await bucket.queue.create([log], 0)
+        drop = DropDecision(bucket.clock.wall_ms(), (bucket.ids[2], bucket.ids[3], HoldId(9, 1)))
+        others = (StateDecision("other", b""), StateDecision(HOLDS_MACHINE, b"damaged"))
+        decisions = (*others, StateDecision(HOLDS_MACHINE, encode_decision(drop)))
+        entry = encode_state_entry(StateEntry(4, 7, StateDecisions(decisions)))  # the log lacks those before it
+        await bucket.queue.publish(Publication(log, 0, 4, bucket.clock.wall_ms(), entry))
+        first, _, report = await bucket.restore()
+        assert producers(first) == [1, 2]
+        ((place, text),) = report.findings
+        assert place == f"topic '{STATE_TOPIC}' partition 0"
+        assert text.startswith("delayed records wait again, though an entry of the log cancels them; blocks: 1, first ")
+        assert text.endswith(f" 0000000000000002:{bucket.ids[2].first}")
 
     in_bucket(work)
 

@@ -7,7 +7,8 @@ half a dedup window older than the snapshot: producers wait no longer for an ack
 whole window, so these objects have no hold with a forgotten end.
 
 Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
-They do not wait any more. Those that were cancelled after the snapshot wait again: nothing shows that.
+They do not wait any more. Those that were cancelled after the snapshot wait again. If the lost log still has
+the entry, the report names them: it lacks others, so nothing shows whether the entry counts.
 
 A transaction with blocks in the log of a target was committed, for all targets. The blocks that other targets lack may
 be younger than the snapshot; the indexes name their lane, and the shard that held it. If no target has any, nothing

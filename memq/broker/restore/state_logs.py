@@ -11,15 +11,24 @@ new snapshot. In a state log that is whole they are a decision, in an epoch of t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from memq.broker.restore.position_search import PositionSearch
 from memq.broker.restore.restored_holds import RestoredHolds
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, QueueError, UnsupportedFormatError
+from memq.format.held_object import HoldId
 from memq.format.key import state_prefix, state_snapshot_key
 from memq.format.pointer import Pointer, read_pointer
-from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
+from memq.format.state_log.entry import (
+    OpenedState,
+    StateDecision,
+    StateDecisions,
+    StateEntry,
+    decode_state_entry,
+    encode_state_entry,
+)
 from memq.format.state_log.snapshot import SavedState
 from memq.groups.machine import (
     GROUPS_MACHINE,
@@ -29,7 +38,7 @@ from memq.groups.machine import (
     pack_positions,
     portions,
 )
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine
+from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldState, decode_decision
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import all_entries, valid_span
 from memq.queues.decisions import QUEUES_MACHINE
@@ -46,6 +55,7 @@ from memq.transactions.machine import (
 )
 
 OWNER = "memq restore"
+AGAIN_SHOWN_MAX = 20
 EMPTY = SavedState(0, 0, 0, {})
 GENERATION_GAP = 1_000_000  # more generations than a group makes between two snapshots
 Moved = dict[str, dict[ReadPartition, Committed]]  # new positions by group
@@ -146,6 +156,8 @@ class StateLogRestorer:
         holds.restore(saved.machines.get(HOLDS_MACHINE, holds.snapshot()))
         completed = await self._held.complete(holds, log, topic, found.stored_ms)
         result.findings += completed.findings
+        if again := _waiting_again(holds, await self._dropped(log)):
+            result.findings.append((f"topic '{topic.name}' partition {log.partition}", again))
         transactions = TransactionMachine(machine, holds)
         transactions.restore(saved.machines.get(TRANSACTIONS_MACHINE, transactions.snapshot()))
         for lane in completed.committed:
@@ -196,6 +208,20 @@ class StateLogRestorer:
         machines |= {name: _Unread() for name in (saved.machines if saved is not None else ())}
         reading.scan.fold(lambda: machines | known.by_name(), saved)
         return known.groups
+
+    async def _dropped(self, log: ReadPartition) -> set[HoldId]:
+        """Return the holds that entries of a lost log drop. The log lacks others, so these may not count."""
+        found = set[HoldId]()
+        async for entries in all_entries(self._queue, log):
+            for entry in entries:
+                content = decode_state_entry(entry.body).content
+                for decision in content.decisions if isinstance(content, StateDecisions) else ():
+                    if decision.machine != HOLDS_MACHINE:
+                        continue
+                    with suppress(CorruptDataError):  # the report is no reason to restore nothing
+                        body = decode_decision(decision.body)
+                        found.update(body.holds if isinstance(body, DropDecision) else ())
+        return found
 
     async def _highest_epoch(self, log: ReadPartition) -> int:
         reading = await read_state_log(self._queue, log)
@@ -265,6 +291,15 @@ class StateLogRestorer:
                         yield entry.offset, pointer
         except NotFoundError:
             return  # in a dry run
+
+
+def _waiting_again(holds: HoldMachine, dropped: Iterable[HoldId]) -> str:
+    """Return the text about delayed records that wait though an entry cancels them; "" without any."""
+    again = sorted((each.producer, each.first) for each in dropped if holds.state_of(each) is HoldState.HELD)
+    if not again:
+        return ""
+    named = ", ".join(f"{producer:016x}:{first}" for producer, first in again[:AGAIN_SHOWN_MAX])
+    return f"delayed records wait again, though an entry of the log cancels them; blocks: {len(again)}, first {named}"
 
 
 def _decisions(groups: Moved) -> Iterator[RestoredDecision]:
