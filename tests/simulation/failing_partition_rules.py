@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from zlib import crc32
 
+from memq.broker.service_partitions import hosts
 from memq.client.bulk import staged_writer
 from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import ReadPartition
@@ -63,7 +65,8 @@ class OthersGoOn:
         now_s, groups = self._now(), self._checker.groups
         reached, news = groups.reached(group, partition), groups.news(group, partition)
         before, since_s = self._moved.get((group, partition), (-1, now_s))
-        healthy_s = self._failing.healthy_s.get(partition.partition, 0.0)
+        parts = partition.partition, crc32(group.encode()) % hosts.STATE_PARTITIONS  # its own log, and that of the group
+        healthy_s = max(self._failing.healthy_s.get(part, 0.0) for part in parts)
         if reached >= end or news != before or now_s < max(healthy_s, START_S):
             since_s = now_s
         self._moved[group, partition] = (news, since_s)
