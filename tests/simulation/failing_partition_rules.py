@@ -65,7 +65,7 @@ class OthersGoOn:
         now_s, groups = self._now(), self._checker.groups
         reached, news = groups.reached(group, partition), groups.news(group, partition)
         before, since_s = self._moved.get((group, partition), (-1, now_s))
-        parts = partition.partition, crc32(group.encode()) % hosts.STATE_PARTITIONS  # its own log, and that of the group
+        parts = partition.partition, crc32(group.encode()) % hosts.STATE_PARTITIONS  # its log, and that of the group
         healthy_s = max(self._failing.healthy_s.get(part, 0.0) for part in parts)
         if reached >= end or news != before or now_s < max(healthy_s, START_S):
             since_s = now_s

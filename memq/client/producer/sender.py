@@ -204,48 +204,11 @@ class PythonSender:
 PythonSender.send.__qualname__ = "Producer.send"  # as users call it: Python's errors about its arguments have this name
 
 
-class CompiledSender:
-    """`send` of a `Producer` with a memq-native whose own `send` knows no delays."""
-
-    _put_plain: Callable[..., Delivery | None]
-    _send_slowly: Callable[..., Delivery]
-
-    def send(
-        self,
-        topic: str,
-        value: BytesLike | None,
-        key: BytesLike | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-        tag: str | None = None,
-        partition: int | None = None,
-        *,
-        deliver_at: DeliverAt = None,
-        deliver_after: DeliverAfter = None,
-    ) -> Delivery:
-        """See `PythonSender.send`."""
-        if deliver_at is None and deliver_after is None and headers is None and tag is None and partition is None:
-            delivery = self._put_plain(topic, value, key, timestamp_ms)
-            if delivery is not None:
-                return delivery
-        return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition, deliver_at, deliver_after)
-
-
 class _OwnSend:
     """No `send`: that of the compiled base is used."""
 
 
-CompiledSender.send.__doc__ = PythonSender.send.__doc__
-CompiledSender.send.__qualname__ = PythonSender.send.__qualname__
-
-
-def _knows_delays() -> bool:
-    return "deliver_at" in (native.SenderBase.send.__text_signature__ or "")
-
-
 if TYPE_CHECKING or native is None:  # a type checker wants one of them
     Sender = PythonSender
-elif _knows_delays():
-    Sender = _OwnSend
 else:
-    Sender = CompiledSender
+    Sender = _OwnSend
