@@ -90,7 +90,8 @@ class QueueBlock:
             self.grants, self.attempts = array("Q", bytes(8 * self.count)), array("H", bytes(2 * self.count))
         former = self.state(number)
         self.left += former.is_over - state.is_over
-        self.dead += (state is ItemState.DEAD) - (former is ItemState.DEAD)
+        if state is ItemState.DEAD or former is ItemState.DEAD:
+            self.dead += (state is ItemState.DEAD) - (former is ItemState.DEAD)
         self.states[number] = state
 
     def set_grant(self, number: int, grant: int) -> None:

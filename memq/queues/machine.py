@@ -286,7 +286,8 @@ class QueueMachine:
         self._noted(block, number, state)
 
     def _noted(self, block: QueueBlock, number: int, state: ItemState) -> None:
-        self._note(block)
+        if block.dead or self.dead:
+            self._note(block)
         if block.terms.ordered:
             self.ordered.note(block, number, state)
 

@@ -67,6 +67,11 @@ class ReadyItems:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def entries(self) -> int:
+        """How many spans and ranks it has, stale ones too."""
+        return len(self._ranks) + sum(len(known.spans) for known in self._keys.values())
+
     def copy(self) -> ReadyItems:
         """Return ready items that may be taken, while these stay as they are."""
         made = ReadyItems(self._is_live, self.served)
@@ -103,7 +108,7 @@ class ReadyItems:
         while self._ranks:
             rank = self._ranks[0]
             known = self._keys.get(rank.key)
-            if known is None or known.rank(rank.key) != rank:
+            if known is None or known.turn != rank.turn or known.spans[0] != rank.span:
                 heapq.heappop(self._ranks)
             elif not _clean(known, is_free):
                 heapq.heappop(self._ranks)

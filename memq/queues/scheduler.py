@@ -75,7 +75,7 @@ class ItemScheduler:
         """How many entries it has in memory, stale ones too."""
         agendas = len(self._later) + len(self._leases) + len(self._lives)
         items = len(self._until_s) + len(self._busy) + len(self._ending) + len(self._in_flight) + len(self._ordered)
-        return agendas + items + len(self._ready) + len(self._flights)
+        return agendas + items + len(self._flights) + sum(1 + ready.entries for ready in self._ready.values())
 
     # ---- new items -------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class ItemScheduler:
         They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, but for the first.
         """
         self.pass_time(now)
-        is_free, room, chosen = partial(self._is_free, now=now), bytes_max, dict[int, list[int]]()
+        is_free, room, chosen = partial(self._is_free, now), bytes_max, dict[int, list[int]]()
         for topic in sorted(wanted, key=self._served):
             ready, left = self._ready.get(topic), wanted[topic]
             while ready is not None and left > 0:
@@ -186,7 +186,7 @@ class ItemScheduler:
         flights = Counter[str]()
 
         def is_free(id_: int, number: int) -> bool:
-            return (id_, number) not in seen and self._is_free(id_, number, now=now)
+            return (id_, number) not in seen and self._is_free(now, id_, number)
 
         while len(seen) < count:
             span = ready.first(is_free)
@@ -200,12 +200,12 @@ class ItemScheduler:
 
     def _has_ready(self, topic: str, now: Moment) -> bool:
         ready = self._ready.get(topic)
-        if ready is not None and ready.first(partial(self._is_free, now=now)) is None:
+        if ready is not None and ready.first(partial(self._is_free, now)) is None:
             del self._ready[topic]
             ready = None
         return ready is not None
 
-    def _is_free(self, id_: int, number: int, *, now: Moment) -> bool:
+    def _is_free(self, now: Moment, id_: int, number: int) -> bool:
         """Whether an item may be granted now."""
         block = self._machine.blocks.get(id_)
         if block is None or self._busy[id_, number] or (id_, number) in self._ending:

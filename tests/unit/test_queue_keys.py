@@ -146,6 +146,16 @@ def test_a_queue_takes_one_item_under_a_dedupe_key_within_its_window() -> None:
     assert enqueue(6, 1_100) is True, "the window is over"
     assert machine.firsts.count(1_150) == 1
     assert len(machine.firsts) == 3
+    for number in (5, 1, 4, 2, 3):
+        terms = PLAIN._replace(dedupe=Dedupe(bytes([number]) * 16, 1_200, 1_200 + 100 * number))
+        lane = HeldLane(Target("jobs", "", 0), terms.lane(), (HeldBlock(HoldId(50 + number, 0), 1, 1_200, 0, 10),))
+        machine.apply(encode_decision(EnqueueDecision("key", 0, (lane,))))
+    assert [machine.firsts.count(at_ms) for at_ms in (1_200, 1_300, 1_350, 1_650, 1_700)] == [5, 4, 4, 1, 0]
+    again = QueueMachine()
+    again.restore(machine.snapshot())
+    for at_ms, left in ((1_300, 4), (1_500, 2), (1_700, 0)):
+        again.apply(encode_decision(EnqueueDecision("key", at_ms, ())))
+        assert len(again.firsts) == left
     assert enqueue(7, 2_000, key="f") is True
     assert len(machine.firsts) == 1, "keys whose windows are over are forgotten"
     machine.apply(encode_decision(EnqueueDecision("key", 2_100, ())))
