@@ -159,7 +159,19 @@ class ArrivingBlocks:
             await asyncio.sleep(gap_s)
         finally:
             self._is_paused = False
-        self.store()
+            self._continue(NotReadyError("the service partition of these held records was closed"))
+
+    def _continue(self, error: MemqError) -> None:
+        """Store what has arrived, or refuse it when this is closed: nothing would store it any more."""
+        if not self._tasks.stopped:
+            self.store()
+            return
+        for new, future in self._arrived.values():
+            self._waiting_bytes -= len(new.data)
+            self._pending.pop(new.id, None)
+            if not future.done():
+                future.set_exception(error)
+        self._arrived.clear()
 
     async def _hold_batch(self, batch: Sequence[tuple[NewHold, asyncio.Future[Answer]]]) -> None:
         error: MemqError = NotReadyError("the service partition of these held records was closed")
@@ -179,8 +191,7 @@ class ArrivingBlocks:
                 self._pending.pop(new.id, None)
                 if not future.done():
                     future.set_exception(error)
-            if not self._tasks.stopped:
-                self.store()
+            self._continue(error)
 
     async def _hold_until_named(self, batch: Sequence[NewHold]) -> Sequence[Answer]:
         """Store blocks and decide that they are held; return the answers, in the order of `batch`.

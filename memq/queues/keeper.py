@@ -70,7 +70,6 @@ BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: abou
 ENDED_BLOCKS_MAX = 250_000  # that are known
 DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
-RECENT_BYTES_MAX = 32 * MIB  # of recent blocks
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
 STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
 READ_TIMEOUT_S = 20.0
@@ -101,11 +100,28 @@ class SeenItems(NamedTuple):
 
 
 class RecentPayloads:
-    """The bytes of recent blocks, so that most items are never read from the store."""
+    """The bytes of blocks of items in memory: those on their way into the store, and recent ones.
 
-    def __init__(self) -> None:
+    Recent ones save reads of the store. They make room for those on their way, which alone may have `bytes_max` bytes.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._bytes = 0
+        self._arriving_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Take bytes that are on their way, until `release`. Raises: ThrottledError at the bound."""
+        if self._arriving_bytes and self._arriving_bytes + count > self._bytes_max:
+            text = f"{self._arriving_bytes} bytes of items are on their way into the store"
+            raise ThrottledError(f"{text}, {self._bytes_max} are allowed")
+        self._arriving_bytes += count
+        self._shrink()
+
+    def release(self, count: int) -> None:
+        """Give back what `take` took."""
+        self._arriving_bytes -= count
 
     def get(self, block: int) -> bytes | None:
         """Return the bytes of a block, None if they are not here."""
@@ -116,7 +132,10 @@ class RecentPayloads:
         self.drop(block)
         self._blocks[block] = data
         self._bytes += len(data)
-        while self._bytes > RECENT_BYTES_MAX:
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._blocks and self._bytes + self._arriving_bytes > self._bytes_max:
             self.drop(next(iter(self._blocks)))
 
     def drop(self, block: int) -> None:
@@ -185,7 +204,7 @@ class QueueKeeper:
         firsts = [self._known_as(new) for new in blocks]
         try:
             waiting = [
-                self._arriving.pending(new.id) or self._arriving.take(new, partial(self._check_room, new))
+                self._arriving.pending(new.id) or self._take(new)
                 for new, first in zip(blocks, firsts, strict=True)
                 if first is None
             ]
@@ -196,6 +215,18 @@ class QueueKeeper:
         answers = iter([await asyncio.shield(each) for each in waiting])
         found = zip(blocks, firsts, strict=True)
         return [_first_of(new, next(answers)) if first is None else first for new, first in found]
+
+    def _take(self, new: NewHold) -> asyncio.Future[Answer]:
+        """Take a block into the memory of items. Raises: ThrottledError; as `ArrivingBlocks.take`."""
+        size, recent = len(new.data), self._parts.recent
+        recent.take(size)
+        try:
+            future = self._arriving.take(new, partial(self._check_room, new))
+        except BaseException:
+            recent.release(size)
+            raise
+        future.add_done_callback(lambda _: recent.release(size))
+        return future
 
     def _in_order(self, new: NewHold) -> NewHold:
         """Give each block of an ordered key a time of its own: a restore orders by them."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memq
+from memq.broker.service_partitions import hosts
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, NotFoundError, QueueFullError
@@ -119,7 +120,7 @@ def test_items_are_shown_as_they_are_and_a_peek_leases_nothing() -> None:
 
 
 def test_a_lost_payload_is_shown_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "RECENT_BYTES_MAX", 0)
+    monkeypatch.setattr(hosts, "PAYLOADS_SHARE", 1 << 60)  # none is kept
 
     async def work() -> None:
         async with queueing(1) as (cluster, _brokers, queue):

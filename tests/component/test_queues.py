@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 import memq
 from memq.broker.broker import Broker
+from memq.broker.service_partitions import hosts
 from memq.client.queue.items import ItemLease, QueueItem, wire_leases
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import (
@@ -272,9 +273,9 @@ def test_acks_and_leases_survive_their_owner_and_the_whole_cluster(
 
 
 def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "RECENT_BYTES_MAX", 0)
     monkeypatch.setattr(confirmed_reads, "MISSING_CONFIRMED_S", 0.0)
     monkeypatch.setattr(confirmed_reads, "MISSING_LIST_PAUSE_S", 0.0)
+    monkeypatch.setattr(hosts, "PAYLOADS_SHARE", 1 << 60)  # none is kept
 
     async def work() -> None:
         async with queueing(1) as (cluster, _brokers, queue):

@@ -61,7 +61,7 @@ BUGS: dict[str, Planted] = {
         "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))"), BLOCK
     ),
     "S7: a snapshot without the blocks that have ended": bug(
-        "QueueMachine.snapshot", swap("list(self._ended.items())", "[]")
+        "QueueMachine.begin_snapshot", swap("list(self._ended.items())", "[]")
     ),
     "S7: a snapshot without the times of items that were given back": bug(
         "QueueBlock.saved", swap("dict(self.due_ms)", "{}"), BLOCK
@@ -100,7 +100,7 @@ BUGS: dict[str, Planted] = {
     "the window of a dedupe key never ends": bug(
         "FirstItems.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
     ),
-    "dedupe keys are forgotten by a snapshot": bug("QueueMachine.snapshot", swap("self.firsts.saved()", "[]")),
+    "dedupe keys are forgotten by a snapshot": bug("QueueMachine.begin_snapshot", swap("self.firsts.saved()", "[]")),
     "an item that was sent back has its former end": bug(
         "ItemScheduler._again", swap("self._ending.pop(item, None)", "None"), SCHEDULER
     ),

@@ -98,7 +98,7 @@ QUEUE_BUGS = (
     Planted(
         "S7: dedupe keys are forgotten by a snapshot",
         MACHINE,
-        "QueueMachine.snapshot",
+        "QueueMachine.begin_snapshot",
         swap("self.firsts.saved()", "[]"),
         level="breezy",
         seed=1045,

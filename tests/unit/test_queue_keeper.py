@@ -9,7 +9,15 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.metrics import Counters
-from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, OutcomeUnknownError, StoreError
+from memq.errors import (
+    CorruptDataError,
+    MemqError,
+    NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
+    StoreError,
+    ThrottledError,
+)
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds import storing
@@ -24,6 +32,7 @@ from tests.unit.hold_shard import Store
 from tests.unit.instant_log import InstantLog
 
 LEASE_S = 4
+PAYLOAD_BYTES = 10_000
 
 
 class Log(InstantLog):
@@ -54,13 +63,14 @@ class Shard:
     error = warning
 
     def made(self, epoch: int) -> QueueKeeper:
+        self.recent = RecentPayloads(PAYLOAD_BYTES)
         parts = QueueParts(
             cluster="memq",
             store=self.store,
             runtime=skipping_runtime(),
             events=cast(Any, self),
             key_valid_s=30,
-            recent=RecentPayloads(),
+            recent=self.recent,
             begin=self.begin,
             counters=self.counters,
             number=0,
@@ -208,6 +218,42 @@ def test_few_bytes_wait_for_a_gap_between_objects_and_many_do_not(monkeypatch: p
         assert len(shard.store.puts) == 3
         await asyncio.gather(*sent)
         assert (len(shard.store.puts), shard.machine.topics) == (3, {"jobs": 5})
+
+    on_shard(work)
+
+
+def test_a_closed_keeper_refuses_blocks_that_wait_for_a_gap() -> None:
+    async def work(shard: Shard) -> None:
+        shard.store.delay_s = 1
+        loop = asyncio.get_running_loop()
+        sent = [loop.create_task(shard.keeper.enqueue([shard.new(1)]))]
+        await asyncio.sleep(0)
+        sent.append(loop.create_task(shard.keeper.enqueue([shard.new(2)])))
+        await skip(STORE_GAP_S / 5)
+        await shard.tasks.stop()
+        for each in sent:
+            with pytest.raises(NotReadyError, match="was closed"):
+                await each
+
+    on_shard(work)
+
+
+def test_payloads_on_their_way_have_a_bound_and_take_the_room_of_recent_ones() -> None:
+    async def work(shard: Shard) -> None:
+        first = shard.new(1)
+        await shard.keeper.enqueue([first])
+        assert shard.recent.get(1) == first.data
+        shard.store.delay_s = 1
+        size = len(first.data)
+        many = PAYLOAD_BYTES // size
+        sent = [asyncio.get_running_loop().create_task(shard.keeper.enqueue([shard.new(2 + n)])) for n in range(many)]
+        await asyncio.sleep(0)
+        assert shard.recent.get(1) is None, "it made room"
+        with pytest.raises(ThrottledError, match=f"{many * size} bytes of items are on their way"):
+            await shard.keeper.enqueue([shard.new(999)])
+        await asyncio.gather(*sent)
+        await shard.keeper.enqueue([shard.new(999)])
+        assert shard.recent.get(999) is not None
 
     on_shard(work)
 

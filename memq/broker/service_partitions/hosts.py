@@ -56,6 +56,7 @@ from memq.transactions.machine import (
 )
 
 STATE_PARTITIONS = 8
+PAYLOADS_SHARE = 8  # an eighth of the memory budget, on top of it, has payloads of queue items
 BACKOFF_S_MAX = 2.0
 SERVICE_PAUSE_S = 1.0  # before a service works again that has failed
 LISTINGS = 3  # of the snapshots of an empty log: a new log in place of a lost one would lose its state
@@ -119,7 +120,7 @@ class ServiceHosts:
         self._connecting: dict[str, asyncio.Task[Link | MemqError]] = {}
         self._drained = False
         self._merging = asyncio.Semaphore(1)  # runs of delayed records
-        self._payloads = RecentPayloads()  # of queue items
+        self._payloads = RecentPayloads(services.settings.memory_bytes_max // PAYLOADS_SHARE)  # of queue items
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow

@@ -208,7 +208,7 @@ class _OwnSend:
     """No `send`: that of the compiled base is used."""
 
 
-if TYPE_CHECKING or native is None:  # a type checker wants one of them
+if TYPE_CHECKING or native is None:  # noqa: SIM108 - a type checker wants one base class
     Sender = PythonSender
 else:
     Sender = _OwnSend
