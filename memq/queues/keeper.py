@@ -7,7 +7,6 @@ those that wait share the next entry of the log. A grant is handed out, and an a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,16 +15,13 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from memq.errors import (
-    CorruptDataError,
     MemqError,
-    NotFoundError,
     NotReadyError,
     QueueFullError,
     RetryableError,
     StoreError,
     ThrottledError,
 )
-from memq.format.blocks.header import check_block
 from memq.format.held_object import HeldLane
 from memq.holds.storing import ArrivingBlocks, NewHold
 from memq.limits import MIB
@@ -51,11 +47,11 @@ from memq.queues.decisions import (
     QueueDecision,
     RedriveDecision,
     encode_decision,
-    queue_scope,
     terms_of,
 )
 from memq.queues.machine import QueueMachine
 from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
+from memq.queues.payloads import LOST, PayloadReader, RecentPayloads
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
@@ -64,7 +60,6 @@ from memq.runtime.tasks import TaskOwner
 from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
 
 BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # that are known
@@ -72,8 +67,6 @@ DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition:
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
 STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
-READ_TIMEOUT_S = 20.0
-READ_PAUSE_S_MAX = 30.0  # between reads of a payload that the store does not give
 TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 COUNTED_AT_ONCE = 2_000  # blocks
@@ -97,50 +90,6 @@ class SeenItems(NamedTuple):
 
     items: list[SeenItem]
     blocks: dict[int, bytes]
-
-
-class RecentPayloads:
-    """The bytes of blocks of items in memory: those on their way into the store, and recent ones.
-
-    Recent ones save reads of the store. They make room for those on their way, which alone may have `bytes_max` bytes.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        self._bytes = 0
-        self._arriving_bytes = 0
-
-    def take(self, count: int) -> None:
-        """Take bytes that are on their way, until `release`. Raises: ThrottledError at the bound."""
-        if self._arriving_bytes and self._arriving_bytes + count > self._bytes_max:
-            text = f"{self._arriving_bytes} bytes of items are on their way into the store"
-            raise ThrottledError(f"{text}, {self._bytes_max} are allowed")
-        self._arriving_bytes += count
-        self._shrink()
-
-    def release(self, count: int) -> None:
-        """Give back what `take` took."""
-        self._arriving_bytes -= count
-
-    def get(self, block: int) -> bytes | None:
-        """Return the bytes of a block, None if they are not here."""
-        return self._blocks.get(block)
-
-    def keep(self, block: int, data: bytes) -> None:
-        """Keep a block; the oldest ones go at the bound."""
-        self.drop(block)
-        self._blocks[block] = data
-        self._bytes += len(data)
-        self._shrink()
-
-    def _shrink(self) -> None:
-        while self._blocks and self._bytes + self._arriving_bytes > self._bytes_max:
-            self.drop(next(iter(self._blocks)))
-
-    def drop(self, block: int) -> None:
-        """Forget a block."""
-        self._bytes -= len(self._blocks.pop(block, b""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +132,7 @@ class QueueKeeper:
         self._arrived_ms: dict[tuple[str, str], int] = {}  # the last blocks of ordered keys, by queue and key
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
+        self._reader = PayloadReader(parts.store, parts.events, parts.recent)
         self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
         self._has_begun = bool(machine.blocks)
         if self._has_begun:
@@ -316,7 +266,7 @@ class QueueKeeper:
         Raises: StoreError, NotReadyError if none can be read.
         """
         blocks = {each.block: self._machine.blocks[each.block] for each in items}
-        data = await asyncio.gather(*(self._payload(block) for block in blocks.values()), return_exceptions=True)
+        data = await asyncio.gather(*(self._reader.read(block) for block in blocks.values()), return_exceptions=True)
         found = dict(zip(blocks, data, strict=True))
         for each in items:
             if isinstance(found[each.block], MemqError):
@@ -324,28 +274,8 @@ class QueueKeeper:
         readable = {id_: payload for id_, payload in found.items() if isinstance(payload, bytes)}
         for error in found.values():
             if isinstance(error, BaseException) and (not readable or not isinstance(error, MemqError)):
-                raise error if not isinstance(error, _LOST) else StoreError(f"a payload can't be read now: {error}")
+                raise error if not isinstance(error, LOST) else StoreError(f"a payload can't be read now: {error}")
         return readable
-
-    async def _payload(self, block: QueueBlock) -> bytes:
-        """Return the bytes of a block.
-
-        Raises: as the store; CorruptDataError; NotReadyError without an answer.
-        """
-        id_ = block.block.id.producer
-        known = self._parts.recent.get(id_)
-        if known is not None:
-            return known
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                data = bytes(await self._parts.store.get_range(block.key, block.block.offset, block.block.length))
-        except TimeoutError as error:
-            raise NotReadyError(f"the store does not answer for object '{block.key}'") from error
-        header = check_block(data, queue_scope(block.topic))
-        if header.producer_id != id_:
-            raise CorruptDataError(f"object '{block.key}' has block {header.producer_id:016x} in place of {id_:016x}")
-        self._parts.recent.keep(id_, data)
-        return data
 
     def _set_aside(self, items: ItemRanges, block: QueueBlock) -> None:
         """Keep items from workers until their payload is read, or known to be lost."""
@@ -356,32 +286,12 @@ class QueueKeeper:
             self._tasks.start(self._read_again(block, unread), "read a payload of queue items again")
 
     async def _read_again(self, block: QueueBlock, items: Sequence[ItemRanges]) -> None:
-        """Read a payload until it is known what the store has. One answer proves neither damage nor absence."""
-        reads, pause_s = ConfirmedReads.patient(self._parts.events), FAILED_PAUSE_S
-        while block.left:
-            try:
-                await reads.read([Way(f"object '{block.key}'", lambda: self._payload(block))])
-                break
-            except _LOST as error:
-                if await self._is_lost(block, error):
-                    await self._bury(items, error)
-                    break
-            except MemqError as error:
-                self._parts.events.warning("queue-block-unread", f"queue items wait for their payload: {error}")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, READ_PAUSE_S_MAX)
+        error = await self._reader.loss_of(block)
+        if error is not None:
+            await self._bury(items, error)
         del self._unread[block.block.id.producer]
         self._scheduler.released(items)
         self._wake()
-
-    async def _is_lost(self, block: QueueBlock, error: MemqError) -> bool:
-        """Whether a payload that reads found missing or damaged is lost: listings lack it, too."""
-        if isinstance(error, NotFoundError):
-            try:
-                await check_missing(self._parts.store, block.key)
-            except MemqError:
-                return False
-        return True
 
     async def _bury(self, items: Sequence[ItemRanges], error: BaseException) -> None:
         """Let items whose payload can't be read be dead: their state and their object stay."""
@@ -517,8 +427,8 @@ class QueueKeeper:
                 room -= block.block.length
                 if blocks and room < 0:
                     break
-                with suppress(*_LOST):
-                    blocks[view.item[0]] = await self._payload(block)
+                with suppress(*LOST):
+                    blocks[view.item[0]] = await self._reader.read(block)
             views.append(view)
         return SeenItems(views, blocks)
 
@@ -599,9 +509,6 @@ class QueueKeeper:
     def _now(self) -> Moment:
         clock = self._parts.runtime.clock
         return Moment(clock.wall_ms(), clock.monotonic())
-
-
-_LOST = (NotFoundError, CorruptDataError)
 
 
 def _first_of(new: NewHold, answer: Answer) -> int:

@@ -23,8 +23,9 @@ from memq.format.held_object import HoldId, Target
 from memq.holds import storing
 from memq.holds.storing import NewHold
 from memq.queues.decisions import QUEUES_MACHINE, ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope
-from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts, RecentPayloads
+from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
+from memq.queues.payloads import RecentPayloads
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime

@@ -42,8 +42,9 @@ from memq.holds.keeper import HoldKeeper, KeeperParts
 from memq.holds.machine import HOLDS_MACHINE, HoldMachine
 from memq.protocol.link import Link, connect_link
 from memq.queues.decisions import QUEUES_MACHINE
-from memq.queues.keeper import QueueKeeper, QueueParts, RecentPayloads
+from memq.queues.keeper import QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
+from memq.queues.payloads import RecentPayloads
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
