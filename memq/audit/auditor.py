@@ -167,7 +167,9 @@ class Auditor:
         if not check.complete and any(block.unread for block in check.blocks):
             self._unread[partition] = None
         skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
-        stated, found, held = write.released.meet(pointer, whole=not write.expired), 0, 0
+        has_held = not check.complete or any(block.cause or is_held(block.first) for block in check.blocks)
+        stated = write.released.meet(pointer, whole=not write.expired, has_held=has_held)
+        found, held = 0, 0
         for block in check.blocks:
             position = Position(partition, offset, record_index)
             met = ReadBlock((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)

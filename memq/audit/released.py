@@ -107,10 +107,12 @@ class ReleaseFacts:
     begun: bool = False
     met: dict[int, tuple[int, int]] = field(default_factory=dict)  # of the last pointer, as `Shortfall.units`
 
-    def meet(self, pointer: Pointer, *, whole: bool) -> int | None:
+    def meet(self, pointer: Pointer, *, whole: bool, has_held: bool = True) -> int | None:
         """Return how many new held records a pointer states; None if that is not known.
 
-        `whole`: no pointer before it is missing, so a new shard has no earlier unit.
+        `whole`: no pointer before it is missing, so a new shard has no earlier unit. Without
+        `has_held`, the batch has no held record: a count of 0 is that of an empty unit. With some, a broker of an
+        earlier release did not count.
         """
         stated, known, named = 0, True, False
         self.met = {}
@@ -122,11 +124,12 @@ class ReleaseFacts:
             before = self.shards.get(entry.producer, UnitState(0, 0 if whole else UNKNOWN))
             if entry.last_sequence <= before.number:
                 continue
-            if not entry.records or before.records == UNKNOWN or entry.records < before.records:
+            records = entry.records if entry.records or not has_held else UNKNOWN
+            if UNKNOWN in (records, before.records) or records < before.records:
                 known = False
             else:
-                stated += entry.records - before.records
-            self.shards[entry.producer] = UnitState(entry.last_sequence, entry.records or UNKNOWN)
+                stated += records - before.records
+            self.shards[entry.producer] = UnitState(entry.last_sequence, records)
             self.met[entry.producer] = before.number, entry.last_sequence
         return stated if known and named else None
 

@@ -176,6 +176,15 @@ def test_records_that_a_unit_lacks_are_lost(control: bool) -> None:
     assert (lost.offset, lost.cause) == (0, f"units up to 1 of shard {SHARD:016x} have 3 records, {there} are there")
 
 
+def test_an_empty_first_unit_hides_no_loss_of_the_next_one() -> None:
+    """Its count of 0 is known: the batch has no held record. With one, a broker of an earlier release did not count."""
+    for first, lost in (((5, 0, 1), {Kind.LOST: 4}), (delayed(1), {})):
+        log = Log()
+        log.batch(first, units=[unit(1, 0)])
+        log.batch(delayed(2), units=[unit(3, 5)])
+        assert counts(log.said(ShardCounts(0, SHARD, 3, 5, 3, 5))) == lost
+
+
 def test_a_late_pointer_fills_what_was_missing() -> None:
     log = Log()
     log.opened(epoch=2)

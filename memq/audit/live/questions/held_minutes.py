@@ -134,7 +134,7 @@ class HeldAudit:
         shards = [entry for entry in pointer.named if entry.is_shard]
         old = [entry for entry in shards if entry.last_sequence <= known[entry.producer].number]
         awaited = facts.awaited_with(pointer)
-        stated = facts.meet(pointer, whole=not self._facts.expired)
+        stated = facts.meet(pointer, whole=not self._facts.expired, has_held=not all_blocks or bool(blocks))
         found = sum(next_ - first for _, first, next_ in blocks)
         new = found
         if old and (stated is not None or len(old) == len(shards)):  # others came before, by another pointer
