@@ -106,7 +106,9 @@ class CancelItems(msgspec.Struct, tag_field="op", tag="cancel-items", kw_only=Tr
 
 
 class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=True):
-    """Show the queues that have items, and how many."""
+    """Show the queues that have items, and how many. Without `proven`, their owners prove nothing first."""
+
+    proven: bool = True
 
 
 class WireQueue(msgspec.Struct, kw_only=True):

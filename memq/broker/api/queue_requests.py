@@ -172,7 +172,8 @@ class QueueRequests:
         """Return the counts of all queues that have items; for another broker, of those that are here."""
 
         async def queues_at(keeper: QueueKeeper) -> list[WireQueue]:
-            return [WireQueue(queue=name, **counts._asdict()) for name, counts in (await keeper.counts()).items()]
+            found = await keeper.counts(proven=call.ask.proven)
+            return [WireQueue(queue=name, **counts._asdict()) for name, counts in found.items()]
 
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.queues, call, queues_at, _queues_of)
