@@ -33,6 +33,7 @@ ROWS = (
     "failover",
     "groups",
     "transactions",
+    "workers",
     "puts",
     "queues",
     "spark",

@@ -41,6 +41,7 @@ from memq.protocol.admin_messages import (
 from memq.protocol.frames import Api
 from memq.protocol.hold_messages import DescribeHolds, ListDelayed
 from memq.protocol.messages import TopicMetadata
+from memq.protocol.queue_messages import ListQueues, WireQueue
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
@@ -150,6 +151,12 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         await self._pool.reach(self._connect_timeout_s)
         answer = await self._ask(AdminRequest(ask=ListDelayed(proven=proven)))
         return {each.topic: DelayedCount(each.blocks, each.next_ms) for each in answer.delayed}
+
+    async def queues(self, *, proven: bool = True) -> dict[str, WireQueue]:
+        """Return the queues that have items, with their counts. `proven` as of `delayed_topics`."""
+        await self._pool.reach(self._connect_timeout_s)
+        answer = await self._ask(AdminRequest(ask=ListQueues(proven=proven)))
+        return {each.queue: each for each in answer.about_queues.queues}
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.
@@ -363,6 +370,10 @@ class TopicAdmin(KafkaHints, BlockingClient):
         Without `proven`, owners write no proof into their logs, and the answer may be old after a takeover.
         """
         return self._background.run(self._core.delayed_topics(proven=proven))
+
+    def queues(self, *, proven: bool = True) -> dict[str, WireQueue]:
+        """Return the queues that have items, with their counts. `proven` as of `delayed_topics`."""
+        return self._background.run(self._core.queues(proven=proven))
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
         """Return the pointer offset at which each read partition ends, by topic name and partition.

@@ -181,9 +181,13 @@ class CountEnds(ServiceQuestion, tag_field="op", tag="count-ends", kw_only=True)
 
 
 class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=True):
-    """Show the queues that have items, and how many. Their names begin with `prefix`."""
+    """Show the queues that have items, and how many. Their names begin with `prefix`.
+
+    Without `proven`, their owners prove nothing first.
+    """
 
     prefix: str = ""
+    proven: bool = True
 
 
 class WireQueue(msgspec.Struct, kw_only=True):

@@ -312,6 +312,7 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "load": lambda admin: admin.load("broker-1"),
     "delayed": lambda admin: admin.delayed("clicks"),
     "delayed_topics": lambda admin: admin.delayed_topics(),
+    "queues": lambda admin: admin.queues(),
     "transactions": lambda admin: admin.transactions(),
     "commit_transaction": lambda admin: admin.commit_transaction("job"),
     "abort_transaction": lambda admin: admin.abort_transaction("job"),

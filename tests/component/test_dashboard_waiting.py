@@ -88,6 +88,28 @@ def test_the_stream_shows_delayed_records_and_open_transactions(cluster: Cluster
         seen(pages, "transactions", "", lambda value: not value["total"])
 
 
+def test_the_stream_shows_queues_the_oldest_ready_item_first(cluster: Cluster) -> None:
+    with served(cluster.address) as pages, memq.Queue(cluster.address) as queue:
+        nothing = {"total": 0, "ready": 0, "leased": 0, "delayed": 0, "dead": 0, "shown": []}
+        assert seen(pages, "queues", "", lambda value: True) == nothing
+        queue.enqueue("later", b"x", deliver_after=3_600)
+        queue.enqueue_many("old", [b"x", b"y"])
+        queue.enqueue("new", b"x")
+        queue.nack(queue.dequeue("old")[0], kind="dead")
+        found = seen(pages, "queues", "", lambda value: value["total"] == 3 and value["dead"])
+        assert [row["queue"] for row in found["shown"]] == ["old", "new", "later"]
+        assert {name: found[name] for name in nothing if name != "shown"} == {
+            "total": 3,
+            "ready": 2,
+            "leased": 0,
+            "delayed": 1,
+            "dead": 1,
+        }
+        old, new, later = found["shown"]
+        assert (old["ready"], old["dead"], later["delayed"], later["oldest_ms"]) == (1, 1, 1, None)
+        assert old["oldest_ms"] <= new["oldest_ms"] <= SystemClock().wall_ms()
+
+
 def test_the_stream_counts_dead_letters_before_and_after_some_were_handled(cluster: Cluster) -> None:
     with served(cluster.address) as pages, memq.DeadLetterQueue(cluster.address, "billing") as queue:
         found = seen(pages, "letters", "billing", lambda value: value["waiting"] is not None)

@@ -119,6 +119,9 @@ def see_waiting_records(tab: Tab, producer: memq.Producer, address: str) -> None
         tab.page.get_by_role("heading", name="Waiting").wait_for()
         tab.page.get_by_role("link", name="reminders").wait_for()
         tab.page.get_by_role("row", name="billing 1").wait_for()
+    with memq.Queue(address) as queue:
+        queue.enqueue("mails", b"x", deliver_after=3_600)
+        tab.page.get_by_role("row", name="mails 0 0 1 0").wait_for()
     with (
         memq.Producer(address, transactional_id="pay", connect_timeout_ms=WAIT_MS) as payer,
         payer.transaction() as transaction,

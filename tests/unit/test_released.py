@@ -178,11 +178,11 @@ def test_records_that_a_unit_lacks_are_lost(control: bool) -> None:
 
 def test_an_empty_first_unit_hides_no_loss_of_the_next_one() -> None:
     """Its count of 0 is known: the batch has no held record. With one, a broker of an earlier release did not count."""
-    for first, lost in (((5, 0, 1), {Kind.LOST: 4}), (delayed(1), {})):
+    for first, lost in (((5, 0, 1), 4), (delayed(1), 0)):
         log = Log()
         log.batch(first, units=[unit(1, 0)])
         log.batch(delayed(2), units=[unit(3, 5)])
-        assert counts(log.said(ShardCounts(0, SHARD, 3, 5, 3, 5))) == lost
+        assert counts(log.said(ShardCounts(0, SHARD, 3, 5, 3, 5))).get(Kind.LOST, 0) == lost
 
 
 def test_a_late_pointer_fills_what_was_missing() -> None:

@@ -23,7 +23,7 @@ from memq.audit.dashboard.view import (
     TopicPage,
     TopicRow,
 )
-from memq.audit.dashboard.waiting import delayed_topics, open_transactions
+from memq.audit.dashboard.waiting import delayed_topics, open_transactions, queues
 from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.live.view import doubted
 from memq.audit.minutes import MINUTE_MS
@@ -40,6 +40,7 @@ from memq.topic import Topic, Totals
 
 TOPICS_S = 2.0  # between rounds
 CLUSTER_S = 2.0
+QUEUES_S = 5.0  # there may be 100,000
 AUDIT_S = 0.5
 CLIENTS_S = 5.0
 CLIENTS_SHOWN_MAX = 200
@@ -96,6 +97,7 @@ class Poller:
             ("cluster", CLUSTER_S, self.poll_cluster),
             ("delayed", CLUSTER_S, self.poll_delayed),
             ("transactions", CLUSTER_S, self.poll_transactions),
+            ("queues", QUEUES_S, self.poll_queues),
         ]
         if self._audit is not None:
             rounds += [("audit", AUDIT_S, self.poll_audit), ("clients", CLIENTS_S, self.poll_clients)]
@@ -402,6 +404,10 @@ class Poller:
     async def poll_transactions(self) -> None:
         """Ask for the open transactions, and show them."""
         self._feed.board.put("transactions", "", open_transactions(await self._admin.transactions(proven=False)))
+
+    async def poll_queues(self) -> None:
+        """Ask for the queues and their items, and show them."""
+        self._feed.board.put("queues", "", queues(await self._admin.queues(proven=False)))
 
     async def _load(self, broker: str) -> dict[str, Any]:
         """Return how full a broker is; nothing of one that does not say, as an older one."""

@@ -174,6 +174,28 @@ class DelayedTopics(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[DelayedRow, ...]
 
 
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The items of a queue by state. The oldest ready one was due at `oldest_ms` (Unix ms), or None."""
+
+    queue: str
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_ms: int | None
+
+
+class Queues(msgspec.Struct, frozen=True, kw_only=True):
+    """Queues of items: their number, the sums of their items, and the queues with the oldest ready items."""
+
+    total: int
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    shown: tuple[QueueRow, ...]
+
+
 class TransactionRow(msgspec.Struct, frozen=True, kw_only=True):
     """An undecided transaction: its producer, state, times, and blocks by topic.
 

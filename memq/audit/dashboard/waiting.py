@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +12,18 @@ from memq.audit.dashboard.view import (
     LetterPage,
     LetterRow,
     OpenTransactions,
+    QueueRow,
+    Queues,
     TransactionRow,
     preview,
 )
 from memq.client.listener.dead_letter_queue import AsyncDeadLetterQueue, Letter
 from memq.client.topic_admin import DelayedCount
 from memq.client.transactions.admin import ShownTransaction
+from memq.protocol.queue_messages import WireQueue
 from memq.runtime.runtime import Runtime
 
-SHOWN_MAX = 200  # topics with delayed records, transactions
+SHOWN_MAX = 200  # topics with delayed records, transactions, queues
 LETTERS_SHOWN_MAX = 100
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Warning)(?=:|$)")  # the class of an exception
 
@@ -29,6 +33,30 @@ def delayed_topics(found: Mapping[str, DelayedCount]) -> DelayedTopics:
     rows = [DelayedRow(topic=topic, records=each.records, next_ms=each.next_ms) for topic, each in found.items()]
     rows.sort(key=lambda row: (-row.records, row.topic))
     return DelayedTopics(total=len(rows), records=sum(row.records for row in rows), shown=tuple(rows[:SHOWN_MAX]))
+
+
+def queues(found: Mapping[str, WireQueue]) -> Queues:
+    """Return the queues: first those with the oldest ready item, then those with dead ones, then by items."""
+    rows = [
+        QueueRow(
+            queue=each.queue,
+            ready=each.ready,
+            leased=each.leased,
+            delayed=each.delayed,
+            dead=each.dead,
+            oldest_ms=each.oldest_ms or None,
+        )
+        for each in found.values()
+    ]
+    rows.sort(key=lambda row: (row.oldest_ms or math.inf, -row.dead, -row.leased - row.delayed, row.queue))
+    return Queues(
+        total=len(rows),
+        ready=sum(row.ready for row in rows),
+        leased=sum(row.leased for row in rows),
+        delayed=sum(row.delayed for row in rows),
+        dead=sum(row.dead for row in rows),
+        shown=tuple(rows[:SHOWN_MAX]),
+    )
 
 
 def open_transactions(found: Sequence[ShownTransaction]) -> OpenTransactions:

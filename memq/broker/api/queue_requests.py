@@ -245,7 +245,7 @@ class QueueRequests:
         """Return the counts of all queues that have items; for another broker, of those that are here."""
 
         async def queues_at(keeper: QueueKeeper) -> list[WireQueue]:
-            found = await keeper.counts(call.ask.prefix)
+            found = await keeper.counts(call.ask.prefix, proven=call.ask.proven)
             return [WireQueue(queue=name, **counts._asdict()) for name, counts in found.items()]
 
         hosts = self._hosts

@@ -31,7 +31,7 @@ function route(event) {
     else link.removeAttribute("aria-current");
   }
   title();
-  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "clients", "about", "delayed", "letters", "transactions"]));
+  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "clients", "about", "delayed", "letters", "transactions", "queues"]));
   if (event) {
     scrollTo(0, 0);
     const heading = main.querySelector("h1");

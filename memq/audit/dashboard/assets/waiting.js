@@ -1,4 +1,4 @@
-// Records that wait: delayed ones, dead letters of listeners, and those of open transactions.
+// Records that wait: delayed ones, dead letters of listeners, and those of open transactions; items of queues.
 
 import { all, one } from "./board.js";
 import { ago, ask, bytes, count, duration, failure, h, known, time } from "./dom.js";
@@ -10,7 +10,7 @@ const notYet = () => h("p", { class: "empty" }, "Not known yet.");
 const more = (found) => (found.total > found.shown.length ? h("p", { class: "note" }, `the first ${count(found.shown.length)} of ${count(found.total)}`) : "");
 
 export function waitingPage([group]) {
-  const [delayed, groups, transactions, letters] = Array.from({ length: 4 }, () => h("div"));
+  const [delayed, groups, transactions, items, letters] = Array.from({ length: 5 }, () => h("div"));
   const card = (title, part) => h("section", { class: "card" }, h("h2", {}, title), part);
   let closed = false;
 
@@ -34,6 +34,13 @@ export function waitingPage([group]) {
         Object.entries(row.blocks).map(([topic, number]) => `${topic}: ${count(number)}`).join(", ")]), "No transaction is open.")] : [notYet()]));
   }
 
+  function showQueues() {
+    const found = one("queues");
+    const sum = () => h("p", { class: "note" }, `${count(found.ready)} ready, ${count(found.leased)} leased, ${count(found.delayed)} delayed, ${count(found.dead)} dead in ${count(found.total)} queues`);
+    items.replaceChildren(...(found ? [found.total ? sum() : "", more(found), plainTable("Queues", ["Queue", "#Ready", "#Leased", "#Delayed", "#Dead", "#Oldest ready"],
+      found.shown.map((row) => [row.queue, count(row.ready), count(row.leased), count(row.delayed), count(row.dead), row.oldest_ms ? ago(row.oldest_ms) : "–"]), "No queue has items.")] : [notYet()]));
+  }
+
   async function load() {
     letters.replaceChildren(h("p", { class: "note" }, "Reading …"));
     try {
@@ -47,12 +54,13 @@ export function waitingPage([group]) {
   if (group) load();
   return {
     title: "Waiting",
-    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Waiting")), h("div", { class: "grid" }, card("Delayed records", delayed), card("Open transactions", transactions), card("Dead letters", groups),
+    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Waiting")), h("div", { class: "grid" }, card("Delayed records", delayed), card("Open transactions", transactions), card("Dead letters", groups), card("Queues", items),
       group ? h("section", { class: "card wide" }, h("h2", {}, `Dead letters of ${group}, the oldest first `, h("button", { type: "button", onclick: load }, "Read again")), letters) : null)),
     update: (kinds) => {
       if (kinds.has("delayed")) showDelayed();
       if (kinds.has("letters")) showGroups();
       if (kinds.has("transactions")) showTransactions();
+      if (kinds.has("queues")) showQueues();
     },
     close: () => { closed = true; },
   };
