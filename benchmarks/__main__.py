@@ -65,7 +65,6 @@ def main(names: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
 
     Exit code 1 when a bound is missed or a row fails. The figures of complete rows are kept in both cases.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what a row started ends with it
     options, figures, began_s = Options(quick, say), list[Figure](), time.monotonic()
     where = machine()
     document: dict[str, object] = {"machine": where, "quick": quick}
@@ -73,6 +72,7 @@ def main(names: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
     if json_file is not None:
         _write(json_file, document)  # a path that can't be written is refused before an hour of work
     say(f"kernel: {where['kernel']}")
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what a row started ends
     try:
         for name in names or ROWS:
             say(f"{name} …")
@@ -86,6 +86,7 @@ def main(names: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
             for figure in found:
                 print(figure.line(), flush=True)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if json_file is not None:
             document["seconds"] = round(time.monotonic() - began_s, 1)
             document |= {"figures": [figure.as_json() for figure in figures], "failed": failed}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -99,13 +100,12 @@ class ManifestFiles:
                     continue  # a sweep deleted it after a successor was stored
             following = self.manifest_key(partition, known.number + 1 if known is not None else FIRST_NUMBER)
             try:
-                await self.store.get(following)
+                with suppress(CorruptDataError):  # one answer proves no damage
+                    await self.store.get(following)
             except NotFoundError:
                 return known
-            try:
+            with suppress(NotFoundError):
                 known = await self._decoded(following, decode_compaction_manifest)
-            except NotFoundError:
-                continue
 
     async def _numbered(self, partition: ReadPartition, number: int) -> CompactionManifest:
         return await self._decoded(self.manifest_key(partition, number), decode_compaction_manifest)

@@ -102,9 +102,10 @@ class CheckingStore(MemoryHandler):
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `StorageReader.get`."""
+        data = await super().get(key)
         if checked:
             raise CorruptDataError(f"object '{key}' has another checksum")
-        return await super().get(key)
+        return data
 
 
 def test_a_batch_is_restored_by_its_blocks_though_the_checksum_of_its_object_fails() -> None:

@@ -73,7 +73,7 @@ BUGS: dict[str, Planted] = {
     ),
     "an item has more attempts than it may have": bug(
         "QueueMachine._nack",
-        swap("block.attempt(number) >= block.terms.attempts_max", "False"),
+        swap("0 < block.terms.attempts_max <= block.attempt(number)", "False"),
     ),
     "an item that is given back is lost": bug("ItemScheduler._again", swap(PUSH, "pass"), SCHEDULER),
     "the last priority is first": bug(
