@@ -89,16 +89,13 @@ class ItemScheduler:
     def _add(self, block: QueueBlock, now: Moment) -> None:
         if block.terms.ordered:
             self._ordered[block.block.id.producer] = place_of(block)
-        if not block.is_touched:
-            self._push(block, 0, block.count, block.block.due_ms)
-            return
         for number in block.numbers_in(ItemState.LEASED):
             self._lease(block, number, now.steady_s)
-        if block.terms.ordered:
-            self._push_next(place_of(block))
-        else:
-            for number in block.numbers_in(ItemState.READY):
-                self._push(block, number, number + 1, block.due_of(number))
+        if block.terms.ordered or not block.is_touched:
+            self._push(block, 0, block.count, block.block.due_ms)
+            return
+        for number in block.numbers_in(ItemState.READY):
+            self._push(block, number, number + 1, block.due_of(number))
 
     def _push(self, block: QueueBlock, begin: int, end: int, due_ms: int) -> None:
         """Expect items of a block when they are due; of an ordered key, the next item."""

@@ -78,6 +78,22 @@ def test_a_dead_item_does_not_stop_its_key_and_is_first_again_when_it_was_sent_b
     assert len(shard.machine.ordered) == 0
 
 
+def test_a_new_owner_ends_an_item_that_was_given_back_and_its_ordered_key_continues() -> None:
+    shard = Shard()
+    shard.enqueue(1, terms=ORDERED._replace(expires_ms=shard.now.wall_ms + 2_000))
+    shard.enqueue(2, terms=ORDERED)
+    shard.dequeue()
+    shard.change(NackDecision(shard.now.wall_ms + 1_000, b"", shard.lease(1)))
+    shard.scheduler = ItemScheduler(shard.machine, shard.now)
+    shard.wait(3)
+    assert shard.dequeue() == [], "its life is over"
+    (decision,) = shard.scheduler.ends(shard.now)
+    shard.machine.apply(encode_decision(decision))
+    shard.scheduler.ended(decision)
+    assert shard.machine.totals == {"expired": 1}
+    assert shard.dequeue() == [(2, 0)]
+
+
 def test_the_machine_refuses_a_grant_of_a_second_item_of_an_ordered_key() -> None:
     shard = Shard()
     shard.enqueue(1, count=3, terms=ORDERED)
