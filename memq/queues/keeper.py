@@ -447,18 +447,20 @@ class QueueKeeper:
             now = self._now()
             self._scheduler.pass_time(now)
             self._notify()
+            decisions = self._scheduler.ends(now)
             try:
-                for decision in self._scheduler.ends(now):
-                    try:
-                        await self._end(decision)
-                    finally:
-                        self._scheduler.ended(decision)
+                for decision in decisions:
+                    await self._end(decision)
             except ThrottledError:
                 await asyncio.sleep(FAILED_PAUSE_S)
+            finally:
+                for decision in decisions:
+                    self._scheduler.ended(decision)
             if self.meter.is_due:
                 counts = await self._counted()
                 self.meter.take(sum_of(counts), self._now().steady_s - now.steady_s)
-            await self._wait()
+            if not decisions:  # else there may be more ends than one decision has
+                await self._wait()
 
     async def _end(self, decision: EndDecision) -> None:
         outcomes = await self._propose(decision)

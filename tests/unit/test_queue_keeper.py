@@ -308,3 +308,31 @@ def test_the_keeper_ends_items_by_time_and_wakes_those_that_wait() -> None:
         assert not running.done()
 
     on_shard(work)
+
+
+def test_ends_that_fail_are_decided_again() -> None:
+    async def work(shard: Shard) -> None:
+        ends_ms = skipping_runtime().clock.wall_ms() + LEASE_S * 1_000
+        expires, last = ItemTerms(5, LEASE_S * 1_000, 0, ends_ms), ItemTerms(5, LEASE_S * 1_000, 1, 0)
+        await shard.keeper.enqueue([shard.new(1, terms=last)])
+        await shard.dequeue()
+        await shard.keeper.enqueue([shard.new(2, terms=expires)])
+        await skip(LEASE_S)
+        shard.log.errors.append(ThrottledError("later"))
+        shard.tasks.start(shard.keeper.run(), "run")
+        await skip(LEASE_S)
+        assert shard.machine.totals == {"expired": 1, "dead": 1}
+
+    on_shard(work)
+
+
+def test_many_items_end_without_a_pause() -> None:
+    async def work(shard: Shard) -> None:
+        ends_ms = skipping_runtime().clock.wall_ms() + LEASE_S * 1_000
+        terms = ItemTerms(5, LEASE_S * 1_000, 0, ends_ms)
+        await shard.keeper.enqueue([shard.new(block, count=1_000, terms=terms) for block in (1, 2, 3)])
+        shard.tasks.start(shard.keeper.run(), "run")
+        await skip(LEASE_S + 0.5)
+        assert shard.machine.totals == {"expired": 3_000}
+
+    on_shard(work)
