@@ -65,7 +65,7 @@ class WorkerCore:
         self._mean_s: float | None = None
         self._turn = 0
         self._has_room = asyncio.Event()
-        self._has_acks = asyncio.Event()
+        self._acking: set[str] = set()  # queues whose items are acked now
         self._has_leases = asyncio.Event()
         self._idle_now = asyncio.Event()
         self._fetching: asyncio.Task[None] | None = None
@@ -90,7 +90,6 @@ class WorkerCore:
                 self._add(await self._lease(0))
                 self._fetching = self._tasks.start(self._fetch(), "worker leases")
                 self._tasks.start(self._renew(), "worker extends leases")
-                self._tasks.start(self._flush(), "worker acks")
 
     async def run(self) -> None:
         """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
@@ -200,13 +199,13 @@ class WorkerCore:
     async def _renew(self) -> None:
         """Extend leases when half of them is over, and mark items whose lease has ended."""
         while True:
-            now_s, due = self._now_s(), dict[float, list[QueueItem]]()
+            now_s, due = self._now_s(), dict[tuple[str, float], list[QueueItem]]()
             for item in list(self._held.values()):
                 if item.until_s <= now_s:
                     self._lose(item)
                 elif item.lease not in self._renewing and item.until_s - now_s <= item.lease_s * RENEW_PART:
-                    due.setdefault(item.lease_s, []).append(item)
-            for lease_s, items in due.items():
+                    due.setdefault((item.queue, item.lease_s), []).append(item)
+            for (_, lease_s), items in due.items():
                 self._renewing.update(item.lease for item in items)
                 self._tasks.start(self._extend(items, lease_s), "worker extends some leases")
             self._has_leases.clear()
@@ -290,21 +289,18 @@ class WorkerCore:
             self.counts.dead += outcome is not None
         elif outcome is None:
             self._acks[item.lease] = item
-            self._has_acks.set()
+            if item.queue not in self._acking:
+                self._acking.add(item.queue)
+                self._tasks.start(self._flush(item.queue), "worker acks")
         else:
             await self._return([item], outcome)
 
     # ---- ends ------------------------------------------------------------------------------------
 
-    async def _flush(self) -> None:
-        """Ack items whose handler has returned: all that wait in one request, while the next ones gather."""
+    async def _flush(self, queue: str) -> None:
+        """Ack the items of a queue whose handler has returned: all in one request, while the next ones gather."""
         failures = 0
-        while True:
-            self._has_acks.clear()
-            if not self._acks:
-                self._idle_now.set()
-                await self._has_acks.wait()
-            items = list(self._acks.values())
+        while items := [item for item in self._acks.values() if item.queue == queue]:
             try:
                 outcomes = await self._queue.ack_many(items)
             except _UNSURE as error:
@@ -317,6 +313,8 @@ class WorkerCore:
                 del self._acks[item.lease]
                 self._settled(item, outcome)
             self._has_room.set()
+        self._acking.remove(queue)
+        self._idle_now.set()
 
     async def _pause_acks(self, items: Sequence[QueueItem], failures: int) -> list[ItemOutcome]:
         """Wait before the next request. When no lease is left, the outcome stays unknown."""
@@ -327,9 +325,13 @@ class WorkerCore:
 
     async def _return(self, items: Sequence[QueueItem], outcome: Return) -> None:
         """Give items back. Without an answer, they come again when their leases end."""
-        held = [item for item in items if item.lease in self._held and item.lease not in self._acks]
-        if not held:
-            return
+        queues: dict[str, list[QueueItem]] = {}
+        for item in items:
+            if item.lease in self._held and item.lease not in self._acks:
+                queues.setdefault(item.queue, []).append(item)
+        await asyncio.gather(*(self._return_held(held, outcome) for held in queues.values()))
+
+    async def _return_held(self, held: Sequence[QueueItem], outcome: Return) -> None:
         try:
             answers = await self._queue.nack_many(held, after=outcome.after_s, metadata=outcome.note, kind=outcome.kind)
         except MemqError as error:

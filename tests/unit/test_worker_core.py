@@ -1,0 +1,134 @@
+"""The core of a worker with queues in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from memq.client.queue.items import ItemLease, QueueItem
+from memq.client.queue.queue import AsyncQueue
+from memq.client.queue.worker_core import WAIT_S, WorkerCore
+from memq.client.queue.worker_settings import WorkerSettings
+from memq.errors import OutcomeUnknownError
+from memq.queues.decisions import ItemOutcome
+from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
+
+LEASE_S = 4.0
+TIMEOUT_S = 30.0
+DRAIN_S = 10.0
+
+
+class Queues:
+    """Has one item of each queue. A request about an item of the queue "gone" gets no answer."""
+
+    def __init__(self, *queues: str) -> None:
+        self.ready = list(queues)
+        self.ended: list[tuple[str, str]] = []  # queue and what became of its item
+
+    async def dequeue(self, wanted: Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+        """See `AsyncQueue.dequeue`."""
+        if not self.ready:
+            await skip(wait)
+        leased, self.ready = self.ready, []
+        until_s = now_s() + LEASE_S
+        return [
+            QueueItem(f"{queue}:{at:016x}:0", queue, b"", (), 1, b"", until_s, ItemLease(f"{at:016x}", 0, 1), LEASE_S)
+            for at, queue in enumerate(leased)
+        ]
+
+    async def _answer(self, items: Sequence[QueueItem], outcome: ItemOutcome) -> list[ItemOutcome]:
+        for item in items:
+            if item.queue == "gone":
+                await skip(TIMEOUT_S)
+                raise OutcomeUnknownError("no broker has answered")
+            self.ended.append((item.queue, outcome))
+        return [outcome] * len(items)
+
+    async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+        """See `AsyncQueue.extend_many`."""
+        began_s = now_s()
+        found = await self._answer(items, ItemOutcome.EXTENDED)
+        for item in items:
+            item.until_s = began_s + lease
+        return found
+
+    async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
+        """See `AsyncQueue.ack_many`."""
+        return await self._answer(items, ItemOutcome.ACKED)
+
+    async def nack_many(self, items: Sequence[QueueItem], **_: object) -> list[ItemOutcome]:
+        """See `AsyncQueue.nack_many`."""
+        return await self._answer(items, ItemOutcome.RETURNED)
+
+    async def close(self) -> None:
+        """See `AsyncQueue.close`."""
+
+
+def worker(
+    queues: Queues, handler: Callable[[QueueItem], Any], *, concurrency: int = 2, prefetch: int = 0
+) -> WorkerCore:
+    made = WorkerSettings(
+        queues=("gone", "here"), concurrency=concurrency, prefetch=prefetch, retry_delays_s=(1.0,), drain_s=DRAIN_S
+    )
+    return WorkerCore(made, cast(AsyncQueue, queues), skipping_runtime(), handler)
+
+
+@pytest.mark.parametrize("order", [("gone", "here"), ("here", "gone")])
+def test_a_queue_without_an_answer_delays_nothing_of_another_one(order: tuple[str, str]) -> None:
+    async def work() -> None:
+        begun_s, marks, queues = now_s(), dict[str, bool](), Queues(*order)
+
+        async def handler(item: QueueItem) -> None:
+            await skip(2 * LEASE_S)
+            marks[item.queue] = item.lost
+
+        core = worker(queues, handler)
+        await core.start()
+        await skip(2 * LEASE_S + 1)
+        assert marks == {"here": False, "gone": True}
+        assert ("here", ItemOutcome.ACKED) in queues.ended
+        assert (core.counts.done, core.counts.lost) == (1, 1)
+        await core.close()
+        assert now_s() - begun_s < TIMEOUT_S
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("order", [("gone", "here"), ("here", "gone")])
+def test_acks_of_a_queue_without_an_answer_delay_no_others(order: tuple[str, str]) -> None:
+    async def work() -> None:
+        queues = Queues(*order)
+
+        async def handler(item: QueueItem) -> None: ...
+
+        core = worker(queues, handler)
+        await core.start()
+        await skip(1)
+        assert queues.ended == [("here", ItemOutcome.ACKED)]
+        assert core.counts.done == 1
+        await core.close()
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("order", [("gone", "here"), ("here", "gone")])
+def test_a_worker_that_stops_gives_back_the_items_of_queues_that_answer(order: tuple[str, str]) -> None:
+    async def work() -> None:
+        queues, leave = Queues("here", *order), asyncio.Event()
+
+        async def handler(item: QueueItem) -> None:
+            await leave.wait()
+
+        core = worker(queues, handler, concurrency=1, prefetch=2)
+        await core.start()
+        closing = asyncio.get_running_loop().create_task(core.close())
+        await skip(WAIT_S + 0.5)
+        assert ("here", ItemOutcome.RETURNED) in queues.ended
+        assert core.counts.returned == 1
+        leave.set()
+        await closing
+
+    run_skipping(work())
