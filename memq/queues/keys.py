@@ -18,10 +18,11 @@ from memq.queues.decisions import Dedupe, ItemState, SavedFirst
 
 
 class _OrderedKey:
-    __slots__ = ("blocks", "leased")
+    __slots__ = ("blocks", "is_sorted", "leased")
 
     def __init__(self) -> None:
         self.blocks: OrderedDict[int, QueueBlock] = OrderedDict()  # by arrival; some item is ready or leased
+        self.is_sorted = True
         self.leased: tuple[QueueBlock, int] | None = None
 
 
@@ -45,10 +46,9 @@ class OrderedKeys:
         if block.left == block.dead:
             found.blocks.pop(block.arrival, None)
         elif block.arrival not in found.blocks:
-            is_last = not found.blocks or next(reversed(found.blocks)) < block.arrival
+            if found.blocks and next(reversed(found.blocks)) > block.arrival:  # it was dead, and was sent back
+                found.is_sorted = False
             found.blocks[block.arrival] = block
-            if not is_last:  # it was dead, and was sent back
-                found.blocks = OrderedDict(sorted(found.blocks.items()))
         if not found.blocks:
             del self._keys[place]
 
@@ -57,6 +57,8 @@ class OrderedKeys:
         found = self._keys.get((queue, key))
         if found is None or found.leased is not None:
             return found.leased if found is not None else None
+        if not found.is_sorted:  # once for all that were sent back together
+            found.blocks, found.is_sorted = OrderedDict(sorted(found.blocks.items())), True
         block = next(iter(found.blocks.values()))
         return block, next(block.numbers_in(ItemState.READY))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -92,6 +93,24 @@ def test_a_new_owner_ends_an_item_that_was_given_back_and_its_ordered_key_contin
     shard.scheduler.ended(decision)
     assert shard.machine.totals == {"expired": 1}
     assert shard.dequeue() == [(2, 0)]
+
+
+def test_many_dead_items_of_an_ordered_key_are_sent_back_at_once() -> None:
+    """One sort of the key for each of them took 20 s."""
+    shard, dead, waiting = Shard(), 300, 50_000
+    for block in range(1, dead + 1):
+        shard.enqueue(block, terms=ORDERED._replace(attempts_max=1))
+        assert shard.dequeue() == [(block, 0)]
+        shard.change(NackDecision(shard.now.wall_ms, b"", shard.lease(block)))
+    held = tuple(HeldBlock(HoldId(dead + 1 + at, 0), 1, 1, 0, 1) for at in range(waiting))
+    lane = HeldLane(Target("jobs", "", 0), ORDERED.lane(), held)
+    shard.machine.apply(encode_decision(EnqueueDecision("key", 0, (lane,))))
+    began_s = time.process_time()
+    shard.settle(RedriveDecision(shard.now.wall_ms, tuple(ItemRanges(block, (0, 1)) for block in range(1, dead + 1))))
+    assert time.process_time() - began_s < 3
+    for block in (1, 2, 3):
+        assert shard.dequeue() == [(block, 0)]
+        shard.change(AckDecision(0, shard.lease(block)))
 
 
 def test_the_machine_refuses_a_grant_of_a_second_item_of_an_ordered_key() -> None:
