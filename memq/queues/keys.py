@@ -99,10 +99,14 @@ class FirstItems:
             del self._known[heapq.heappop(self._ends)[1]]
 
     def count(self, now_ms: int) -> int:
-        """Return how many keys would be known after an enqueue now."""
-        if not self._ends or self._ends[0][0] > now_ms:
-            return len(self._known)
-        return sum(until_ms > now_ms for until_ms, _ in self._ends)
+        """Return how many keys would be known after an enqueue now. It reads those that would go."""
+        over, places = 0, [0]
+        while places:
+            place = places.pop()
+            if place < len(self._ends) and self._ends[place][0] <= now_ms:
+                over += 1
+                places += 2 * place + 1, 2 * place + 2  # the children of an entry of a heap end later
+        return len(self._known) - over
 
     def saved(self) -> list[SavedFirst]:
         """Return them for a snapshot."""

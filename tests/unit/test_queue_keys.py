@@ -25,6 +25,7 @@ from memq.queues.decisions import (
     encode_decision,
     ranges_of,
 )
+from memq.queues.keys import FirstItems
 from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import ItemScheduler
 from tests.unit.queue_shard import PLAIN, Shard
@@ -195,6 +196,17 @@ def test_a_queue_takes_one_item_under_a_dedupe_key_within_its_window() -> None:
     assert len(machine.firsts) == 1, "keys whose windows are over are forgotten"
     machine.apply(encode_decision(EnqueueDecision("key", 2_100, ())))
     assert len(machine.firsts) == 0
+
+
+def test_dedupe_keys_whose_windows_are_over_are_counted_without_the_others() -> None:
+    firsts, ends = FirstItems(), list(range(1_000, 61_000))
+    random.Random(1).shuffle(ends)
+    for block, until_ms in enumerate(ends):
+        firsts.add(Dedupe(block.to_bytes(16, "little"), 0, until_ms), block)
+    assert [firsts.count(now_ms) for now_ms in (999, 1_000, 1_499, 61_000)] == [60_000, 59_999, 59_500, 0]
+    began_s = time.process_time()
+    assert {firsts.count(1_009) for _ in range(1_000)} == {59_990}
+    assert time.process_time() - began_s < 1, "each enqueue read all keys"
 
 
 def test_a_state_without_dedupe_keys_stays_readable_for_earlier_releases() -> None:
