@@ -39,12 +39,14 @@ class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=
 class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=True):
     """Lease items of queues, at most as many of each; wait up to `wait_ms` for the first one.
 
-    The client has the blocks `known`, so the answer names them without their bytes.
+    The client has the blocks `known`, so the answer names them without their bytes. The first block counts in any
+    case; with `bytes_max` the others come as long as all have so many bytes. 0: as many as the broker allows.
     """
 
     queues: dict[str, Int64]
     wait_ms: Int64
     known: list[Bits64] = []
+    bytes_max: Int64 = 0
 
 
 class AwaitItems(msgspec.Struct, tag_field="op", tag="await-items", kw_only=True):

@@ -221,14 +221,16 @@ class QueueKeeper:
 
     # ---- dequeue ---------------------------------------------------------------------------------
 
-    async def dequeue(self, wanted: Mapping[str, int], known: Collection[int] = ()) -> list[Delivered]:
+    async def dequeue(
+        self, wanted: Mapping[str, int], known: Collection[int] = (), bytes_max: int = ANSWER_BYTES_MAX
+    ) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most as many of each as `wanted` says.
 
-        The worker has the blocks `known`: they come without their bytes.
+        The worker has the blocks `known`: they come without their bytes. `bytes_max` is as in `ItemScheduler.take`.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         now = self._now()
-        items = self._scheduler.take(wanted, ANSWER_BYTES_MAX, now)
+        items = self._scheduler.take(wanted, bytes_max, now)
         return await self._to_its_end(self._grant(items, known, now)) if items else []
 
     async def _grant(self, items: Sequence[ItemRanges], known: Collection[int], now: Moment) -> list[Delivered]:

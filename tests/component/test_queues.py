@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -148,6 +149,23 @@ def test_a_worker_that_has_a_block_gets_no_bytes_of_it_from_any_broker() -> None
                     assert (grant.block_id, grant.length, len(blocks) > 0) == (block_id, len(blocks), not known)
                 link.close()
             assert payloads(await queue.dequeue({"jobs": 5})) == sent[7:]
+
+    run(work())
+
+
+def test_large_items_of_many_shards_come_in_several_answers_and_each_queue_has_a_turn() -> None:
+    async def work() -> None:
+        async with queueing() as (_, _, queue):
+            names, large = [f"jobs-{number}" for number in range(6)], random.Random(1).randbytes(480 * 1024)
+            for name in names:
+                for _ in range(4):
+                    await queue.enqueue(name, large, lease=60)
+            seen = list[list[str]]()
+            while items := await queue.dequeue(dict.fromkeys(names, 4)):
+                seen.append([item.queue for item in items])
+                assert all(item.attempt == 1 and item.payload == large for item in items)
+            assert sorted(name for some in seen for name in some) == sorted(names * 4)
+            assert len(set(seen[0] + seen[1])) > len(set(seen[0]))
 
     run(work())
 

@@ -71,7 +71,7 @@ from memq.queues.decisions import (
     dedupe_digest,
     queue_scope,
 )
-from memq.queues.keeper import Delivered, QueueKeeper, SeenItems
+from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
 from memq.topic import check_name
 
 Home = QueueKeeper | Link
@@ -85,6 +85,7 @@ class QueueRequests:
     def __init__(self, services: Services, hosts: ServiceHosts) -> None:
         self._services = services
         self._hosts = hosts
+        self._turn = 0  # of the home that is asked first
 
     async def enqueue(self, call: Call[EnqueueItems]) -> Answer:
         """Put blocks of items into a queue; answer when that is in the state log."""
@@ -110,6 +111,7 @@ class QueueRequests:
         if min(ask.queues.values()) < 1:
             raise InvalidRequestError("a request for less than one item of a queue")
         _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
+        _check_span("bytes_max", ask.bytes_max, 0, ANSWER_BYTES_MAX, "")
         if len(ask.known) > QUEUE_KNOWN_BLOCKS_MAX:
             raise TooLargeError(f"{len(ask.known)} known blocks, {QUEUE_KNOWN_BLOCKS_MAX} are allowed")
         began_s = self._now_s()
@@ -118,27 +120,38 @@ class QueueRequests:
             homes = await self._homes(call, ask.queues)
             grants: list[Grant] = []
             error: MemqError | None = None
-            for home, wanted in homes.items():
+            room = ask.bytes_max or ANSWER_BYTES_MAX
+            for home, wanted in self._in_turn(homes):
+                if grants and room < HOLD_BYTES_MAX:
+                    break
+                part = DequeueItems(queues=wanted, wait_ms=0, known=ask.known, bytes_max=room)
                 try:
-                    waited_ms = round((self._now_s() - began_s) * 1_000)
-                    grants += await self._grants(home, wanted, ask.known, waited_ms)
-                except MemqError as found:  # what others have granted is not lost
-                    error = found
+                    found = await self._grants(home, part, int((self._now_s() - began_s) * 1_000))
+                    grants += found
+                    room -= sum(len(block) for _, block in found)
+                except MemqError as failed:  # what others have granted is not lost
+                    error = failed
             if error is not None and not grants:
                 raise error
             if grants or not await self._until_ready(homes, until_s - self._now_s()):
                 answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants]))
                 return WithBlocks(answer, [block for _, block in grants])
 
-    async def _grants(self, home: Home, wanted: dict[str, int], known: list[str], waited_ms: int) -> list[Grant]:
+    def _in_turn(self, homes: Mapping[Home, dict[str, int]]) -> list[tuple[Home, dict[str, int]]]:
+        """Return homes in an order that changes each time: large items of the first ones may fill the answer."""
+        self._turn += 1
+        order, first = list(homes.items()), self._turn % len(homes)
+        return order[first:] + order[:first]
+
+    async def _grants(self, home: Home, ask: DequeueItems, waited_ms: int) -> list[Grant]:
         """Return the items that one broker leases now. They have waited since the request came here."""
         if isinstance(home, Link):
-            answer, data = await forward_with_blocks(home, DequeueItems(queues=wanted, wait_ms=0, known=known))
+            answer, data = await forward_with_blocks(home, ask)
             grants = answer.about_queues.grants
             blocks = _split(data, [each.length for each in grants])
             waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
             return list(zip(waited, blocks, strict=True))
-        found = await home.dequeue(wanted, {producer_id_of(each) for each in known})
+        found = await home.dequeue(ask.queues, {producer_id_of(each) for each in ask.known}, ask.bytes_max)
         return [(_wire(each, waited_ms), each.data) for each in found]
 
     async def _until_ready(self, homes: Mapping[Home, dict[str, int]], within_s: float) -> bool:
