@@ -20,7 +20,7 @@ ATTEMPTS_MAX = 3
 
 
 class QueueKind(StrEnum):
-    """What the items of a queue have: no keys, an ordered key, a dedupe key, or few attempts."""
+    """The items of a queue: they have no keys, an ordered key, a dedupe key, or few attempts."""
 
     PLAIN = "plain"
     ORDERED = "ordered"

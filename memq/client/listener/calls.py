@@ -1,38 +1,78 @@
-"""Bases of the clients that call a handler: listeners and workers, for threads and for an event loop."""
+"""Bases of the clients that call a handler, which are listeners and workers: the core, and its two faces."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from memq.client.lifecycle import AsyncClosing, BlockingClient
+from memq.errors import ClosedError
 
 Stats = TypeVar("Stats")
-Stats_co = TypeVar("Stats_co", covariant=True)
 
 
-class CallsCore(Protocol[Stats_co]):
-    """The core of such a client, on an event loop."""
+class CallsCore(ABC, Generic[Stats]):
+    """The core of a client that calls a handler, on an event loop: its life from `start` to the end of `close`.
 
+    `kind` names it in errors.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._ended = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+
+    @abstractmethod
     async def start(self) -> None:
-        """Begin in the background."""
-        ...
+        """Begin in the background; a second call does nothing. Raises: the error that has stopped it; ClosedError."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """Return counters since the start."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Let running handlers finish, for at most `drain_s`; then release everything."""
+
+    def _check_open(self) -> None:
+        """Raise the error that has stopped it. Raises: ClosedError after `close`."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closing is not None:
+            raise ClosedError(f"the {self._kind} is closed")
 
     async def run(self) -> None:
-        """Work until `stop`, or an error; then finish as `close`."""
-        ...
+        """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
+        try:
+            await self.start()
+            await self._ended.wait()
+        finally:
+            await self.close()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Let `run` return."""
-        ...
+        self._ended.set()
 
     async def close(self) -> None:
-        """Let running handlers finish. May be called twice."""
-        ...
+        """Let running handlers finish, for at most `drain_s`. May be called twice."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name=f"{self._kind} closes")
+        await asyncio.shield(self._closing)
 
-    def stats(self) -> Stats_co:
-        """Return counters since the start."""
-        ...
+    def _fail(self, error: BaseException) -> None:
+        """Stop because of an error; `run` raises the first one, and so does another `start`."""
+        if self._failure is None:
+            self._failure = error
+            self._report_failure(error)
+        self.stop()
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Log the error that stops it."""
 
 
 class BlockingCalls(BlockingClient, Generic[Stats]):

@@ -20,12 +20,13 @@ from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.settings import BEGINNING
 from memq.client.listener.answers import Message, answer_of_call
+from memq.client.listener.calls import CallsCore
 from memq.client.listener.open_records import NO_ANSWER, OpenPartition, OpenRecords, Work
 from memq.client.listener.parked_keys import PARKED_CHECK_S, ParkedKeys
 from memq.client.listener.retry_records import LetterNote, RetryNote
 from memq.client.listener.retry_topics import RetryTopics
 from memq.client.listener.settings import Again, GivenUp, ListenerSettings, outcome_of
-from memq.errors import ClosedError, FencedError, InvalidRequestError, RetryableError, TooLargeError
+from memq.errors import FencedError, InvalidRequestError, RetryableError, TooLargeError
 from memq.limits import MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -64,7 +65,7 @@ class ListenerStats:
     handler_s: float = 0.0
 
 
-class ListenerCore:
+class ListenerCore(CallsCore[ListenerStats]):
     """One listener. `call` runs the handler; `end_calls` ends those that still run after the drain.
 
     `observe` makes the observer of the reads of a group, for the audit.
@@ -80,6 +81,7 @@ class ListenerCore:
         observe: Callable[[str], Observe] | None = None,
         end_calls: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        super().__init__("listener")
         self.settings = settings.check()
         self.counts = ListenerStats()
         self._runtime = runtime
@@ -114,9 +116,6 @@ class ListenerCore:
         self._counting: asyncio.Task[None] | None = None  # stores the positions with tries that begin
         self._changed = asyncio.Event()  # for the dispatcher
         self._completed = asyncio.Event()  # for those that wait for running handlers
-        self._ended = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
 
     @property
     def _brokers(self) -> list[str]:
@@ -129,10 +128,7 @@ class ListenerCore:
 
         Raises: as the consumer; the error that has stopped the listener meanwhile.
         """
-        if self._failure is not None:
-            raise self._failure
-        if self._closing is not None:
-            raise ClosedError("the listener is closed")
+        self._check_open()
         async with self._starting:
             if not self._started:
                 await self._begin()
@@ -171,28 +167,9 @@ class ListenerCore:
             consumer = ConsumerCore(each, self._runtime, self._addresses, observe=observe, batches=batches)
             self._sources.append(_ListenerSource(consumer, batches))
 
-    async def run(self) -> None:
-        """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
-        try:
-            await self.start()
-            await self._ended.wait()
-        finally:
-            await self.close()
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        """Let `run` return."""
-        self._ended.set()
-
-    async def close(self) -> None:
-        """Let running handlers finish, for at most `drain_s`; commit; leave the group. May be called twice."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close(), name="listener closes")
-        await asyncio.shield(self._closing)
-
     async def _close(self) -> None:
-        self._ended.set()
+        """Let running handlers finish, for at most `drain_s`; commit; leave the group."""
+        self.stop()
         self._changed.set()
         await self._idle(None)
         if self._end_calls is not None:
@@ -210,13 +187,9 @@ class ListenerCore:
             await self._topics.close()
             await self._admin.close()
 
-    def _fail(self, error: BaseException) -> None:
-        """Stop because of an error; `run` raises it, and so does another `start`."""
-        if self._failure is None:
-            self._failure = error
-            text = f"group '{self.settings.group}' is handled here no more: {type(error).__name__}: {error}"
-            self._events.error("listener.ended", text)
-        self.stop()
+    def _report_failure(self, error: BaseException) -> None:
+        text = f"group '{self.settings.group}' is handled here no more: {type(error).__name__}: {error}"
+        self._events.error("listener.ended", text)
 
     # ---- reading --------------------------------------------------------------------------------
 

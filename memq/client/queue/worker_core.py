@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from memq.client.listener.answers import answer_of_call
+from memq.client.listener.calls import CallsCore
 from memq.client.queue.items import ItemLease, QueueItem
 from memq.client.queue.queue import AsyncQueue
 from memq.client.queue.worker_settings import Return, WorkerSettings, WorkerStats, note_of, outcome_of
-from memq.errors import ClosedError, MemqError, OutcomeUnknownError, RetryableError
+from memq.errors import MemqError, OutcomeUnknownError, RetryableError
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -35,7 +36,7 @@ _UNSURE = (RetryableError, OutcomeUnknownError)
 _ACKED = (ItemOutcome.ACKED, ItemOutcome.ALREADY_ACKED)  # the latter by an earlier request under the same lease
 
 
-class WorkerCore:
+class WorkerCore(CallsCore[WorkerStats]):
     """One worker. `call` runs the handler; `end_calls` leaves those behind that still run after the drain."""
 
     def __init__(
@@ -47,6 +48,7 @@ class WorkerCore:
         *,
         end_calls: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        super().__init__("worker")
         self.settings = settings.check()
         self.counts = WorkerStats()
         self._queue = queue
@@ -70,9 +72,6 @@ class WorkerCore:
         self._idle_now = asyncio.Event()
         self._fetching: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._ended = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -81,38 +80,20 @@ class WorkerCore:
 
         Raises: UnreachableError, DeniedError, ClosedError; the error that has stopped the worker meanwhile.
         """
-        if self._failure is not None:
-            raise self._failure
-        if self._closing is not None:
-            raise ClosedError("the worker is closed")
+        self._check_open()
         async with self._starting:
             if self._fetching is None:
                 self._add(await self._lease(0))
                 self._fetching = self._tasks.start(self._fetch(), "worker leases")
                 self._tasks.start(self._renew(), "worker extends leases")
 
-    async def run(self) -> None:
-        """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
-        try:
-            await self.start()
-            await self._ended.wait()
-        finally:
-            await self.close()
-        if self._failure is not None:
-            raise self._failure
-
     def stop(self) -> None:
-        """Let `run` return."""
-        self._ended.set()
+        """Let `run` return, and lease no more."""
+        super().stop()
         self._has_room.set()
 
-    async def close(self) -> None:
-        """Give back what is not begun; let handlers finish, for at most `drain_s`. May be called twice."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close(), name="worker closes")
-        await asyncio.shield(self._closing)
-
     async def _close(self) -> None:
+        """Give back what is not begun; let handlers finish, for at most `drain_s`."""
         self.stop()
         try:
             await self._drain()
@@ -147,13 +128,9 @@ class WorkerCore:
         self._waiting.clear()
         await self._return(waiting, Return(0, b"", NackKind.UNUSED))
 
-    def _fail(self, error: BaseException) -> None:
-        """Stop because of an error; `run` raises it, and so does another `start`."""
-        if self._failure is None:
-            self._failure = error
-            text = f"queues {', '.join(self.settings.queues)[:200]} are worked on here no more: {error}"
-            self._events.error("worker.ended", text)
-        self.stop()
+    def _report_failure(self, error: BaseException) -> None:
+        text = f"queues {', '.join(self.settings.queues)[:200]} are worked on here no more: {error}"
+        self._events.error("worker.ended", text)
 
     # ---- leases ----------------------------------------------------------------------------------
 

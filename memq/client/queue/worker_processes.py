@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 
-from memq.client.listener.calls import BlockingCalls
+from memq.client.listener.calls import BlockingCalls, CallsCore
 from memq.client.queue.queue import AsyncQueue
 from memq.client.queue.worker_settings import WorkerStats
-from memq.errors import ClosedError, InvalidRequestError
+from memq.errors import InvalidRequestError
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
@@ -48,7 +48,7 @@ class _Child:
                 self.stats = self.pipe.recv()
 
 
-class WorkerProcesses:
+class WorkerProcesses(CallsCore[WorkerStats]):
     """The core of a worker with processes: it starts them, and adds their counters.
 
     It starts those again that end. Each process calls `work` with `arguments` and its end of a pipe.
@@ -63,6 +63,7 @@ class WorkerProcesses:
         drain_s: float,
         runtime: Runtime,
     ) -> None:
+        super().__init__("worker")
         self._count = count
         self._work = work
         self._arguments = tuple(arguments)
@@ -75,16 +76,10 @@ class WorkerProcesses:
         self._watches: list[asyncio.Task[None]] = []
         self._former = WorkerStats()
         self._short_lives = 0
-        self._ended = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
 
     async def start(self) -> None:
         """Start the processes; a second call does nothing. Raises: UnreachableError, ClosedError, as `pickle`."""
-        if self._failure is not None:
-            raise self._failure
-        if self._closing is not None:
-            raise ClosedError("the worker is closed")
+        self._check_open()
         if not self._watches:
             await self._queue.queues()  # the brokers answer
             first = [self._started() for _ in range(self._count)]
@@ -133,32 +128,8 @@ class WorkerProcesses:
     def _add(self, stats: WorkerStats) -> None:
         self._former = _sum(self._former, replace(stats, working=0))
 
-    async def run(self) -> None:
-        """Work until `stop`, `close`, or an error; then finish as `close`. Raises: that error; as `start`."""
-        try:
-            await self.start()
-            await self._ended.wait()
-        finally:
-            await self.close()
-        if self._failure is not None:
-            raise self._failure
-
-    def _fail(self, error: BaseException) -> None:
-        """Stop because of an error; `run` raises it."""
-        self._failure = self._failure or error
-        self.stop()
-
-    def stop(self) -> None:
-        """Let `run` return."""
-        self._ended.set()
-
-    async def close(self) -> None:
-        """Let the processes drain, for at most `drain_s`; then kill them. May be called twice."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close(), name="worker closes")
-        await asyncio.shield(self._closing)
-
     async def _close(self) -> None:
+        """Let the processes drain, for at most `drain_s`; then kill them."""
         self.stop()
         for child in self._children:
             child.process.terminate()
