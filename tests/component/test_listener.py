@@ -21,6 +21,7 @@ from memq.testing import Cluster
 from memq.topic import Position
 from tests.component.live_reports import KEEP_MS, with_database
 from tests.component.live_reports import until as audited
+from tests.shell import until
 
 WAIT_S = 30.0
 
@@ -30,12 +31,6 @@ def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         cluster.create_topic("orders")
         yield cluster
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    pause, tries = threading.Event(), int(WAIT_S / 0.02)
-    assert any(holds() or pause.wait(0.02) for _ in range(tries))
 
 
 def send(cluster: Cluster, *values: str, key: str | None = None, topic: str = "orders") -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from memq.queues.decisions import ItemOutcome
 from memq.testing import Cluster
 from tests.brokers import run
 from tests.brokers import until as later
+from tests.shell import until
 
 WAIT_S = 30.0
 
@@ -30,12 +31,6 @@ WAIT_S = 30.0
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    pause, tries = threading.Event(), int(WAIT_S / 0.02)
-    assert any(holds() or pause.wait(0.02) for _ in range(tries))
 
 
 def test_a_worker_acks_what_its_handler_returns_for_and_gives_back_what_it_raises_for(cluster: Cluster) -> None:

@@ -7,18 +7,15 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import memq
 from tests.servers import DevServer, dev_server
-
-WAIT_S = 60.0
+from tests.shell import WAIT_S, Shell, until
 
 
 @pytest.fixture(scope="module")
@@ -27,50 +24,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
         yield server
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    pause = threading.Event()
-    assert any(holds() or pause.wait(0.05) for _ in range(int(WAIT_S / 0.05)))
+def listen(shell: Shell, topic: str, script: str, *options: str) -> subprocess.Popen[str]:
+    return shell.start("listen", topic, "-G", f"{topic}-group", *options, "--", "sh", "-c", script)
 
 
-class Shell:
-    """Runs commands of memq in a folder; `lines` are those that the programs have written there."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder = folder
-        self.address = address
-        self.written = folder / "written"
-        self._environment = os.environ | {"MEMQ_BROKERS": address, "WRITTEN": str(self.written)}
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "memq", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-            cwd=self.folder,
-            env=self._environment,
-        )
-
-    def listen(self, topic: str, script: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "memq", "listen", topic, "-G", f"{topic}-group", *options]
-        return subprocess.Popen(
-            [*command, "--", "sh", "-c", script],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=self._environment,
-        )
-
-    @property
-    def lines(self) -> list[str]:
-        return self.written.read_text().splitlines() if self.written.exists() else []
-
-    def letters(self, topic: str) -> list[dict[str, object]]:
-        done = self.run("dlq", "list", f"{topic}-group", "--json")
-        assert done.returncode == 0, done
-        return [json.loads(line) for line in done.stdout.splitlines()]
+def letters(shell: Shell, topic: str) -> list[dict[str, object]]:
+    done = shell.run("dlq", "list", f"{topic}-group", "--json")
+    assert done.returncode == 0, done
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -98,8 +59,8 @@ def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
         'value=$(cat); echo "$value $RECORD_ATTEMPT $RECORD_TAG $RECORD_HEADER_SHOP_ID $RECORD_ERROR" >> "$WRITTEN"; '
         'echo "no $value" >&2; [ "$value" = term ] && kill $$; [ "$RECORD_ATTEMPT" = 2 ] && exit 0; exit "$value"'
     )
-    process = shell.listen("codes", script, "--delays", "100ms", "--concurrency", "2")
-    until(lambda: len(shell.lines) == 9 and len(shell.letters("codes")) == 3)
+    process = listen(shell, "codes", script, "--delays", "100ms", "--concurrency", "2")
+    until(lambda: len(shell.lines) == 9 and len(letters(shell, "codes")) == 3)
     code, said = stop(process)
     assert code == 130
     assert "3 done, 3 retried, 2 dead, 1 parked" in said
@@ -115,7 +76,7 @@ def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
         "term 2 new 7 signal SIGTERM: no term",
     ]
     found = {
-        letter["value"]: (letter["state"], letter["attempts"], letter["cause"]) for letter in shell.letters("codes")
+        letter["value"]: (letter["state"], letter["attempts"], letter["cause"]) for letter in letters(shell, "codes")
     }
     assert found == {
         "65": ("dead", 1, "no 65"),
@@ -126,24 +87,24 @@ def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
 
 def test_letters_are_listed_shown_sent_back_and_purged(shell: Shell) -> None:
     send(shell.address, "letters", "a", "b", "c")
-    failing = shell.listen("letters", "exit 65", "--concurrency", "1")
-    until(lambda: shell.run("dlq", "list", "letters-group").returncode == 0 and len(shell.letters("letters")) == 3)
+    failing = listen(shell, "letters", "exit 65", "--concurrency", "1")
+    until(lambda: shell.run("dlq", "list", "letters-group").returncode == 0 and len(letters(shell, "letters")) == 3)
     stop(failing)
     done = shell.run("dlq", "list")
     assert ["letters-group", "3"] in [line.split() for line in done.stdout.splitlines()]
-    first, *others = shell.letters("letters")
+    first, *others = letters(shell, "letters")
     shown = shell.run("dlq", "show", "letters-group", str(first["position"]))
     assert "exit code 65" in shown.stdout
     assert shell.run("dlq", "show", "letters-group", str(first["position"]), "--value").stdout == first["value"]
     done = shell.run("dlq", "redrive", "letters-group", "-c", "1")
     assert (done.returncode, done.stderr) == (0, "1 letter sent back\n")
-    assert [letter["value"] for letter in shell.letters("letters")] == [letter["value"] for letter in others]
-    handling = shell.listen("letters", 'echo "$(cat) $RECORD_ATTEMPT" >> "$WRITTEN"')
+    assert [letter["value"] for letter in letters(shell, "letters")] == [letter["value"] for letter in others]
+    handling = listen(shell, "letters", 'echo "$(cat) $RECORD_ATTEMPT" >> "$WRITTEN"')
     until(lambda: shell.lines == [f"{first['value']} 1"])
     stop(handling)
     done = shell.run("dlq", "purge", "letters-group", "--yes")
     assert (done.returncode, done.stderr) == (0, "2 letters dropped\n")
-    assert shell.letters("letters") == []
+    assert letters(shell, "letters") == []
     assert shell.run("dlq", "redrive", "letters-group").stderr == "0 letters sent back\n"
 
 
@@ -158,21 +119,21 @@ def test_killed_listeners_lose_no_record_no_retry_and_no_dead_letter(shell: Shel
     options = ("--delays", "200ms,200ms", "--concurrency", "4")
     draw = random.Random(7)
     dead = {value for value in values if value.endswith("7")}
-    processes = [shell.listen("killed", script, *options) for _ in range(2)]
+    processes = [listen(shell, "killed", script, *options) for _ in range(2)]
     for _ in range(4):
         seen = len(shell.lines)
         until(lambda: len(shell.lines) >= min(seen + 8, 60))  # noqa: B023 - it is called before the next round
         victim = draw.choice(processes)
         victim.kill()
         victim.communicate()
-        processes[processes.index(victim)] = shell.listen("killed", script, *options)
-    until(lambda: {str(letter["value"]) for letter in shell.letters("killed")} == dead)
+        processes[processes.index(victim)] = listen(shell, "killed", script, *options)
+    until(lambda: {str(letter["value"]) for letter in letters(shell, "killed")} == dead)
     handled = Counter(line.split()[0] for line in shell.lines)
     until(lambda: {value for value in values if f"{value} 2" in shell.lines} >= {v for v in values if v[-1] in "37"})
     for process in processes:
         assert stop(process)[0] == 130
     assert handled.keys() == set(values)
-    for letter in shell.letters("killed"):
+    for letter in letters(shell, "killed"):
         assert (letter["attempts"], letter["cause"]) == (3, f"exit code 1: never {letter['value']}")
     for group in ("killed-group", "killed-group.retry"):
         described = json.loads(shell.run("group", "describe", group, "--json").stdout)
@@ -184,7 +145,7 @@ def test_an_interrupt_lets_running_programs_finish_and_commits_what_they_did(she
     gate = shell.folder / "gate"
     os.mkfifo(gate)
     script = f'value=$(cat); echo "began $value" >> "$WRITTEN"; read line < {gate}; echo "ended $value" >> "$WRITTEN"'
-    process = shell.listen("drained", script)
+    process = listen(shell, "drained", script)
     until(lambda: shell.lines == ["began slow"])
     process.send_signal(signal.SIGTERM)
     with gate.open("w") as opened:
@@ -193,7 +154,7 @@ def test_an_interrupt_lets_running_programs_finish_and_commits_what_they_did(she
     assert process.returncode == 0, said
     assert shell.lines == ["began slow", "ended slow"]
     assert "1 done" in said
-    again = shell.listen("drained", 'echo "again $(cat)" >> "$WRITTEN"')
+    again = listen(shell, "drained", 'echo "again $(cat)" >> "$WRITTEN"')
     until(lambda: len(shell.lines) == 3)
     stop(again)
     assert shell.lines[2] == "again next"
@@ -202,10 +163,10 @@ def test_an_interrupt_lets_running_programs_finish_and_commits_what_they_did(she
 def test_a_program_that_takes_too_long_is_killed_with_all_that_it_started(shell: Shell) -> None:
     send(shell.address, "late", "x")
     script = 'echo $$ >> "$WRITTEN"; sleep 600 & echo $! >> "$WRITTEN"; wait'
-    process = shell.listen("late", script, "--timeout", "300ms", "--delays", "")
-    until(lambda: len(shell.lines) >= 2 and shell.letters("late"))
+    process = listen(shell, "late", script, "--timeout", "300ms", "--delays", "")
+    until(lambda: len(shell.lines) >= 2 and letters(shell, "late"))
     stop(process)
-    assert shell.letters("late")[0]["cause"] == "no answer after 0.3 s"
+    assert letters(shell, "late")[0]["cause"] == "no answer after 0.3 s"
     for pid in map(int, shell.lines):
         until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())  # noqa: B023
 

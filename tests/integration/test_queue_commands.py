@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import memq
 from tests.servers import DevServer, dev_server
-
-WAIT_S = 60.0
+from tests.shell import WAIT_S, Shell, until
 
 
 @pytest.fixture(scope="module")
@@ -26,50 +22,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
         yield server
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    pause = threading.Event()
-    assert any(holds() or pause.wait(0.05) for _ in range(int(WAIT_S / 0.05)))
+def worker(shell: Shell, queue: str, script: str, *options: str) -> subprocess.Popen[str]:
+    return shell.start("worker", queue, *options, "--", "sh", "-c", script)
 
 
-class Shell:
-    """Runs commands of memq in a folder; `lines` are those that the programs have written there."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder = folder
-        self.address = address
-        self.written = folder / "written"
-        self._environment = os.environ | {"MEMQ_BROKERS": address, "WRITTEN": str(self.written)}
-
-    def run(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "memq", *arguments],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-            cwd=self.folder,
-            env=self._environment,
-        )
-
-    def worker(self, queue: str, script: str, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "memq", "worker", queue, *options, "--", "sh", "-c", script],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=self._environment,
-        )
-
-    @property
-    def lines(self) -> list[str]:
-        return self.written.read_text().splitlines() if self.written.exists() else []
-
-    def queues(self) -> dict[str, dict[str, object]]:
-        done = self.run("queue", "list", "--json")
-        assert done.returncode == 0, done
-        return {each["queue"]: each for each in json.loads(done.stdout)}
+def queues(shell: Shell) -> dict[str, dict[str, object]]:
+    done = shell.run("queue", "list", "--json")
+    assert done.returncode == 0, done
+    return {each["queue"]: each for each in json.loads(done.stdout)}
 
 
 @pytest.fixture
@@ -83,7 +43,7 @@ def test_items_are_enqueued_listed_printed_and_cancelled(shell: Shell) -> None:
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
     (late,) = shell.run("queue", "enqueue", "mails", "later", "--deliver-after", "1h").stdout.split()
     assert json.loads(shell.run("queue", "enqueue", "mails", "--whole", "--json", text="c\nd\n").stdout)["id"]
-    (row,) = [each for each in shell.queues().values() if each["queue"] == "mails"]
+    (row,) = [each for each in queues(shell).values() if each["queue"] == "mails"]
     assert (row["ready"], row["leased"], row["delayed"], row["dead"]) == (3, 0, 1, 0)
     shown = shell.run("queue", "describe", "mails").stdout
     assert "delayed" in shown
@@ -106,9 +66,9 @@ def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
         'value=$(cat); echo "$value $ITEM_ATTEMPT $ITEM_QUEUE $ITEM_METADATA_SHOP_ID $ITEM_NOTE" >> "$WRITTEN"; '
         'echo "no $value" >&2; [ "$ITEM_ATTEMPT" = 2 ] && exit 0; [ "$value" = term ] && kill $$; exit "$value"'
     )
-    process = shell.worker("codes", script, "--delays", "100ms", "--concurrency", "2")
+    process = worker(shell, "codes", script, "--delays", "100ms", "--concurrency", "2")
     until(lambda: len(shell.lines) == 8)
-    until(lambda: shell.queues()["codes"]["leased"] == 0)
+    until(lambda: queues(shell)["codes"]["leased"] == 0)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
@@ -123,7 +83,7 @@ def test_the_exit_code_of_a_program_is_its_answer(shell: Shell) -> None:
         "term 1 codes 7 ",
         "term 2 codes 7 signal SIGTERM: no term",
     ]
-    assert shell.queues()["codes"]["dead"] == 1
+    assert queues(shell)["codes"]["dead"] == 1
 
 
 def test_items_of_a_killed_worker_come_again_and_a_signal_drains(shell: Shell) -> None:
@@ -131,12 +91,12 @@ def test_items_of_a_killed_worker_come_again_and_a_signal_drains(shell: Shell) -
     script = (
         'value=$(cat); echo "$value $ITEM_ATTEMPT" >> "$WRITTEN"; [ "$value $ITEM_ATTEMPT" = "3 1" ] && sleep 5; true'
     )
-    victim = shell.worker("jobs", script)
+    victim = worker(shell, "jobs", script)
     until(lambda: "3 1" in shell.lines)
     victim.kill()
     victim.communicate()
-    other = shell.worker("jobs", script, "--concurrency", "2")
-    until(lambda: "jobs" not in shell.queues())
+    other = worker(shell, "jobs", script, "--concurrency", "2")
+    until(lambda: "jobs" not in queues(shell))
     other.send_signal(signal.SIGTERM)
     _, said = other.communicate(timeout=WAIT_S)
     assert (other.returncode, "0 lost" in said) == (0, True), said
