@@ -169,7 +169,7 @@ class QueueKeeper:
     def _take(self, new: NewHold) -> asyncio.Future[Answer]:
         """Take a block into the memory of items. Raises: ThrottledError; as `ArrivingBlocks.take`."""
         size, recent = len(new.data), self._parts.recent
-        recent.take(size)
+        recent.reserve(size)
         try:
             future = self._arriving.take(new, partial(self._check_room, new))
         except BaseException:

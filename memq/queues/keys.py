@@ -72,7 +72,7 @@ class _First(NamedTuple):
     until_ms: int
 
 
-class FirstItems:
+class DedupeKeys:
     """The blocks that came first under their dedupe keys, while their windows last."""
 
     def __init__(self) -> None:

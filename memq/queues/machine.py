@@ -44,7 +44,7 @@ from memq.queues.decisions import (
     RedriveDecision,
     decode_decision,
 )
-from memq.queues.keys import FirstItems, OrderedKeys
+from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot
 from memq.state_log import Answer
 
@@ -73,7 +73,7 @@ class QueueMachine:
         self.items = 0  # of all queues, that are not over
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
         self.ordered = OrderedKeys()
-        self.firsts = FirstItems()
+        self.firsts = DedupeKeys()
         self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
         self.last_grant = 0
         self._arrivals = 0
@@ -89,7 +89,7 @@ class QueueMachine:
         """Apply a decision. Raises: CorruptDataError."""
         decision = decode_decision(body)
         for snapshot in self._snapshots:
-            snapshot.first(decision)
+            snapshot.before_decision(decision)
         match decision:
             case EnqueueDecision():
                 return self._enqueue(decision)

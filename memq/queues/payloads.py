@@ -30,8 +30,8 @@ class RecentPayloads:
         self._bytes = 0
         self._arriving_bytes = 0
 
-    def take(self, count: int) -> None:
-        """Take bytes that are on their way, until `release`. Raises: ThrottledError at the bound."""
+    def reserve(self, count: int) -> None:
+        """Count bytes as on their way, until `release`. Raises: ThrottledError at the bound."""
         if self._arriving_bytes and self._arriving_bytes + count > self._bytes_max:
             text = f"{self._arriving_bytes} bytes of items are on their way into the store"
             raise ThrottledError(f"{text}, {self._bytes_max} are allowed")
@@ -39,7 +39,7 @@ class RecentPayloads:
         self._shrink()
 
     def release(self, count: int) -> None:
-        """Give back what `take` took."""
+        """Give back what `reserve` has counted."""
         self._arriving_bytes -= count
 
     def get(self, block: int) -> bytes | None:

@@ -49,7 +49,7 @@ IsFree = Callable[[int, int], bool]  # whether an item, by block and number, may
 
 
 class ReadyItems:
-    """See the module. A span may be stale: an item is checked when it is taken.
+    """Orders the ready items of one queue. A span may be stale: an item is checked when it is taken.
 
     `is_live` is whether the block of a span exists. `served` is the turn of the queue among others of a shard.
     """

@@ -52,7 +52,7 @@ Place = tuple[str, str]  # queue and key
 
 
 class ItemScheduler:
-    """See the module. `now` is the moment at which the owner has opened its log."""
+    """Chooses the items of a shard that are granted next. `now` is when the owner has opened its log."""
 
     def __init__(self, machine: QueueMachine, now: Moment) -> None:
         self._machine = machine

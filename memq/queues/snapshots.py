@@ -30,7 +30,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
 
 
 class QueueSnapshot:
-    """A snapshot that has begun. `first` is called before each decision, until `pieces` has ended."""
+    """A snapshot that has begun. `before_decision` is called for each decision, until `pieces` has ended."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class QueueSnapshot:
         self._ended = ended
         self._firsts = firsts
 
-    def first(self, decision: QueueDecision) -> None:
+    def before_decision(self, decision: QueueDecision) -> None:
         """Encode the blocks that a decision may change."""
         for id_ in _blocks_of(decision):
             block = self._left.get(id_)

@@ -96,9 +96,9 @@ BUGS: dict[str, Planted] = {
     "an ordered key is forgotten by a snapshot": bug(
         "QueueMachine._insert", swap("made.left > made.dead", "made.left > made.dead and not made.is_touched")
     ),
-    "a second item under a dedupe key is taken": bug("FirstItems.find", body("return None"), KEYS),
+    "a second item under a dedupe key is taken": bug("DedupeKeys.find", body("return None"), KEYS),
     "the window of a dedupe key never ends": bug(
-        "FirstItems.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
+        "DedupeKeys.find", swap("known.until_ms > dedupe.since_ms", "True"), KEYS
     ),
     "dedupe keys are forgotten by a snapshot": bug("QueueMachine.begin_snapshot", swap("self.firsts.saved()", "[]")),
     "an item that was sent back has its former end": bug(

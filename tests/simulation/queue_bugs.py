@@ -90,7 +90,7 @@ QUEUE_BUGS = (
     Planted(
         "a second item under a dedupe key is taken",
         KEYS,
-        "FirstItems.find",
+        "DedupeKeys.find",
         body("return None"),
         level="breezy",
         aspects=QUEUES,

@@ -25,7 +25,7 @@ from memq.queues.decisions import (
     encode_decision,
     ranges_of,
 )
-from memq.queues.keys import FirstItems
+from memq.queues.keys import DedupeKeys
 from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import ItemScheduler
 from tests.unit.queue_shard import PLAIN, Shard
@@ -199,7 +199,7 @@ def test_a_queue_takes_one_item_under_a_dedupe_key_within_its_window() -> None:
 
 
 def test_dedupe_keys_whose_windows_are_over_are_counted_without_the_others() -> None:
-    firsts, ends = FirstItems(), list(range(1_000, 61_000))
+    firsts, ends = DedupeKeys(), list(range(1_000, 61_000))
     random.Random(1).shuffle(ends)
     for block, until_ms in enumerate(ends):
         firsts.add(Dedupe(block.to_bytes(16, "little"), 0, until_ms), block)

@@ -1,4 +1,4 @@
-"""Bases of the clients that call a handler, which are listeners and workers: the core, and its two faces."""
+"""Bases of listeners and workers, which call a handler: their core, and both faces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ Stats = TypeVar("Stats")
 
 
 class CallsCore(ABC, Generic[Stats]):
-    """The core of a client that calls a handler, on an event loop: its life from `start` to the end of `close`.
-
-    `kind` names it in errors.
-    """
+    """The core of a client that calls a handler, on an event loop. `kind` names the client in errors."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -27,7 +24,10 @@ class CallsCore(ABC, Generic[Stats]):
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin in the background; a second call does nothing. Raises: the error that has stopped it; ClosedError."""
+        """Begin in the background; a second call does nothing.
+
+        Raises: the error that has stopped it; ClosedError.
+        """
 
     @abstractmethod
     def stats(self) -> Stats:

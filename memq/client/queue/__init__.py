@@ -1,1 +1,1 @@
-"""Clients of leased queues: enqueue, dequeue with a lease, ack."""
+"""Clients of leased queues: enqueue, dequeue with a lease, ack; and workers."""

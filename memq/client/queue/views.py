@@ -57,7 +57,7 @@ class ItemView:
 
 
 class AsyncItemViews(AsyncClosing):
-    """See the module."""
+    """Shows the items of queues, and settles dead ones, on an event loop."""
 
     _runtime: Runtime
 
@@ -134,7 +134,7 @@ class AsyncItemViews(AsyncClosing):
 
 
 class ItemViews(BlockingClient):
-    """See the module. `_core` has the same calls."""
+    """The same for threads. `_core` has the same calls."""
 
     _core: AsyncItemViews
 
