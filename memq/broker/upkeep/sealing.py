@@ -109,7 +109,7 @@ class Sealing:
         self._partitions = partitions
         self._held = held
         self._links: dict[str, Link] = {}
-        self._away_s: dict[str, float] = {}  # topics whose end waits for brokers that are away; since when
+        self._away_s: dict[tuple[str, int], float] = {}  # seals whose end waits for brokers that are away; since when
 
     async def run(self, governs: Callable[[], bool]) -> None:
         """Ask about sealed topics that have not ended, until cancelled."""
@@ -155,14 +155,14 @@ class Sealing:
         services.events.info(
             "topic-ended", f"topic '{topic.name}' is sealed, and all of its records are in the queue{without}"
         )
-        self._away_s.pop(topic.id, None)
+        self._away_s.pop((topic.id, topic.sealed_ms), None)
         await self._partitions.refresh()
         return True
 
     def _awaits(self, topic: Topic) -> bool:
         """Whether the end of a topic still waits for brokers that are away."""
         now_s = self._services.runtime.clock.monotonic()
-        return now_s - self._away_s.setdefault(topic.id, now_s) < AWAY_S
+        return now_s - self._away_s.setdefault((topic.id, topic.sealed_ms), now_s) < AWAY_S
 
     async def _ask(self, broker: BrokerEntry, topic: Topic) -> SettledParts:
         """Ask one broker which partitions are settled; an error is a reason against it."""

@@ -103,8 +103,7 @@ class CommitLedger:
         reached = self._prefix or self._stored
         if reached is None:
             return None
-        first = reached.position.pointer_offset << 24 | reached.position.record_index
-        tried = tuple(each for each in self._tried if each[0] >= first)
+        tried = tuple(each for each in self._tried if each[0] >= reached.position.offset)
         due = replace(reached, tried=tried) if tried or reached.tried else reached
         return None if due == self._stored else due
 
