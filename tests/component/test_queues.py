@@ -27,6 +27,7 @@ from memq.errors import (
     NotFoundError,
     QueueFullError,
     TooLargeError,
+    UnreachableError,
 )
 from memq.format.key import held_prefix
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
@@ -305,6 +306,15 @@ def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: py
                 await cluster.store.delete(entry.key)
             assert await queue.dequeue("lost", wait=2) == []
             assert (await queue.queues())["lost"].dead == 1
+
+    run(work())
+
+
+def test_a_change_that_no_broker_was_asked_for_is_not_unknown() -> None:
+    async def work() -> None:
+        async with AsyncQueue("127.0.0.1:1", timeout_ms=300, connect_timeout_ms=100) as queue:
+            with pytest.raises(UnreachableError):
+                await queue.enqueue("jobs", b"x")
 
     run(work())
 

@@ -193,6 +193,7 @@ class AsyncQueue(AsyncItemViews):
             known = self._recent.known()
             ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
             try:
+                await self._pool.reach(self._connect_timeout_s)
                 answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
@@ -316,11 +317,14 @@ class AsyncQueue(AsyncItemViews):
         clock = self._runtime.clock
         until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
         while True:
+            is_sent = False
             try:
+                await self._pool.reach(self._connect_timeout_s)
+                is_sent = True
                 return (await self._ask(ask, 0.0, blocks))[0], unsure
             except RetryableError as error:
                 tries += 1
-                unsure |= not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
+                unsure |= is_sent and not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
                 if clock.monotonic() > until_s and not unsure:
                     raise
                 if clock.monotonic() > until_s:
@@ -329,7 +333,6 @@ class AsyncQueue(AsyncItemViews):
                 await self._pause(error, tries)
 
     async def _ask(self, ask: Any, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
-        await self._pool.reach(self._connect_timeout_s)
         request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
         return await self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s)
 
@@ -341,8 +344,9 @@ class AsyncQueue(AsyncItemViews):
 class Queue(ItemViews):
     """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
 
-    Every method raises UnreachableError if no broker answers for `connect_timeout_ms`. One that changes an item raises
-    OutcomeUnknownError if no broker has answered in `timeout_ms`: it may have counted.
+    Every method raises UnreachableError if no broker can be reached in `timeout_ms`, in tries of `connect_timeout_ms`:
+    nothing was done. One that changes an item raises OutcomeUnknownError if a broker was asked, and none has answered
+    in that time: it may have counted.
     """
 
     _core: AsyncQueue
