@@ -373,7 +373,7 @@ KEEPING_BUGS = (
             "self._group.commit",
             "[assigned.observer.store(behind, 0) for assigned, behind in due.values() if assigned.observer]",
         ),
-        seed=5_020,
+        seed=5_150,
         aspects=("reports",),
     ),
     Planted(

@@ -51,10 +51,6 @@ LONG = frozenset(
         "T2: a new instance commits what the former one had open",
         "H3: an object that a store does not find for 10 s is dropped",
         "an owner reads on in a log that was cut and filled again",
-        "what is processed is reported before it is committed",
-        "G2: a state log stores commits of former holders",
-        "G4: a member delivers until it learns that it is in its group no more",
-        "a truncation takes what the dedup window needs",
     }
 )
 
