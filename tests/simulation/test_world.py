@@ -166,6 +166,32 @@ def test_a_killed_node_never_runs_again_and_its_finally_has_no_effect() -> None:
     assert effects == []
 
 
+def test_a_coroutine_that_ignores_its_end_delays_no_other_one() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("waits")
+
+    async def ignores() -> None:
+        for _ in range(20):
+            try:
+                await asyncio.sleep(60)
+            except GeneratorExit:
+                ended.append("ignores")
+
+    async def main(_node: SimNode) -> None:
+        others = [asyncio.create_task(each) for each in (waits(), ignores())]
+        await asyncio.gather(*others)
+
+    with World(1) as world:
+        world.spawn("a", main)
+        world.run(1)
+    assert ended[:2] == ["ignores", "waits"]
+
+
 def test_a_new_incarnation_takes_the_name() -> None:
     seen: list[int] = []
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from memq.runtime.network import Network
 from memq.runtime.runtime import Runtime
-from memq.simulation.world.loop import Scheduler, SimLoop
+from memq.simulation.world.loop import Scheduler, SimLoop, SimTask
 
 EPOCH_MS = 1_750_000_000_000  # the wall clock at virtual time 0
 FOREVER = float("inf")
+BURY_ROUNDS = 50  # in which the coroutines of a dead process are closed; one may ignore it each time
 
 
 class NodeClock:
@@ -134,16 +135,21 @@ class SimNode:
         A `finally` block that awaits stops the first close at its await; then the coroutine is closed again.
         """
         assert not self.alive, f"{self.name} is alive"
-        for _ in range(1_000):
-            if not self.loop.tasks:
+        for _ in range(BURY_ROUNDS):
+            left = list(self.loop.tasks.values())
+            self.loop.tasks.clear()
+            for task in reversed(left):
+                self._close(task)
+            if not left:
                 return
-            _number, task = self.loop.tasks.popitem()
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch for this
-            coro = task.get_coro()
-            try:
-                if coro is not None:
-                    coro.close()
-            except RuntimeError:
-                self.loop.tasks[task.number] = task
-            except Exception as error:  # noqa: BLE001  no code receives errors of a dead process
-                self.world.trace.recent.append((self.world.now, "buried", (self.name, type(error).__name__)))
+
+    def _close(self, task: SimTask[Any]) -> None:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch for this
+        coro = task.get_coro()
+        try:
+            if coro is not None:
+                coro.close()
+        except RuntimeError:
+            self.loop.tasks[task.number] = task
+        except Exception as error:  # noqa: BLE001  no code receives errors of a dead process
+            self.world.trace.recent.append((self.world.now, "buried", (self.name, type(error).__name__)))
