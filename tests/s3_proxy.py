@@ -110,9 +110,9 @@ class FaultProxy:
             return _answer(writer, method, line, found, content)
         self._harmed += 1  # two harms in a row differ, as on a real way: equal ones are taken for what is stored
         if harm.harm == "changed":
-            content = content[:-1] + bytes([content[-1] ^ 1 << self._harmed % 8])
+            content = content[:-1] + bytes([content[-1] ^ 1 + self._harmed % 255])
         if harm.harm == "short":
-            content = content[: -1 - self._harmed % 8]
+            content = content[: -1 - self._harmed % len(content)]
         return _answer(writer, method, line, found, content, cut=harm.harm == "cut")
 
     async def _forward(self, first: str, headers: dict[str, str], body: bytes) -> tuple[str, dict[str, str], bytes]:

@@ -1,7 +1,7 @@
 """`python -m tests.second_try [JOBS]`: all tests; those on real parts that fail run a second time, alone.
 
 Four workers share two cores with Kafka, ZooKeeper, S3 and Spark, so a time limit of a test may end while its server had
-no turn. Such a test passes alone. Its first failure stays in the output, and the last line names it. Tests that compute
+no turn. Such a test passes alone. Its first failure stays in the output, and the last lines name it. Tests that compute
 only, such as simulated runs, get no second try: their failures are faults.
 """
 
@@ -30,16 +30,21 @@ def run_tests(root: Path, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache}"]
         code = subprocess.run([*command, *arguments, "tests"], cwd=root, check=False).returncode
-        record = Path(cache, "v", "cache", "lastfailed")
-        failed = sorted(json.loads(record.read_text())) if record.exists() else []
+        failed = _failed_of(Path(cache))
         if code != FAILED or not may_pass_alone(failed):
             return code
         print(f"second try, alone: {', '.join(failed)}", flush=True)
         code = subprocess.run([*command, *failed], cwd=root, check=False).returncode
-        print(
-            f"failed with the others, {'passed' if code == 0 else 'and failed'} alone: {', '.join(failed)}", flush=True
-        )
+        again = _failed_of(Path(cache)) if code else []
+        for test in failed:
+            print(f"failed with the others, {'and failed' if test in again else 'passed'} alone: {test}", flush=True)
         return code
+
+
+def _failed_of(cache: Path) -> list[str]:
+    """Return the tests, by node id, that pytest's cache records as failed."""
+    record = cache / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(record.read_text())) if record.exists() else []
 
 
 def main() -> int:
