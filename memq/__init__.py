@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from memq.errors import MemqError as MemqError
     from memq.queues.decisions import ItemOutcome as ItemOutcome
     from memq.queues.decisions import NackKind as NackKind
+    from memq.runtime.tls import Tls as Tls
     from memq.topic import Position as Position
 
 # Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
@@ -69,6 +70,7 @@ _HOMES = {
     "QueueItem": "memq.client.queue.items",
     "Record": "memq.client.consumer.batch",
     "Retry": "memq.client.listener.answers",
+    "Tls": "memq.runtime.tls",
     "UndecidedTransaction": "memq.client.transactions.undecided",
     "Worker": "memq.client.queue.worker",
     "WorkerStats": "memq.client.queue.worker_settings",

@@ -162,6 +162,11 @@ class MemoryNetwork:
         self.listeners: dict[Address, Listener] = {}
         self._ports, self._peers = count(4001), count(50_001)
 
+    @property
+    def encrypted(self) -> bool:
+        """See `memq.runtime.network.Network`."""
+        return False
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
         """See `Network.listen`."""
         address = (host, port or next(self._ports))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,10 +59,8 @@ class RecentHandler(MemoryHandler):
 class CubicNetwork(SocketNetwork):
     """TCP whose accepted connections use cubic: they inherit it from the listener."""
 
-    async def listen(
-        self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
-    ) -> SocketListener:
-        listener = await super().listen(host, port, factory, tls)
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
+        listener = await super().listen(host, port, factory)
         for listening in listener.sockets:
             use_cubic(listening)
         return listener

@@ -19,6 +19,7 @@ from memq.broker.services import BROKER_PROGRAM
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_steps import first_answer, start_step
 from memq.broker.store_mark import StoreMark
+from memq.broker.tls import TlsSettings, broker_networks
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
@@ -28,6 +29,7 @@ from memq.notification import NotificationQueue
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
+from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import format_address, parse_address
 from memq.runtime.runtime import Runtime
@@ -68,6 +70,7 @@ def check_sections(settings: PartSettings) -> None:
     for name in ("kafka", "source"):
         kafka_settings(_NO_KAFKA, settings.section(name), name)
     check_together(read_section("zookeeper", settings.section("zookeeper"), ZookeeperSettings))
+    read_section("tls", settings.section("tls"), TlsSettings)
     if section := settings.section("s3"):
         with suppress(ModuleNotFoundError):
             from memq.storage_handlers.s3.settings import S3Settings
@@ -161,7 +164,8 @@ async def serve_cluster(
 
     Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
-    runtime = runtime or Runtime()
+    networks = broker_networks(parts.section("tls"), EventLog(SystemClock()))
+    runtime = runtime or Runtime(network=networks.data)
     opened: list[Callable[[], Awaitable[None]]] = []
     try:
         coordinator = open_coordinator(parts, runtime, settings.cluster)
@@ -193,7 +197,7 @@ async def serve_cluster(
         mark = StoreMark(settings.cluster, store, coordinator)
         events = broker.services.events
         await start_step(runtime, events, "compare the mark of the store", lambda: mark.settle(runtime.random))
-        return await run_broker(broker, settings, runtime, ready)
+        return await run_broker(broker, settings, runtime, ready, http_network=networks.http)
     finally:
         for close in reversed(opened):
             await close()

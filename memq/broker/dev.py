@@ -13,12 +13,16 @@ from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.sweep.broker_sweep import sweep
 from memq.broker.sweep.log_reading import whole_log
+from memq.broker.tls import broker_networks
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Network
 from memq.runtime.runtime import Runtime
-from memq.settings import BrokerSettings
+from memq.settings import BrokerSettings, Section
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import is_state_topic
 
@@ -30,18 +34,20 @@ async def serve(
     client_limits: ClientLimits = NO_CLIENT_LIMITS,
     runtime: Runtime | None = None,
     companion: Companion | None = None,
+    tls: Section | None = None,
 ) -> int:
     """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, return the exit code.
 
     `ready` is called with the address of the memq port when clients can connect. `companion` gets that address, and
     runs from then on until the drain. A second signal gives up the drain: the held blocks are logged, and the exit code
-    is 1. Raises: MemqError when the start fails.
+    is 1. `tls` is the section of the settings. Raises: MemqError when the start fails.
     """
-    runtime = runtime or Runtime()
+    networks = broker_networks(tls or {}, EventLog(SystemClock()))
+    runtime = runtime or Runtime(network=networks.data)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         settings = dataclasses.replace(settings, cluster=folder.cluster)
-        return await _serve(settings, folder, runtime, ready, companion, client_limits)
+        return await _serve(settings, folder, runtime, ready, companion, client_limits, networks.http)
     finally:
         folder.close()
 
@@ -53,6 +59,7 @@ async def _serve(
     ready: Callable[[str], None],
     companion: Companion | None,
     limits: ClientLimits,
+    http_network: Network,
 ) -> int:
     store = FilesystemHandler(folder.objects, folder.tmp, chance=runtime.random)
     queue = SqliteQueue(folder.queue, runtime.clock)
@@ -81,7 +88,7 @@ async def _serve(
     try:
         await check_objects(folder, store, queue)
         temporary = await store.sweep_temp()
-        return await run_broker(broker, settings, runtime, ready, clean, companion)
+        return await run_broker(broker, settings, runtime, ready, clean, companion, http_network)
     finally:
         await queue.close()
         await store.close()

@@ -81,6 +81,11 @@ class HttpPort:
         self._listener = await self._network.listen(host, port, self.connection)
         return self._listener.address
 
+    @property
+    def scheme(self) -> str:
+        """`https` if its connections have TLS, else `http`."""
+        return "https" if self._network.encrypted else "http"
+
     def connection(self) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection."""
         return _HttpConnection(self)
@@ -168,8 +173,12 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._port.answer(self, event.method, event.target)
 
     def eof_received(self) -> bool:
-        """Keep the connection open for the answer to a request; close it without one."""
-        return self.asked
+        """Keep the connection open for the answer to a request; close it without one.
+
+        TLS has no half-open state.
+        """
+        encrypted = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
+        return self.asked and not encrypted
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

@@ -17,7 +17,7 @@ from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.limits import VERSION
-from memq.runtime.network import format_address
+from memq.runtime.network import Network, format_address
 from memq.runtime.process import Signals
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
@@ -49,16 +49,18 @@ async def run_broker(
     ready: Callable[[str], None],
     prepare: Callable[[], Awaitable[None]] | None = None,
     companion: Companion | None = None,
+    http_network: Network | None = None,
 ) -> int:
     """Start a broker, serve until SIGTERM or SIGINT, drain it, close it, and return the exit code.
 
     `prepare` runs between the start and `ready`. `ready` is called with the address of the memq port when clients can
-    connect. `companion` gets that address, and runs from then on until the drain. A second signal gives up the drain:
+    connect. `companion` gets that address, and runs from then on until the drain. `http_network` is that of the HTTP
+    port, if it has one of its own. A second signal gives up the drain:
     the held blocks are logged, and the exit code is 1. Raises: MemqError when the start fails.
     """
     registry = metrics_of(broker)
     events = broker.services.events
-    http = HttpPort(runtime.network, broker.check, registry, events)
+    http = HttpPort(http_network or runtime.network, broker.check, registry, events)
     signals = Signals()
     try:
         http_address = await _start_http(http, settings)
@@ -66,7 +68,7 @@ async def run_broker(
         if prepare is not None:
             await prepare()
         if http_address:
-            events.info("http-ready", f"http://{http_address}/healthz, /readyz, /metrics")
+            events.info("http-ready", f"{http.scheme}://{http_address}/healthz, /readyz, /metrics")
         where = f"broker '{settings.broker_id}' at {broker.address}"
         events.info("broker-started", f"{where}, memq {VERSION}, kernel: {kernel.description()}")
         ready(broker.address)

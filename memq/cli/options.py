@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -86,8 +87,14 @@ def broker_options(command: Command) -> Command:
 
 
 def settings_of(config: str | None, profile: str | None, **flags: Value | None) -> Settings:
-    """Return the settings with these flags on top; a flag that is None was not given."""
-    return environment_settings(flags, config, profile)
+    """Return the settings with these flags on top; a flag that is None was not given.
+
+    The section `tls` goes to the environment, where all clients of this process and of its children find it.
+    """
+    settings = environment_settings(flags, config, profile)
+    for name, (value, _) in settings.sections.get("tls", {}).items():
+        os.environ[f"MEMQ_TLS_{name.upper()}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    return settings
 
 
 def s3_values(settings: Settings) -> dict[str, object]:

@@ -26,6 +26,7 @@ from memq.protocol.frames import Api
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import check_name
 
 DRAIN_ANSWER_S = 60.0
@@ -98,9 +99,10 @@ class Admin(TransactionAdmin):
         brokers: str | Sequence[str] | None = None,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._core = AsyncAdmin(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._core = AsyncAdmin(brokers, connect_timeout_ms=connect_timeout_ms, tls=tls, runtime=runtime)
         self._background = Background("admin", self._core)
         self._closed = False
 

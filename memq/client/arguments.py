@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import NAME_CHARS_MAX
+from memq.runtime.network import client_network
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import TopicSettings, check_name
 
 if TYPE_CHECKING:
@@ -135,11 +137,20 @@ def check_timeout(timeout: float | None) -> float | None:
     return timeout if timeout < _FOR_EVER_S else None
 
 
-def runtime_of(runtime: Runtime | None) -> Runtime:
-    """Return the runtime that a client was given, else the system's. Raises: TypeError."""
+def runtime_of(runtime: Runtime | None, tls: Tls | None = None) -> Runtime:
+    """Return the runtime that a client was given, else the system's, with TLS by `tls`.
+
+    Raises: TypeError; InvalidSettingError for files of `tls` that can't be loaded, and for both arguments.
+    """
     if runtime is not None and not isinstance(runtime, Runtime):
         raise TypeError(f"runtime must be a memq.runtime.runtime.Runtime, not {type(runtime).__name__}")
-    return runtime or Runtime()
+    if tls is None:
+        return runtime or Runtime()
+    if not isinstance(tls, Tls):
+        raise TypeError(f"tls must be a memq.Tls, not {type(tls).__name__}")
+    if runtime is not None:
+        raise InvalidSettingError("tls and runtime are given", hint="the network of a runtime has its own TLS")
+    return Runtime(network=client_network(tls))
 
 
 def check_tracer_provider(provider: TracerProvider | None) -> None:

@@ -21,7 +21,7 @@ from memq.protocol.admin_messages import AdminAnswer, AdminRequest, ReportSuspic
 from memq.protocol.frames import Api, Frame
 from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
 from memq.runtime.logs import EventLog
-from memq.runtime.network import FILES_HINT, Address, format_address, parse_address
+from memq.runtime.network import Address, format_address, parse_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits
 
@@ -217,7 +217,7 @@ class LinkPool:
     async def _reach(self, timeout_s: float) -> None:
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + timeout_s
-        said: dict[Address, tuple[str, str]] = {}  # the last error of each address, with the hint of a fault here
+        said: dict[Address, tuple[str, str]] = {}  # the last error of each address, and its hint
         while not self.sessions():
             failures: list[str] = []
             own_hint = ""  # of a fault on this side
@@ -231,7 +231,7 @@ class LinkPool:
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
                     is_foreign = isinstance(error, UnreachableError) and error.foreign
-                    said[address] = str(error), error.hint if is_foreign or error.hint == FILES_HINT else ""
+                    said[address] = str(error), "" if error.hint == type(error).default_hint else error.hint
                     own_hint = said[address][1] or own_hint
                     foreign = foreign and is_foreign
                 except TimeoutError:  # perhaps since only a moment was left

@@ -43,6 +43,7 @@ from memq.protocol.hold_messages import DescribeHolds, ListDelayed
 from memq.protocol.messages import TopicMetadata
 from memq.protocol.queue_messages import ListQueues, WireQueue
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 ANSWER_S = 30.0
@@ -82,10 +83,11 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         brokers: str | Sequence[str] | None = None,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="admin client")
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._any = BrokerRouter(self._pool)

@@ -49,7 +49,7 @@ from memq.protocol.messages import (
     encode_message,
     error_of,
 )
-from memq.runtime.network import Address, format_address
+from memq.runtime.network import Address, format_address, tls_reason
 from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits, time_before
 
@@ -58,6 +58,7 @@ _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 SILENT_S = 10.0  # a broker whose queue is slow answers something in this time
+LOST_AT_ONCE_HINT = "check that a broker runs there; one with TLS needs ca_file, and perhaps a certificate"
 STUCK_S, STUCK_BYTES_PER_S = 5.0, 10_000  # a frame that arrives more slowly for so long has a wrong length
 
 
@@ -255,8 +256,10 @@ class Link(asyncio.BufferedProtocol):
         """Fail all waiting requests, and notify the owner."""
         was_open = self.open
         self._conversation.close()
+        reason = f": {tls_reason(exc) or exc}" if exc else ""
+        hint = "" if self.heard_s else LOST_AT_ONCE_HINT
         self._failure = error = self._failure or UnreachableError(
-            f"connection to {self._name} is lost" + (f": {exc}" if exc else "")
+            f"connection to {self._name} is lost{reason}", hint=hint
         )
         for waiting in self._requests.values():
             if not waiting.answer.done():

@@ -17,7 +17,9 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from memq.errors import UnreachableError
+from memq.runtime.tls import FollowedContext, Tls, client_context, tls_of_environment
 
+HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
@@ -46,6 +48,11 @@ class Network(Protocol):
     first case is its attribute `refused` True.
     """
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether its listeners have TLS."""
+        ...
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """Bind `host:port` (port 0: any free one) and make a protocol for each connection."""
         ...
@@ -69,7 +76,16 @@ class SocketListener:
     async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen. Raises: OSError, ValueError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._protocol, host, port, backlog=4096, ssl=tls)
+        limit_s = HANDSHAKE_S if tls else None
+        self._server = await loop.create_server(
+            self._protocol,
+            host,
+            port,
+            backlog=4096,
+            ssl=tls,
+            ssl_handshake_timeout=limit_s,
+            ssl_shutdown_timeout=limit_s,
+        )
         bound = self._server.sockets[0].getsockname()
         self._address = bound[0], bound[1]
 
@@ -112,15 +128,27 @@ class _Aborted(asyncio.Protocol):
 
 
 class SocketNetwork:
-    """TCP by the running event loop."""
+    """TCP by the running event loop, with TLS if it has contexts.
 
-    async def listen(
-        self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
-    ) -> SocketListener:
-        """See `Network.listen`; `tls` encrypts connections. The backlog admits thousands of clients at once."""
+    `server` is that of its listeners, `client` returns that of each connection that it makes.
+    """
+
+    def __init__(
+        self, *, server: ssl.SSLContext | None = None, client: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self._server = server
+        self._client = client
+
+    @property
+    def encrypted(self) -> bool:
+        """See `Network.encrypted`."""
+        return self._server is not None
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
+        """See `Network.listen`. The backlog admits thousands of clients at once."""
         listener = SocketListener(factory)
         try:
-            await listener.bind(host, port, tls)
+            await listener.bind(host, port, self._server)
         except (OSError, ValueError) as error:
             raise _listen_error(format_address((host, port)), error) from error
         return listener
@@ -130,11 +158,15 @@ class SocketNetwork:
     ) -> asyncio.BufferedProtocol:
         """See `Network.connect`."""
         loop, where = asyncio.get_running_loop(), format_address((host, port))
+        tls = self._client() if self._client is not None else None
         try:
             async with asyncio.timeout(timeout_s):
-                _, protocol = await loop.create_connection(factory, host, port)
+                limit_s = HANDSHAKE_S if tls else None
+                _, protocol = await loop.create_connection(factory, host, port, ssl=tls, ssl_shutdown_timeout=limit_s)
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer in {timeout_s:g} s") from error
+        except ssl.SSLError as error:
+            raise _handshake_error(where, error) from error
         except (OSError, ValueError) as error:
             full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)  # of this process
             hint = FILES_HINT if full else ""
@@ -142,6 +174,36 @@ class SocketNetwork:
             unreachable.refused = _is_refused(error)
             raise unreachable from error
         return protocol
+
+
+def client_network(tls: Tls | None = None) -> SocketNetwork:
+    """Return the network of a client: TLS by `tls`, else by the variables `MEMQ_TLS_…`, else none.
+
+    Raises: InvalidSettingError when the files can't be loaded.
+    """
+    tls = tls or tls_of_environment()
+    if tls is None:
+        return SocketNetwork()
+    followed = FollowedContext(tls, client_context)
+    return SocketNetwork(client=lambda: followed.context)
+
+
+def tls_reason(error: Exception | None) -> str:
+    """Return the reason of an error of TLS as text; "" for another error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return (error.reason or str(error)).lower().replace("_", " ") if isinstance(error, ssl.SSLError) else ""
+
+
+def _handshake_error(where: str, error: ssl.SSLError) -> UnreachableError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return UnreachableError(
+            f"the certificate of {where} is refused: {error.verify_message}",
+            hint="ca_file names the authority that made it, and the certificate names the host",
+        )
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"):
+        return UnreachableError(f"{where} does not speak TLS", hint="connect without TLS, or give the broker [tls]")
+    return UnreachableError(f"no TLS with {where}: {tls_reason(error)}")
 
 
 def _is_refused(error: OSError | ValueError) -> bool:

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 from memq.runtime.clock import Clock, SystemClock
-from memq.runtime.network import Network, SocketNetwork
+from memq.runtime.network import Network, client_network
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,6 @@ class Runtime:
 
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=random.SystemRandom)
-    network: Network = field(default_factory=SocketNetwork)
+    network: Network = field(default_factory=client_network)
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)

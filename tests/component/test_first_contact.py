@@ -148,6 +148,7 @@ class Silent(SocketNetwork):
     """The network, in which one address never answers."""
 
     def __init__(self, silent: Address) -> None:
+        super().__init__()
         self.silent = silent
         self.asked = 0
 
@@ -196,6 +197,7 @@ class Refusing(SocketNetwork):
     """The network, which refuses every connection until a time of the loop."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.until_s = 0.0
         self.refused = 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memq import kernel
+from memq.broker.tls import TlsSettings
 from memq.cli.options import shown_value
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
@@ -100,6 +101,10 @@ LOW_LATENCY: tuple[tuple[str, str, str], ...] = (
         "",
     ),
 )
+TLS = (
+    "Certificates of brokers and clients ([TLS](tls.md)). In a file `[tls]`, in the environment `MEMQ_TLS_…`. Python "
+    "clients take the variables, or the argument `tls`."
+)
 VARIABLES_TEXT = "These variables are not settings: the settings file and flags can't set them."
 VARIABLES = {
     "CONFIG": "path of the settings file, as `--config`",
@@ -120,6 +125,7 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
+    ("Section [tls]", TLS, TlsSettings),
     ("Auditor", "State of `memq auditor` and of the auditor in `memq dev`.", AuditorSettings),
     ("Dashboard", "The dashboard of `memq dev` and `memq auditor`.", DashboardSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),

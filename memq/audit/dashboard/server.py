@@ -451,7 +451,7 @@ class Dashboard:
 
         # It is no BufferedProtocol: a real loop takes either kind.
         factory = cast(ProtocolFactory, connection)
-        self._listener = await SocketNetwork().listen(host, port, factory, self._tls)
+        self._listener = await SocketNetwork(server=self._tls).listen(host, port, factory)
         self._poller.start()
         self._events.info("dashboard.ready", self.url)
         return self

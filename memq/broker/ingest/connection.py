@@ -35,7 +35,7 @@ from memq.errors import (
 )
 from memq.format.blocks.header import BlockHeader, check_block, parse_header
 from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES, KIB, MIB
-from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, Side
+from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, Principal, Side
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
@@ -53,6 +53,7 @@ from memq.protocol.frames import (
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 from memq.runtime.clock import Clock
 from memq.runtime.network import peer_text
+from memq.runtime.tls import subject_of
 
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # of unsent answers to the requests of one read; more close the connection
@@ -93,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limiters: Limiters = ()
         self.checksums = False  # whether the client sends one with each message
         self.frame_checksums = False  # whether both sides send one with each frame
-        self.principal = ANONYMOUS  # HELLO has no credentials yet
+        self.principal = ANONYMOUS
         self.paused = False  # by the intake, because memory is short: the client is not silent
         self.outbox = Outbox(services.runtime.clock)
         self._forwards = False
@@ -111,6 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         """Join the broker's connections."""
         self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
         self.peer = peer_text(transport.get_extra_info("peername"))
+        if name := subject_of(transport.get_extra_info("peercert")):
+            self.principal = Principal(name)
         self._services.counters.connections += 1
         self._intake.readers[self] = None
         if self.turned_away:

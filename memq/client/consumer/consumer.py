@@ -28,6 +28,7 @@ from memq.client.observers.reporter import reporting
 from memq.errors import InvalidRequestError, MemqError, NotFoundError
 from memq.limits import MIB
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import Position
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class BaseConsumer(KafkaHints, ABC):
         on_lost: OnPartitions | None = None,
         audit: bool = True,
         tracer_provider: TracerProvider | None = None,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
@@ -98,7 +100,7 @@ class BaseConsumer(KafkaHints, ABC):
         ).check()
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         self._traces: ConsumerTraces | None = None
         if tracer_provider is not None:
             from memq.client.observers.traces import ConsumerTraces
@@ -167,6 +169,7 @@ class Consumer(BaseConsumer, BlockingClient):
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
         audit: report read and committed records to the audit, if the cluster asks for reports.
         tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None: no spans.
+        tls: certificates for connections to brokers; None: by the variables `MEMQ_TLS_…`, else without TLS.
         runtime: clock, randomness and network; default: those of the system.
 
     Raises: InvalidRequestError, InvalidNameError, InvalidFilterError. The first use opens the first connection.
@@ -468,6 +471,7 @@ def read_arrow(
     tags: str | Sequence[str] | None = None,
     where: str | None = None,
     read: ReadMode = "auto",
+    tls: Tls | None = None,
     runtime: Runtime | None = None,
 ) -> pyarrow.Table:
     """Return the records of a topic in a range: value, key, headers, timestamp and tag.
@@ -482,7 +486,9 @@ def read_arrow(
 
     import pyarrow  # isort: skip
 
-    with Consumer(brokers, topic, start=start, end=end, tags=tags, where=where, read=read, runtime=runtime) as consumer:
+    with Consumer(
+        brokers, topic, start=start, end=end, tags=tags, where=where, read=read, tls=tls, runtime=runtime
+    ) as consumer:
         tables = [batch.arrow() for batch in consumer]
     return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()
 
@@ -494,6 +500,7 @@ def read_record(
     *,
     read: ReadMode = "auto",
     s3: Mapping[str, object] | None = None,
+    tls: Tls | None = None,
     runtime: Runtime | None = None,
 ) -> Record:
     """Return the record at a position, as an `Ack` or a record of a consumer has it.
@@ -512,7 +519,7 @@ def read_record(
     )
     # The other partitions end where they begin.
     with Consumer(
-        brokers, topic, start={at: position}, end={at: after}, read=read, s3=s3, audit=False, runtime=runtime
+        brokers, topic, start={at: position}, end={at: after}, read=read, s3=s3, audit=False, tls=tls, runtime=runtime
     ) as consumer:
         try:
             found = [record for batch in consumer for record in batch if record.offset == position.offset]

@@ -34,6 +34,7 @@ from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.blocks.columns import RecordHeaders
 from memq.runtime.network import format_address
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import Position, Topic
 
 LETTERS_MAX = 1_000  # that `letters` returns without another limit
@@ -76,12 +77,13 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         group: str,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self.group = group
         self.strangers: list[Position] = []
         self._topic = letters_topic(group)
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         addresses = bootstrap_addresses(brokers)
         self._brokers = [format_address(address) for address in addresses]
         self._admin = AsyncAdmin(self._brokers, connect_timeout_ms=connect_timeout_ms, runtime=self._runtime)
@@ -255,9 +257,12 @@ class DeadLetterQueue(KafkaHints, BlockingClient):
         group: str,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._core = AsyncDeadLetterQueue(brokers, group, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._core = AsyncDeadLetterQueue(
+            brokers, group, connect_timeout_ms=connect_timeout_ms, tls=tls, runtime=runtime
+        )
         self._background = Background("dead letter queue", self._core)
         self._closed = False
 

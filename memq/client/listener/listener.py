@@ -24,6 +24,7 @@ from memq.limits import MIB
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
+from memq.runtime.tls import Tls
 
 Handler = Callable[[Message], object]
 
@@ -58,6 +59,7 @@ class BaseListener(KafkaHints, ABC):
         client_id: str = "",
         zone: str = "",
         audit: bool = True,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         check_callbacks(handler=handler)
@@ -90,7 +92,7 @@ class BaseListener(KafkaHints, ABC):
             drain_s=drain_s,
         ).check()
         self._handler = handler
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         self._core: CallsCore[ListenerStats] = self._open(bootstrap_addresses(brokers))
 
     @abstractmethod
@@ -128,7 +130,7 @@ class Listener(BaseListener, BlockingCalls[ListenerStats]):
         tags, where: only records that match, as of `memq.Consumer`.
         commit_interval_ms: interval of commits.
         session_timeout_ms, prefetch_bytes_max, on_damaged, on_expired, read, s3, connect_timeout_ms, client_id, zone,
-            audit, runtime: as of `memq.Consumer`.
+            audit, tls, runtime: as of `memq.Consumer`.
 
     Raises: InvalidRequestError, InvalidSettingError, InvalidNameError, InvalidFilterError.
     """

@@ -59,6 +59,7 @@ class Producer(Sender, BaseProducer, BlockingClient):
             decided in time; returns a `CheckAnswer`. `Producer` calls it in a thread. With it, `prepare()` is needed.
         producer_group: name of the producers that decide for each other; None: the transactional id.
         tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
+        tls: certificates for connections to brokers; None: by the variables `MEMQ_TLS_…`, else without TLS.
         runtime: clock, randomness and network; default: those of the system.
 
     Raises: InvalidSettingError, InvalidRequestError. The first record opens the first connection.

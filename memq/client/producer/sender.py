@@ -22,6 +22,7 @@ from memq.kernel.rows import Lane
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -60,6 +61,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         transaction_checker: TransactionChecker | None = None,
         producer_group: str | None = None,
         tracer_provider: TracerProvider | None = None,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self._settings = producer_settings(
@@ -84,7 +86,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             producer_group=producer_group,
         )
         check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         observe = reporting("producer", self._settings.name) if self._settings.audit else None
         self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer

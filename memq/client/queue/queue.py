@@ -64,6 +64,7 @@ from memq.protocol.queue_messages import (
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
+from memq.runtime.tls import Tls
 from memq.topic import check_name
 
 PRIORITY = 5
@@ -87,12 +88,13 @@ class AsyncQueue(AsyncItemViews):
         *,
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         check_number("timeout_ms", timeout_ms, 1, 86_400_000, int)
         self._timeout_s = timeout_ms / 1_000
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1_000
-        self._runtime = runtime_of(runtime)
+        self._runtime = runtime_of(runtime, tls)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
@@ -358,9 +360,12 @@ class Queue(ItemViews):
         *,
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._core = AsyncQueue(brokers, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._core = AsyncQueue(
+            brokers, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms, tls=tls, runtime=runtime
+        )
         self._background = Background("queue", self._core)
         self._closed = False
 

@@ -24,6 +24,7 @@ from memq.client.queue.worker_settings import PROCESSES_MAX, WorkerSettings, Wor
 from memq.errors import InvalidRequestError
 from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
+from memq.runtime.tls import Tls
 
 Handler = Callable[[QueueItem], object]
 
@@ -67,7 +68,7 @@ class Worker(BlockingCalls[WorkerStats]):
             less than a second; else none.
         retry_delays_s: delay in s after each attempt; the last one counts for all further ones.
         drain_s: time for which `close` and SIGTERM wait for running handlers.
-        connect_timeout_ms, runtime: as of `memq.Queue`.
+        connect_timeout_ms, tls, runtime: as of `memq.Queue`.
 
     Raises: InvalidRequestError, InvalidSettingError, InvalidNameError.
     """
@@ -85,6 +86,7 @@ class Worker(BlockingCalls[WorkerStats]):
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         drain_s: float = 30,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = _settings(queues, handler, concurrency, prefetch, retry_delays_s, drain_s)
@@ -93,6 +95,7 @@ class Worker(BlockingCalls[WorkerStats]):
             raise InvalidRequestError(
                 "the handler of a memq.Worker is a coroutine function", hint="use memq.aio.Worker"
             )
+        runtime = runtime_of(runtime, tls)
         queue = AsyncQueue(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
         if processes:
             arguments = {
@@ -103,18 +106,17 @@ class Worker(BlockingCalls[WorkerStats]):
                 "retry_delays_s": settings.retry_delays_s,
                 "drain_s": drain_s,
                 "connect_timeout_ms": connect_timeout_ms,
+                "tls": tls,
             }
             check_picklable(handler)
-            self._core = WorkerProcesses(processes, _work, (handler, arguments), queue, drain_s, runtime_of(runtime))
+            self._core = WorkerProcesses(processes, _work, (handler, arguments), queue, drain_s, runtime)
         else:
             threads = ThreadPool("worker", concurrency)
 
             async def call(item: QueueItem) -> object:
                 return await threads.run(handler, item)
 
-            self._core = WorkerCore(
-                settings, queue, runtime_of(runtime), call, end_calls=lambda: threads.close(within_s=0)
-            )
+            self._core = WorkerCore(settings, queue, runtime, call, end_calls=lambda: threads.close(within_s=0))
         self._background = Background("worker", self._core)
         self._closed = False
 
@@ -145,6 +147,7 @@ class AsyncWorker(AsyncCalls[WorkerStats]):
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         drain_s: float = 30,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = _settings(queues, handler, concurrency, prefetch, retry_delays_s, drain_s)
@@ -153,8 +156,9 @@ class AsyncWorker(AsyncCalls[WorkerStats]):
             answer = handler(item)
             return await answer if inspect.isawaitable(answer) else answer
 
+        runtime = runtime_of(runtime, tls)
         queue = AsyncQueue(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
-        self._core = WorkerCore(settings, queue, runtime_of(runtime), call)
+        self._core = WorkerCore(settings, queue, runtime, call)
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM, a cancellation or an error; then finish as `close`.

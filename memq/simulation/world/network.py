@@ -66,6 +66,11 @@ class SimNetwork:
         self._switch = switch
         self._node = node
 
+    @property
+    def encrypted(self) -> bool:
+        """See `memq.runtime.network.Network`."""
+        return False
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """See `memq.runtime.network.Network`; the address names the node."""
         return self._switch.listen(self._node, port, factory)

@@ -1,0 +1,141 @@
+"""Certificates of one side of a connection: arguments, variables, files that change, errors that name the file."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memq
+from memq.broker.tls import broker_networks
+from memq.cli import run
+from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.runtime import Runtime
+from memq.runtime.tls import FollowedContext, Tls, client_context, server_context, subject_of, tls_of_environment
+from tests.certificates import Certificates
+
+EVENTS = EventLog(SystemClock())
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certs"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"cert_file": "a"}, "cert_file is set without key_file"),
+        ({"key_file": "a"}, "key_file is set without cert_file"),
+    ],
+)
+def test_a_certificate_and_its_key_go_together(arguments: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidSettingError, match=text):
+        Tls(**arguments)  # type: ignore[arg-type]
+
+
+def test_files_are_texts_and_a_password_is_not_shown() -> None:
+    with pytest.raises(TypeError, match="ca_file must be str, not PosixPath"):
+        Tls(ca_file=Path("ca.pem"))  # type: ignore[arg-type]
+    assert "canary" not in repr(Tls(key_password="canary"))
+
+
+def test_variables_name_the_certificates_of_a_client() -> None:
+    assert tls_of_environment({}) is None
+    assert tls_of_environment({"MEMQ_TLS_CHECK_HOST": "false"}) is None
+    found = tls_of_environment({"MEMQ_TLS_CA_FILE": "ca.pem", "MEMQ_TLS_CHECK_HOST": "no"})
+    assert found == Tls(ca_file="ca.pem", check_host=False)
+    with pytest.raises(InvalidSettingError, match="key_file"):
+        tls_of_environment({"MEMQ_TLS_CERT_FILE": "a.pem"})
+
+
+def test_a_runtime_takes_the_variables(authority: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMQ_TLS_CA_FILE", "/no/such/file")
+    with pytest.raises(InvalidSettingError, match="can't read ca_file '/no/such/file': No such file"):
+        Runtime()
+    monkeypatch.setenv("MEMQ_TLS_CA_FILE", authority.trusted.ca_file)
+    assert not Runtime().network.encrypted, "it has no listeners with TLS"
+
+
+@pytest.mark.parametrize("kind", [memq.Producer, memq.Admin, memq.Queue, memq.aio.Producer, memq.aio.Queue])
+def test_clients_check_their_argument(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"tls must be a memq\.Tls, not str"):
+        kind("127.0.0.1:1", tls="ca.pem")
+    with pytest.raises(InvalidSettingError, match="tls and runtime are given"):
+        kind("127.0.0.1:1", tls=Tls(), runtime=Runtime())
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    with pytest.raises(InvalidSettingError, match=f"can't read ca_file '{empty}'"):
+        kind("127.0.0.1:1", tls=Tls(ca_file=str(empty)))
+
+
+def test_errors_name_the_file(authority: Certificates, tmp_path: Path) -> None:
+    one, other = authority.issue("one", "localhost"), authority.issue("other", "localhost")
+    with pytest.raises(InvalidSettingError, match="a broker with TLS has no cert_file"):
+        server_context(authority.trusted)
+    with pytest.raises(InvalidSettingError, match="no ca_file says which authority"):
+        server_context(Tls(cert_file=one.cert_file, key_file=one.key_file), ssl.CERT_REQUIRED)
+    with pytest.raises(InvalidSettingError, match=r"can't use certificate .*one\.pem' with key .*other-key\.pem'"):
+        server_context(Tls(cert_file=one.cert_file, key_file=other.key_file))
+    with pytest.raises(InvalidSettingError, match="can't read key_file '/no/such'"):
+        server_context(Tls(cert_file=one.cert_file, key_file="/no/such"))
+    with pytest.raises(UnknownSettingError, match="cert_fil"):
+        broker_networks({"cert_fil": ("a", "memq.toml")}, EVENTS)
+    with pytest.raises(InvalidSettingError, match="clients"):
+        broker_networks({"clients": ("some", "memq.toml")}, EVENTS)
+
+
+def test_a_context_follows_its_files_and_reports_a_broken_one_once(tmp_path: Path) -> None:
+    own = Certificates(tmp_path / "certs")
+    tls = own.issue("b1", "localhost")
+    failures: list[MemqError] = []
+    followed = FollowedContext(tls, client_context, failures.append)
+    first = followed.context
+    assert followed.context is first
+    own.issue("b1", "localhost", again=True)
+    second = followed.context
+    assert second is not first
+    Path(tls.key_file).write_text("half")
+    assert followed.context is second
+    assert followed.context is second
+    assert len(failures) == 1
+    own.issue("b1", "localhost", again=True)
+    assert followed.context is not second
+
+
+def test_a_subject_is_the_common_name() -> None:
+    assert subject_of({"subject": ((("organizationName", "x"),), (("commonName", "alice"),))}) == "alice"
+    assert subject_of({"subject": ()}) == ""
+    assert subject_of({}) == subject_of(None) == ""
+
+
+def test_certificates_have_errors_that_say_what_to_do(
+    authority: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(authority.folder)
+    authority.issue("taken")
+    for arguments, code, text in (
+        (["init", "--dir", folder], run.FAILED, "exists (choose another folder"),
+        (["issue", "taken", "--dir", folder], run.FAILED, "exists (--replace makes it again)"),
+        (["issue", "a/b", "--dir", folder], run.USAGE, "'a/b' can't name a certificate"),
+        (["issue", "ca", "--dir", folder], run.USAGE, "'ca' can't name a certificate"),
+        (["issue", "x" * 65, "--dir", folder], run.USAGE, "1 to 64 characters, not 65"),
+        (["issue", "y", "--host", "h:9876", "--dir", folder], run.USAGE, "'h:9876' is no host"),
+        (["issue", "y", "--dir", str(tmp_path)], run.NOT_FOUND, "has no authority (memq certs init makes one)"),
+        (["show", str(tmp_path / "none.pem")], run.NOT_FOUND, "there is no file"),
+        (["show", __file__], run.USAGE, "has no certificate"),
+    ):
+        assert run.run(["certs", *arguments]) == code
+        assert text in capsys.readouterr().err
+    assert not (authority.folder / "y.pem").exists()
+    assert run.run(["certs", "show", authority.trusted.ca_file, "--json"]) == run.OK
+    assert '"hosts":[]' in capsys.readouterr().out.replace(" ", "")
+
+
+def test_keys_are_for_their_owner_alone(authority: Certificates) -> None:
+    tls = authority.issue("b1", "localhost", again=True)
+    assert Path(tls.key_file).stat().st_mode & 0o777 == 0o600
