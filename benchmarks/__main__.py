@@ -35,6 +35,7 @@ ROWS = (
     "transactions",
     "workers",
     "puts",
+    "tls",
     "queues",
     "spark",
 )

@@ -14,10 +14,12 @@ import uvloop
 from benchmarks.children.commands import answer, commands_async, options, use_cubic
 from memq.broker.broker import Broker
 from memq.broker.process import calm_collector
+from memq.broker.tls import broker_networks
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
 from memq.runtime.network import ProtocolFactory, SocketListener, SocketNetwork
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
@@ -79,7 +81,9 @@ def make_store(kind: str, folder: Path) -> StorageHandler:
 async def main() -> None:
     params = options()
     calm_collector()  # as `memq dev` does
-    network = CubicNetwork() if params.get("cubic") else SocketNetwork()
+    section = {name: (value, "benchmark") for name, value in (params.get("tls") or {}).items()}
+    secure = broker_networks(section, EventLog(SystemClock())).data
+    network = CubicNetwork() if params.get("cubic") else secure
     runtime = Runtime(random=random.Random(1), network=network)
     settings = replace(BrokerSettings(port=0, http_port=-1), **params.get("settings", {}))
     with tempfile.TemporaryDirectory(prefix="memq-bench-") as folder:
