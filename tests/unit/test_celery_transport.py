@@ -1,0 +1,65 @@
+"""What a transport of kombu makes of times, certificates and options of Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from kombu import Connection
+
+import memq.celery
+from memq.celery.transport import Transport, due_in_s, tls_of
+from memq.errors import InvalidSettingError
+from memq.runtime.tls import Tls
+
+assert memq.celery.SCHEME == "memq"
+
+
+@pytest.mark.parametrize(
+    ("eta", "seconds"),
+    [
+        ("2026-01-01T00:00:30+00:00", 30.0),
+        ("2026-01-01T01:00:30+01:00", 30.0),
+        ("2026-01-01T00:00:30", 30.0),
+        ("2025-12-31T00:00:00+00:00", 0.0),
+        ("2099-01-01T00:00:00+00:00", 366 * 86_400.0),
+        ("soon", 0.0),
+        (None, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_time_of_a_task_is_a_delay(eta: object, seconds: float) -> None:
+    assert due_in_s(eta, 1_767_225_600.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("ssl", "tls"),
+    [
+        (None, None),
+        (False, None),
+        ({}, None),
+        (True, Tls()),
+        ({"ca_certs": "ca.pem"}, Tls(ca_file="ca.pem")),
+        (
+            {"ca_certs": "ca.pem", "certfile": "a.pem", "keyfile": "b.pem", "password": None},
+            Tls(ca_file="ca.pem", cert_file="a.pem", key_file="b.pem"),
+        ),
+    ],
+)
+def test_certificates_have_the_names_of_celery(ssl: Mapping[str, str] | bool | None, tls: Tls | None) -> None:
+    assert tls_of(ssl) == tls
+
+
+@pytest.mark.parametrize("ssl", [{"cafile": "x"}, "yes", {"certfile": "a.pem"}])
+def test_mistakes_in_certificates_are_errors(ssl: object) -> None:
+    with pytest.raises(InvalidSettingError):
+        tls_of(ssl)
+
+
+def test_a_transport_that_is_not_connected_opens_nothing() -> None:
+    connection = Connection("memq://broker-1:1234", transport_options={"queue_name_prefix": "shop."})
+    transport = connection.transport
+    assert isinstance(transport, Transport)
+    assert transport.name_of("celery") == "shop.celery"
+    assert not transport.implements.asynchronous
+    assert transport.driver_version() == memq.__version__
