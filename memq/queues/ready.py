@@ -13,6 +13,8 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memq.queues.range_map import Range
+
 SPARE = 64  # stale ranks or spans beyond as many as are live
 
 
@@ -25,6 +27,9 @@ class ReadySpan(NamedTuple):
     begin: int
     end: int
     block: int
+
+
+FirstFree = Callable[[ReadySpan], Range | None]  # the first items in a row of a span that may be granted
 
 
 class _Rank(NamedTuple):
@@ -43,9 +48,6 @@ class _Key:
 
     def rank(self, key: str) -> _Rank:
         return _Rank(self.spans[0].priority, self.turn, self.spans[0], key)
-
-
-IsFree = Callable[[int, int], bool]  # whether an item, by block and number, may be granted now
 
 
 class ReadyItems:
@@ -115,14 +117,14 @@ class ReadyItems:
         self._rank_all()
         return found
 
-    def first(self, is_free: IsFree) -> ReadySpan | None:
+    def first(self, first_free: FirstFree) -> ReadySpan | None:
         """Return the first span that begins with a free item. Spans without one are dropped."""
         while self._ranks:
             rank = self._ranks[0]
             known = self._keys.get(rank.key)
             if known is None or known.turn != rank.turn or known.spans[0] != rank.span:
                 heapq.heappop(self._ranks)
-            elif not _clean(known, is_free):
+            elif not _clean(known, first_free):
                 heapq.heappop(self._ranks)
                 del self._keys[rank.key]
             elif known.spans[0] == rank.span:
@@ -131,19 +133,21 @@ class ReadyItems:
                 heapq.heapreplace(self._ranks, known.rank(rank.key))
         return None
 
-    def take(self, count: int, in_flight: Callable[[str], int], is_free: IsFree) -> list[int]:
+    def take(self, count: int, in_flight: Callable[[str], int], first_free: FirstFree) -> list[Range]:
         """Take free items of the span that `first` has returned: at most `count`, one if there are other keys."""
         rank = heapq.heappop(self._ranks)
         span, known = rank.span, self._keys[rank.key]
         heapq.heappop(known.spans)
         left = count if len(self._keys) == 1 else 1
-        taken: list[int] = []
-        for number in range(span.begin, span.end):
-            if len(taken) == left:
-                heapq.heappush(known.spans, span._replace(begin=number))
-                break
-            if is_free(span.block, number):
-                taken.append(number)
+        taken: list[Range] = []
+        found = first_free(span)
+        while found is not None and left:
+            begin, end = found[0], min(found[1], found[0] + left)
+            taken.append((begin, end))
+            left -= end - begin
+            found = first_free(span._replace(begin=end)) if end < span.end else None
+        if found is not None:
+            heapq.heappush(known.spans, span._replace(begin=found[0]))
         self._turn = max(self._turn, known.turn)
         known.turn = self._turn + 1 + in_flight(rank.key)
         if known.spans:
@@ -162,15 +166,15 @@ class ReadyItems:
         heapq.heapify(self._ranks)
 
 
-def _clean(known: _Key, is_free: IsFree) -> bool:
+def _clean(known: _Key, first_free: FirstFree) -> bool:
     """Let the spans of a key begin with a free item; return whether there is one."""
     spans = known.spans
     while spans:
         span = spans[0]
-        free = next((each for each in range(span.begin, span.end) if is_free(span.block, each)), None)
-        if free == span.begin:
+        found = first_free(span)
+        if found is not None and found[0] == span.begin:
             return True
         heapq.heappop(spans)
-        if free is not None:
-            heapq.heappush(spans, span._replace(begin=free))
+        if found is not None:
+            heapq.heappush(spans, span._replace(begin=found[0]))
     return False
