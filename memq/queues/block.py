@@ -5,7 +5,7 @@ It takes no memory for its items before the first grant. Then items in a row wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from sys import intern
 
@@ -28,7 +28,7 @@ ATTEMPTS_END = 1 << 16
 class QueueBlock:
     """A block with an item that is not over. `arrival` is its place among the blocks of the machine."""
 
-    __slots__ = ("_items", "arrival", "block", "dead", "key", "lane", "left", "terms", "topic")
+    __slots__ = ("_items", "_same", "arrival", "block", "count", "dead", "key", "lane", "left", "terms", "topic")
 
     def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
         self.arrival = arrival
@@ -37,41 +37,41 @@ class QueueBlock:
         self.lane = intern(lane)
         self.block = block
         self.terms: ItemTerms = terms_of(lane)
+        self.count = block.next - block.id.first  # items
         self.left = self.count  # items that are not over
         self.dead = 0  # of these, items that are dead
-        self._items: RangeMap[ItemStatus] | None = None  # from the first grant or end on
-
-    @property
-    def count(self) -> int:
-        """How many items it has."""
-        return self.block.next - self.block.id.first
+        self._same: ItemStatus | None = None  # the status of all items, from the first grant or end on
+        self._items: RangeMap[ItemStatus] | None = None  # while they differ
 
     @property
     def is_touched(self) -> bool:
         """Whether an item was granted or has ended: before, all are ready."""
-        return self._items is not None
+        return self._same is not None or self._items is not None
 
     @property
     def range_count(self) -> int:
         """How many ranges of items it has in memory."""
-        return len(self._items) if self._items is not None else 0
+        return len(self._items) if self._items is not None else int(self.is_touched)
 
     def untouched(self) -> ItemStatus:
-        """The status of an item before its first grant."""
+        """Return the status of an item before its first grant."""
         return ItemStatus(ItemState.READY, 0, 0, self.block.due_ms, self.terms.lease_ms)
 
     # ---- questions -------------------------------------------------------------------------------
 
     def status(self, number: int) -> ItemStatus:
         """Return the status of an item."""
-        return self._items.get(number) if self._items is not None else self.untouched()
+        if self._items is not None:
+            return self._items.get(number)
+        return self._same or self.untouched()
 
-    def ranges(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, ItemStatus]]:
-        """Yield begin, end and status of its items in a row, as they are at the call."""
-        begin, end = max(begin, 0), self.count if end is None else min(end, self.count)
+    def ranges(self, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, int, ItemStatus]]:
+        """Return begin, end and status of its items in a row, as they are at the call."""
+        count = self.count
+        begin, end = max(begin, 0), count if end is None or end > count else end
         if self._items is not None:
             return self._items.ranges(begin, end)
-        return iter(((begin, end, self.untouched()),) if begin < end else ())
+        return ((begin, end, self._same or self.untouched()),) if begin < end else ()
 
     def state(self, number: int) -> ItemState:
         """Return the state of an item."""
@@ -85,11 +85,15 @@ class QueueBlock:
 
     def put(self, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
         """Set the status of items in a row, which have the status `former`."""
+        items = end - begin
+        if former.state is not status.state:
+            self.left += items * (former.state.is_over - status.state.is_over)
+            self.dead += items * ((status.state is ItemState.DEAD) - (former.state is ItemState.DEAD))
+        if items == self.count:
+            self._same, self._items = status, None
+            return
         if self._items is None:
-            self._items = RangeMap(self.untouched())
-        count = end - begin
-        self.left += count * (former.state.is_over - status.state.is_over)
-        self.dead += count * ((status.state is ItemState.DEAD) - (former.state is ItemState.DEAD))
+            self._items, self._same = RangeMap(self._same or self.untouched()), None
         self._items.put(begin, end, status)
 
     def granted(self, former: ItemStatus, grant: int) -> ItemStatus:
@@ -110,14 +114,18 @@ class QueueBlock:
 
     def ended(self, now_ms: int) -> EndedBlock:
         """Return what is to be known of it when all its items are over."""
+        if self._same is not None:
+            return EndedBlock(now_ms, ((self._same.state, self._same.grant, self.count),))
         found = groupby(self.ranges(), lambda each: (each[2].state, each[2].grant))
         return EndedBlock(now_ms, tuple((*end, sum(last - first for first, last, _ in same)) for end, same in found))
 
     def saved(self) -> SavedBlock:
         """Return it for a snapshot."""
         lane = HeldLane(Target(self.topic, "", 0), self.lane, (self.block,))
+        if not self.is_touched:
+            return SavedBlock(self.arrival, lane, self.key)
         items = tuple(SavedItems(end - begin, status) for begin, end, status in self.ranges())
-        return SavedBlock(self.arrival, lane, self.key, items if self.is_touched else ())
+        return SavedBlock(self.arrival, lane, self.key, items)
 
     @classmethod
     def restored(cls, saved: SavedBlock) -> QueueBlock:

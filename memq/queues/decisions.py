@@ -156,8 +156,10 @@ class ItemRanges(msgspec.Struct, frozen=True, array_like=True):
         for begin, end in self.pairs():
             yield from range(begin, end)
 
-    def pairs(self) -> Iterator[Range]:
+    def pairs(self) -> Iterable[Range]:
         """Return begin and end of each range."""
+        if len(self.ranges) == 2:
+            return (self.ranges,)
         return zip(self.ranges[::2], self.ranges[1::2], strict=False)
 
     def __len__(self) -> int:

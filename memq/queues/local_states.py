@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from memq.queues.range_map import RangeMap
+from memq.queues.range_map import RangeMap, cut
 
 Place = tuple[str, str]  # queue and key
 
@@ -28,11 +28,38 @@ NONE = LocalState()  # of an item that is not known here
 
 
 class _BlockStates:
-    __slots__ = ("place", "states")
+    """The states of the items of a block.
 
-    def __init__(self) -> None:
-        self.place: Place | None = None
-        self.states = RangeMap(NONE)
+    Those from `begin` to `end` have `state`, until `states` has all of them.
+    """
+
+    __slots__ = ("begin", "end", "place", "state", "states")
+
+    def __init__(self, begin: int, end: int, state: LocalState, place: Place | None) -> None:
+        self.begin, self.end, self.state = begin, end, state
+        self.place = place
+        self.states: RangeMap[LocalState] | None = None
+
+    def ranges(self, begin: int, end: int) -> Iterable[tuple[int, int, LocalState]]:
+        """Return begin, end and state of items in a row."""
+        if self.states is not None:
+            return self.states.ranges(begin, end)
+        if (begin, end) == (self.begin, self.end):
+            return ((begin, end, self.state),)
+        parts = cut(begin, end, ((self.begin, self.end),))
+        return ((first, last, self.state if is_inside else NONE) for first, last, is_inside in parts)
+
+    def put(self, begin: int, end: int, state: LocalState) -> None:
+        """Set the state of items in a row."""
+        if self.states is None:
+            self.states = RangeMap(NONE)
+            self.states.put(self.begin, self.end, self.state)
+        self.states.put(begin, end, state)
+
+    @property
+    def entries(self) -> int:
+        """How many ranges have a state; the last one of `states` has no end, and none."""
+        return len(self.states) - 1 if self.states is not None else 1
 
 
 class LocalStates:
@@ -47,17 +74,12 @@ class LocalStates:
     @property
     def entries(self) -> int:
         """How many entries it has in memory."""
-        return sum(len(each.states) for each in self._blocks.values()) + len(self.flights) + len(self.ending)
+        return sum(each.entries for each in self._blocks.values()) + len(self.flights) + len(self.ending)
 
-    def get(self, block: int, number: int) -> LocalState:
-        """Return the state of an item."""
+    def ranges(self, block: int, begin: int, end: int) -> Iterable[tuple[int, int, LocalState]]:
+        """Return begin, end and state of the items of a block in a row, as they are at the call."""
         known = self._blocks.get(block)
-        return known.states.get(number) if known is not None else NONE
-
-    def ranges(self, block: int, begin: int, end: int) -> Iterator[tuple[int, int, LocalState]]:
-        """Yield begin, end and state of the items of a block in a row, as they are at the call."""
-        known = self._blocks.get(block)
-        return known.states.ranges(begin, end) if known is not None else iter(((begin, end, NONE),))
+        return known.ranges(begin, end) if known is not None else ((begin, end, NONE),)
 
     def change(
         self,
@@ -70,33 +92,42 @@ class LocalStates:
         """Change the states of items in a row. Items that come into flight need the `place` of their block."""
         known = self._blocks.get(block)
         if known is None:
-            if change(NONE) == NONE:
-                return
-            known = self._blocks[block] = _BlockStates()
-        if place is not None:
-            known.place = place
-        for first, last, state in known.states.ranges(begin, end):
+            made = change(NONE)
+            if made != NONE:
+                self._blocks[block] = _BlockStates(begin, end, made, place)
+                self._count(block, place, end - begin, NONE, made)
+            return
+        place = known.place = place or known.place
+        if known.states is None and known.begin == begin and known.end == end:
+            former, known.state = known.state, change(known.state)
+            self._count(block, place, end - begin, former, known.state)
+            if known.state == NONE:
+                del self._blocks[block]
+            return
+        for first, last, state in list(known.ranges(begin, end)):
             changed = change(state)
             if changed != state:
-                known.states.put(first, last, changed)
-                self._count(block, known.place, last - first, state, changed)
-        if len(known.states) == 1:  # the last range has no end, and no states
+                known.put(first, last, changed)
+                self._count(block, place, last - first, state, changed)
+        if not known.entries:
             del self._blocks[block]
 
     def forget_ends(self, block: int) -> None:
         """Let no item of a block end."""
-        known = self._blocks[block].states
-        self.change(block, 0, known.end, lambda state: state._replace(dies=None))
+        known = self._blocks[block]
+        end = known.states.end if known.states is not None else known.end
+        self.change(block, 0, end, lambda state: state._replace(dies=None))
 
-    def _count(self, block: int, place: Place | None, count: int, former: LocalState, state: LocalState) -> None:
-        self.leased += count * ((state.until_s is not None) - (former.until_s is not None))
+    def _count(self, block: int, place: Place | None, items: int, former: LocalState, state: LocalState) -> None:
+        if (state.until_s is None) is not (former.until_s is None):
+            self.leased += items if state.until_s is not None else -items
         if state.in_flight is not former.in_flight:
             assert place is not None, "given with the first item in flight"
-            self.flights[place] += count if state.in_flight else -count
+            self.flights[place] += items if state.in_flight else -items
             if not self.flights[place]:
                 del self.flights[place]
         if (state.dies is None) is not (former.dies is None):
-            left = self.ending.get(block, 0) + (count if state.dies is not None else -count)
+            left = self.ending.get(block, 0) + (items if state.dies is not None else -items)
             if left:
                 self.ending[block] = left
             else:

@@ -34,14 +34,14 @@ class RangeMap(Generic[Value]):
         """Return the value of a number."""
         return self._values[bisect_right(self._begins, number) - 1]
 
-    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, Value]]:
-        """Yield begin, end and value of the ranges from `begin` to `end`, as they are at the call."""
+    def ranges(self, begin: int, end: int) -> Iterable[tuple[int, int, Value]]:
+        """Return begin, end and value of the ranges from `begin` to `end`, as they are at the call."""
         if begin >= end:
-            return iter(())
+            return ()
         begins, values = self._begins, self._values
         first, stop = bisect_right(begins, begin) - 1, bisect_left(begins, end)
         if stop - first == 1:
-            return iter(((begin, end, values[first]),))
+            return ((begin, end, values[first]),)
         edges = [begin, *begins[first + 1 : stop], end]
         return zip(edges, edges[1:], values[first:stop])  # noqa: B905 - `edges` has one more
 

@@ -56,7 +56,7 @@ class ReadyItems:
     `is_live` is whether the block of a span exists. `served` is the turn of the queue among others of a shard.
     """
 
-    __slots__ = ("_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
+    __slots__ = ("_first", "_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
 
     def __init__(self, is_live: Callable[[ReadySpan], bool], served: int = 0) -> None:
         self.served = served
@@ -65,6 +65,7 @@ class ReadyItems:
         self._ranks: list[_Rank] = []  # a heap; each key has its present rank in it, and some are stale
         self._pushed, self._pushed_max = 0, SPARE  # spans since the last trim
         self._turn = 0  # of the key that was served last
+        self._first: Range | None = None  # free items of the span that `first` has returned
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -105,11 +106,11 @@ class ReadyItems:
         self._rank_all()
         self._pushed, self._pushed_max = 0, SPARE + sum(len(each.spans) for each in self._keys.values())
 
-    def take_later(self, now_ms: int) -> list[tuple[str, ReadySpan]]:
-        """Take the spans that are due after a time, with their keys: the clock was set back to it."""
-        found: list[tuple[str, ReadySpan]] = []
+    def take_later(self, now_ms: int) -> list[ReadySpan]:
+        """Take the spans that are due after a time: the clock was set back to it."""
+        found: list[ReadySpan] = []
         for key, known in list(self._keys.items()):
-            found += [(key, each) for each in known.spans if each.due_ms > now_ms]
+            found += [each for each in known.spans if each.due_ms > now_ms]
             known.spans = [each for each in known.spans if each.due_ms <= now_ms]
             heapq.heapify(known.spans)
             if not known.spans:
@@ -124,23 +125,27 @@ class ReadyItems:
             known = self._keys.get(rank.key)
             if known is None or known.turn != rank.turn or known.spans[0] != rank.span:
                 heapq.heappop(self._ranks)
-            elif not _clean(known, first_free):
+            elif (found := _clean(known, first_free)) is None:
                 heapq.heappop(self._ranks)
                 del self._keys[rank.key]
             elif known.spans[0] == rank.span:
+                self._first = found
                 return rank.span
             else:
                 heapq.heapreplace(self._ranks, known.rank(rank.key))
         return None
 
     def take(self, count: int, in_flight: Callable[[str], int], first_free: FirstFree) -> list[Range]:
-        """Take free items of the span that `first` has returned: at most `count`, one if there are other keys."""
+        """Take free items of the span that `first` has just returned.
+
+        They are at most `count`, and one if there are other keys.
+        """
         rank = heapq.heappop(self._ranks)
         span, known = rank.span, self._keys[rank.key]
         heapq.heappop(known.spans)
         left = count if len(self._keys) == 1 else 1
         taken: list[Range] = []
-        found = first_free(span)
+        found = self._first
         while found is not None and left:
             begin, end = found[0], min(found[1], found[0] + left)
             taken.append((begin, end))
@@ -166,15 +171,15 @@ class ReadyItems:
         heapq.heapify(self._ranks)
 
 
-def _clean(known: _Key, first_free: FirstFree) -> bool:
-    """Let the spans of a key begin with a free item; return whether there is one."""
+def _clean(known: _Key, first_free: FirstFree) -> Range | None:
+    """Let the spans of a key begin with a free item; return the first free ones."""
     spans = known.spans
     while spans:
         span = spans[0]
         found = first_free(span)
         if found is not None and found[0] == span.begin:
-            return True
+            return found
         heapq.heappop(spans)
         if found is not None:
             heapq.heappush(spans, span._replace(begin=found[0]))
-    return False
+    return None

@@ -36,6 +36,7 @@ from memq.queues.machine import QueueMachine
 from memq.queues.range_map import Range, cut
 from memq.queues.ready import ReadyItems, ReadySpan
 
+_FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
 
@@ -47,9 +48,14 @@ class Moment(NamedTuple):
 
 
 class _Later(NamedTuple):
+    """A `ReadySpan` that is not due, in the order of due times."""
+
     due_ms: int
-    place: Place
-    span: ReadySpan
+    priority: int
+    arrival: int
+    begin: int
+    end: int
+    block: int
 
 
 class _Lease(NamedTuple):
@@ -78,7 +84,7 @@ class ItemScheduler:
         self._machine = machine
         self._wall_ms = now.wall_ms  # when time last passed
         self._ready: dict[str, ReadyItems] = {}
-        self._later = Agenda[_Later](lambda entry: self._is_live(entry.span))
+        self._later = Agenda[_Later](lambda entry: entry.block in machine.blocks)
         self._local = LocalStates()
         self._leases = Agenda[_Lease](lambda entry: any(self._leased_until(entry)))
         self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
@@ -118,7 +124,7 @@ class ItemScheduler:
             self._push_next(place_of(block))
         else:
             span = ReadySpan(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
-            self._later.push(_Later(due_ms, place_of(block), span))
+            self._await(place_of(block), span)
         if block.terms.expires_ms:  # pushed again: a life that is over is taken once
             self._lives.push((block.terms.expires_ms, block.block.id.producer))
 
@@ -128,14 +134,23 @@ class ItemScheduler:
             block, number = found
             order = block.terms.priority, block.status(number).due_ms, block.arrival
             span = ReadySpan(*order, number, number + 1, block.block.id.producer)
-            self._later.push(_Later(span.due_ms, place, span))
+            self._await(place, span)
 
-    def _lease(self, block: QueueBlock, begin: int, end: int, status: ItemStatus, from_s: float) -> None:
-        """Begin the lease that the state has for items in a row."""
+    def _await(self, place: Place, span: ReadySpan) -> None:
+        """Offer items when they are due, which they may be already."""
+        if span.due_ms <= self._wall_ms:
+            self._ready_of(place[0]).push(place[1], span, self._local.flights[place])
+        else:
+            self._later.push(_later(span))
+
+    def _lease(
+        self, block: QueueBlock, begin: int, end: int, status: ItemStatus, from_s: float, decisions: int = 0
+    ) -> None:
+        """Begin the lease that the state has for items in a row; so many decisions have their answers."""
         until_s, id_ = from_s + status.lease_ms / 1_000, block.block.id.producer
         self._leases.push(_Lease(until_s, id_, begin, end))
         self._local.change(
-            id_, begin, end, lambda state: state._replace(until_s=until_s, in_flight=True), place_of(block)
+            id_, begin, end, lambda state: LocalState(max(0, state.busy - decisions), until_s, True), place_of(block)
         )
 
     # ---- grants ----------------------------------------------------------------------------------
@@ -220,13 +235,12 @@ class ItemScheduler:
         if block is None or 0 < block.terms.expires_ms <= now.wall_ms or span.due_ms > now.wall_ms:
             return None
         begin, end = self._machine.ordered.grantable(block, span.begin, span.end)
-        for first, last, status, local in self._states(block, begin, end):
-            if local.busy or local.dies is not None or status.due_ms != span.due_ms:
+        for first, last, status in block.ranges(begin, end):
+            if status.due_ms != span.due_ms or status.state not in _FREE:
                 continue
-            if status.state is ItemState.READY or (
-                status.state is ItemState.LEASED and not is_leased(status, local, now)
-            ):
-                return first, last
+            for one, other, local in self._local.ranges(span.block, first, last):
+                if not local.busy and local.dies is None and not is_leased(status, local, now):
+                    return one, other
         return None
 
     def _states(
@@ -251,11 +265,12 @@ class ItemScheduler:
 
     def granted(self, items: Iterable[ItemRanges], blocks: Iterable[GrantedBlock], decided_s: float) -> None:
         """Note that a grant of items counts for those in `blocks`: the leases have run since `decided_s`."""
-        leased = {each.block.id.producer: [(run.begin, run.end) for run in each.items] for each in blocks}
+        leased = {each.block.id.producer: [run[:2] for run in each.items] for each in blocks}
         for each in items:
+            granted = leased.get(each.block, ())
             for whole in each.pairs():
-                for begin, end, is_leased_now in cut(*whole, leased.get(each.block, ())):
-                    self._settled(each.block, begin, end, decided_s if is_leased_now else None)
+                for begin, end, is_granted in cut(*whole, granted):
+                    self._settled(each.block, begin, end, decided_s if is_granted else None)
 
     def released(self, items: Iterable[ItemRanges], outcomes: Outcomes = (), decided_s: float = 0.0) -> None:
         """Note that a decision about items counts, with its outcomes, or that it has failed.
@@ -276,30 +291,30 @@ class ItemScheduler:
         `decided_s`: those that are leased have a lease that runs since then.
         """
         block = self._machine.blocks.get(id_)
-        self._local.change(id_, begin, end, _answered)
-        known = list(block.ranges(begin, end)) if block is not None else []
-        leased = [(first, last) for first, last, status in known if status.state is ItemState.LEASED]
-        for first, last, is_leased_now in cut(begin, end, leased):
-            if not is_leased_now:
-                self._local.change(id_, first, last, _landed)
-        if id_ in self._ordered and decided_s is None:
+        if id_ in self._ordered:
             self._push_next(self._ordered[id_])
         if block is None:
+            self._local.change(id_, begin, end, _landed)
             self._ordered.pop(id_, None)
             return
-        for first, last, status in known:
-            if status.state is ItemState.READY:
-                self._push(block, first, last, status.due_ms)
-            elif status.state is ItemState.LEASED and decided_s is not None:
-                self._lease(block, first, last, status, decided_s)
-            elif status.state is ItemState.LEASED:
+        at = begin
+        for first, last, status in block.ranges(begin, end):
+            at = last
+            if status.state is not ItemState.LEASED:
+                self._local.change(id_, first, last, _landed)
+                if status.state is ItemState.READY:
+                    self._push(block, first, last, status.due_ms)
+                continue
+            if decided_s is not None:
+                self._lease(block, first, last, status, decided_s, decisions=1)
+            else:
                 self._expect(id_, first, last)
+        if at < end:  # items that the block does not have
+            self._local.change(id_, at, end, _landed)
 
     def _expect(self, id_: int, begin: int, end: int) -> None:
-        """Expect the end of leases; one without a known end is over."""
-        self._local.change(
-            id_, begin, end, lambda state: state if state.until_s is not None else state._replace(until_s=0.0)
-        )
+        """Expect the end of leases after a decision; one without a known end is over."""
+        self._local.change(id_, begin, end, _answered)
         for first, last, local in self._local.ranges(id_, begin, end):
             if local.until_s is not None:
                 self._leases.push(_Lease(local.until_s, id_, first, last))
@@ -310,9 +325,9 @@ class ItemScheduler:
         """Let items become due, and leases and lives end. `ends` has the items that do not come again."""
         self._trim()
         if now.wall_ms < self._wall_ms:  # the clock was set back
-            for topic, ready in self._ready.items():
-                for key, span in ready.take_later(now.wall_ms):
-                    self._later.push(_Later(span.due_ms, (topic, key), span))
+            for ready in self._ready.values():
+                for span in ready.take_later(now.wall_ms):
+                    self._later.push(_later(span))
         self._wall_ms = now.wall_ms
         for lease in self._leases.until(now.steady_s):
             for begin, end in self._leased_until(lease):
@@ -322,8 +337,10 @@ class ItemScheduler:
             for first, last, status, local in self._states(block) if block is not None else ():
                 if _is_idle(status, local, now):
                     self._local.change(id_, first, last, lambda state: state._replace(dies=False))
-        for _, (topic, key), span in self._later.until(now.wall_ms):
-            self._ready_of(topic).push(key, span, self._local.flights[topic, key])
+        for due_ms, priority, *rest in self._later.until(now.wall_ms):
+            span = ReadySpan(priority, due_ms, *rest)
+            if self._is_live(span):
+                self._await(place_of(self._machine.blocks[span.block]), span)
 
     def _trim(self) -> None:
         """Drop what is stale: leases of 12 hours may be acked at once, and delayed items cancelled."""
@@ -416,6 +433,10 @@ def place_of(block: QueueBlock) -> Place:
     return block.topic, block.terms.key
 
 
+def _later(span: ReadySpan) -> _Later:
+    return _Later(span.due_ms, span.priority, *span[2:])
+
+
 def is_leased(status: ItemStatus, local: LocalState, now: Moment) -> bool:
     """Whether a worker has an item now. Without a known end, a lease runs."""
     return status.state is ItemState.LEASED and (local.until_s is None or local.until_s > now.steady_s)
@@ -423,7 +444,7 @@ def is_leased(status: ItemStatus, local: LocalState, now: Moment) -> bool:
 
 def _is_idle(status: ItemStatus, local: LocalState, now: Moment) -> bool:
     """Whether an item may come again, and no worker has it now."""
-    return status.state in (ItemState.READY, ItemState.LEASED) and not is_leased(status, local, now)
+    return status.state in _FREE and not is_leased(status, local, now)
 
 
 def _chosen_state(state: LocalState) -> LocalState:
@@ -431,9 +452,9 @@ def _chosen_state(state: LocalState) -> LocalState:
 
 
 def _answered(state: LocalState) -> LocalState:
-    # An end is noticed again, if it is one still: the item may have been sent back.
-    return LocalState(max(0, state.busy - 1), state.until_s, state.in_flight)
+    return LocalState(max(0, state.busy - 1), state.until_s or 0.0, state.in_flight)
 
 
 def _landed(state: LocalState) -> LocalState:
-    return LocalState(state.busy, dies=state.dies)
+    # An end is noticed again, if it is one still: the item may have been sent back.
+    return LocalState(max(0, state.busy - 1))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from tests.model.leases import Rules, rules_of, run
 from tests.simulation.bug import Change, Planted, body, swap
 from tests.simulation.planted_bugs import plant
-from tests.simulation.queue_bugs import ANSWERED, LATEST, LEASED, PUSH, SAVED_ITEMS, SECOND_ITEM
+from tests.simulation.queue_bugs import LANDED, LATEST, LEASED, PUSH, SAVED_ITEMS, SECOND_ITEM
 
 BLOCK, KEYS = "memq.queues.block", "memq.queues.keys"
 MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
@@ -100,7 +100,7 @@ BUGS: dict[str, Planted] = {
     ),
     "dedupe keys are forgotten by a snapshot": bug("QueueMachine.begin_snapshot", swap("self.firsts.saved()", "[]")),
     "an item that was sent back has its former end": bug(
-        "_answered", swap(ANSWERED, "state._replace(busy=max(0, state.busy - 1))"), SCHEDULER
+        "_landed", swap(LANDED, "LocalState(max(0, state.busy - 1), dies=state.dies)"), SCHEDULER
     ),
     "an item that was sent back keeps its attempts": bug("QueueBlock.redriven", swap("0", "former.attempts"), BLOCK),
 }

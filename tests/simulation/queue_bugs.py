@@ -12,7 +12,7 @@ PUSH = "self._push(block, first, last, status.due_ms)"
 LEASED = "status is not None and status.state is ItemState.LEASED"
 LATEST = f"{LEASED} and status.grant == lease.grant"
 SAVED_ITEMS = "SavedItems(end - begin, status)"
-ANSWERED = "LocalState(max(0, state.busy - 1), state.until_s, state.in_flight)"
+LANDED = "LocalState(max(0, state.busy - 1))"
 SECOND_ITEM = """
 blocks = self._keys[queue, key].blocks.values() if (queue, key) in self._keys else ()
 ready = ((block, number) for block in blocks for number in block.numbers_in(ItemState.READY))

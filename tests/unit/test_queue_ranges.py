@@ -180,7 +180,7 @@ def test_a_thousand_items_take_the_memory_of_their_ranges() -> None:
     shard.enqueue(1, count=1_000)
     shard.enqueue(2, count=1_000)
     assert len(shard.dequeue(1_500)) == 1_500
-    assert [shard.machine.blocks[id_].range_count for id_ in (1, 2)] == [2, 2]
+    assert [shard.machine.blocks[id_].range_count for id_ in (1, 2)] == [1, 2]
     entries = shard.scheduler.entries
     assert entries < 20
     shard.change(AckDecision(5, (LeasedItems(ItemRanges(1, (0, 1_000)), 1),)))

@@ -94,7 +94,7 @@ def _snapshots() -> int:
 
 
 def test_ranges_of_items_make_slices_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SLICE_RANGES", 2)
+    monkeypatch.setattr(snapshots, "SLICE_RANGES", 1)
     shard = Shard()
     for block in range(1, 5):
         shard.enqueue(block, count=COUNT)
