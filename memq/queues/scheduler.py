@@ -261,7 +261,7 @@ class ItemScheduler:
         """Note that a decision about items is on its way."""
         for each in items:
             for begin, end in each.pairs():
-                self._local.change(each.block, begin, end, lambda state: state._replace(busy=state.busy + 1))
+                self._local.change(each.block, begin, end, _held)
 
     def granted(self, items: Iterable[ItemRanges], blocks: Iterable[GrantedBlock], decided_s: float) -> None:
         """Note that a grant of items counts for those in `blocks`: the leases have run since `decided_s`."""
@@ -453,6 +453,10 @@ def _chosen_state(state: LocalState) -> LocalState:
 
 def _answered(state: LocalState) -> LocalState:
     return LocalState(max(0, state.busy - 1), state.until_s or 0.0, state.in_flight)
+
+
+def _held(state: LocalState) -> LocalState:
+    return LocalState(state.busy + 1, *state[1:])
 
 
 def _landed(state: LocalState) -> LocalState:

@@ -11,7 +11,7 @@ import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward, forward_with_blocks
-from memq.broker.api.stream_requests import producer_id_of
+from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, MemqError, TooLargeError
@@ -150,7 +150,7 @@ class QueueRequests:
             blocks = _split(data, [each.length for each in grants])
             waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
             return list(zip(waited, blocks, strict=True))
-        found = await home.dequeue(ask.queues, {producer_id_of(each) for each in ask.known}, ask.bytes_max)
+        found = await home.dequeue(ask.queues, set(producer_ids_of(ask.known)), ask.bytes_max)
         return [(_wire(each, waited_ms), each.data) for each in found]
 
     async def _until_ready(self, homes: Mapping[Home, dict[str, int]], within_s: float) -> bool:
