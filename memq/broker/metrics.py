@@ -45,14 +45,14 @@ class Histogram:
         self.counts = [0] * (len(bounds_s) + 1)
         self.sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.sum_s += seconds
+    def observe(self, seconds: float, count: int = 1, /) -> None:
+        """Count a duration, `count` times."""
+        self.sum_s += seconds * count
         for number, bound in enumerate(self._bounds_s):
             if seconds <= bound:
-                self.counts[number] += 1
+                self.counts[number] += count
                 return
-        self.counts[-1] += 1
+        self.counts[-1] += count
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return cumulative counts by upper bound, in the format of Prometheus."""

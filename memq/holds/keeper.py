@@ -59,8 +59,8 @@ Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target ha
 class Durations(Protocol):
     """Counts of durations."""
 
-    def observe(self, seconds: float, /) -> None:
-        """Count one duration."""
+    def observe(self, seconds: float, count: int = 1, /) -> None:
+        """Count a duration, `count` times."""
         ...
 
 

@@ -1,150 +1,151 @@
 """A block of queue items in the state of a queue machine. Pure.
 
-It takes no memory for an item before its first grant. Delays, extended leases and notes are kept for the few items that
-have them.
+It takes no memory for its items before the first grant. Then items in a row with the same status are one range.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
+from sys import intern
 
 from memq.format.held_object import HeldBlock, HeldLane, Target
-from memq.queues.decisions import EndedBlock, ItemState, ItemTerms, SavedBlock, terms_of
+from memq.queues.decisions import (
+    EndedBlock,
+    FormerBlock,
+    ItemState,
+    ItemStatus,
+    ItemTerms,
+    SavedBlock,
+    SavedItems,
+    terms_of,
+)
+from memq.queues.range_map import RangeMap
 
 ATTEMPTS_END = 1 << 16
-_STATES = tuple(ItemState)  # by number: a lookup takes 8 ns, a call of the class 330 ns
 
 
 class QueueBlock:
     """A block with an item that is not over. `arrival` is its place among the blocks of the machine."""
 
-    __slots__ = (
-        "arrival",
-        "attempts",
-        "block",
-        "dead",
-        "due_ms",
-        "grants",
-        "key",
-        "lane",
-        "lease_ms",
-        "left",
-        "notes",
-        "states",
-        "terms",
-        "topic",
-    )
+    __slots__ = ("_items", "_same", "arrival", "block", "count", "dead", "key", "lane", "left", "terms", "topic")
 
     def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
         self.arrival = arrival
         self.key = key
-        self.topic = target.topic
-        self.lane = lane
+        self.topic = intern(target.topic)  # which many blocks have, as the lane
+        self.lane = intern(lane)
         self.block = block
         self.terms: ItemTerms = terms_of(lane)
+        self.count = block.next - block.id.first  # items
         self.left = self.count  # items that are not over
         self.dead = 0  # of these, items that are dead
-        self.states: bytes | bytearray = b""  # of all items, from the first grant or end on; so the next two
-        self.grants: array[int] | tuple[int, ...] = ()
-        self.attempts: array[int] | tuple[int, ...] = ()
-        self.due_ms: dict[int, int] = {}
-        self.lease_ms: dict[int, int] = {}
-        self.notes: dict[int, bytes] = {}
-
-    @property
-    def count(self) -> int:
-        """How many items it has."""
-        return self.block.next - self.block.id.first
+        self._same: ItemStatus | None = None  # the status of all items, from the first grant or end on
+        self._items: RangeMap[ItemStatus] | None = None  # while they differ
 
     @property
     def is_touched(self) -> bool:
         """Whether an item was granted or has ended: before, all are ready."""
-        return bool(self.states)
+        return self._same is not None or self._items is not None
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges of items it has in memory."""
+        return len(self._items) if self._items is not None else int(self.is_touched)
+
+    def untouched(self) -> ItemStatus:
+        """Return the status of an item before its first grant."""
+        return ItemStatus(ItemState.READY, 0, 0, self.block.due_ms, self.terms.lease_ms)
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    def status(self, number: int) -> ItemStatus:
+        """Return the status of an item."""
+        if self._items is not None:
+            return self._items.get(number)
+        return self._same or self.untouched()
+
+    def ranges(self, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, int, ItemStatus]]:
+        """Return begin, end and status of its items in a row, as they are at the call."""
+        count = self.count
+        begin, end = max(begin, 0), count if end is None or end > count else end
+        if self._items is not None:
+            return self._items.ranges(begin, end)
+        return ((begin, end, self._same or self.untouched()),) if begin < end else ()
 
     def state(self, number: int) -> ItemState:
         """Return the state of an item."""
-        return _STATES[self.states[number]] if self.states else ItemState.READY
-
-    def grant(self, number: int) -> int:
-        """Return the number of the latest grant of an item, 0 if it has none."""
-        return self.grants[number] if self.grants else 0
-
-    def attempt(self, number: int) -> int:
-        """Return how many grants an item has had."""
-        return self.attempts[number] if self.attempts else 0
-
-    def due_of(self, number: int) -> int:
-        """Return when an item is due (Unix ms)."""
-        return self.due_ms.get(number, self.block.due_ms)
-
-    def lease_of(self, number: int) -> int:
-        """Return how long the present lease of an item lasts."""
-        return self.lease_ms.get(number, self.terms.lease_ms)
-
-    def set_state(self, number: int, state: ItemState) -> None:
-        """Set the state of an item."""
-        if not isinstance(self.states, bytearray):
-            self.states = bytearray(self.count)
-            self.grants, self.attempts = array("Q", bytes(8 * self.count)), array("H", bytes(2 * self.count))
-        former = self.state(number)
-        self.left += former.is_over - state.is_over
-        if state is ItemState.DEAD or former is ItemState.DEAD:
-            self.dead += (state is ItemState.DEAD) - (former is ItemState.DEAD)
-        self.states[number] = state
-
-    def set_grant(self, number: int, grant: int) -> None:
-        """Grant an item, for one attempt more."""
-        self.set_state(number, ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED)
-        assert isinstance(self.grants, array), "set with the first state"
-        assert isinstance(self.attempts, array), "set with the first state"
-        self.grants[number] = grant
-        self.attempts[number] = min(self.attempts[number] + 1, ATTEMPTS_END - 1)
-        self.lease_ms.pop(number, None)
-
-    def take_attempt_back(self, number: int) -> None:
-        """Do not count the latest grant of an item as an attempt."""
-        assert isinstance(self.attempts, array), "set with the first grant"
-        self.attempts[number] -= 1
-
-    def redrive(self, number: int, due_ms: int) -> None:
-        """Make a dead item ready again at `due_ms`; its attempts begin again."""
-        self.set_state(number, ItemState.READY)
-        assert isinstance(self.attempts, array), "set with the first state"
-        self.attempts[number] = 0
-        self.due_ms[number] = due_ms
+        return self.status(number).state
 
     def numbers_in(self, state: ItemState) -> Iterator[int]:
         """Yield the items in a state, in order."""
-        if not self.states:
-            yield from range(self.count if state is ItemState.READY else 0)
-        at = self.states.find(state) if self.states else -1
-        while at >= 0:
-            yield at
-            at = self.states.find(state, at + 1)
+        return (number for begin, end, status in self.ranges() if status.state is state for number in range(begin, end))
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    def put(self, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
+        """Set the status of items in a row, which have the status `former`."""
+        items = end - begin
+        if former.state is not status.state:
+            self.left += items * (former.state.is_over - status.state.is_over)
+            self.dead += items * ((status.state is ItemState.DEAD) - (former.state is ItemState.DEAD))
+        if items == self.count:
+            self._same, self._items = status, None
+            return
+        if self._items is None:
+            self._items, self._same = RangeMap(self._same or self.untouched()), None
+        self._items.put(begin, end, status)
+
+    def granted(self, former: ItemStatus, grant: int) -> ItemStatus:
+        """Return the status of an item with one grant more."""
+        state = ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED
+        attempts = min(former.attempts + 1, ATTEMPTS_END - 1)
+        return ItemStatus(state, grant, attempts, former.due_ms, self.terms.lease_ms, former.note)
+
+    def redriven(self, former: ItemStatus, due_ms: int) -> ItemStatus:
+        """Return the status of a dead item that is ready again at `due_ms`; its attempts begin again."""
+        return former._replace(state=ItemState.READY, attempts=0, due_ms=due_ms)
+
+    def over(self, former: ItemStatus, state: ItemState) -> ItemStatus:
+        """Return the status of an item that is over: its own due time, lease and note are forgotten."""
+        return ItemStatus(state, former.grant, former.attempts, self.block.due_ms, self.terms.lease_ms)
+
+    # ---- snapshots -------------------------------------------------------------------------------
 
     def ended(self, now_ms: int) -> EndedBlock:
         """Return what is to be known of it when all its items are over."""
-        runs = groupby(zip(self.states, self.grants, strict=True))
-        return EndedBlock(now_ms, tuple((*end, sum(1 for _ in same)) for end, same in runs))
+        if self._same is not None:
+            return EndedBlock(now_ms, ((self._same.state, self._same.grant, self.count),))
+        found = groupby(self.ranges(), lambda each: (each[2].state, each[2].grant))
+        return EndedBlock(now_ms, tuple((*end, sum(last - first for first, last, _ in same)) for end, same in found))
 
     def saved(self) -> SavedBlock:
         """Return it for a snapshot."""
         lane = HeldLane(Target(self.topic, "", 0), self.lane, (self.block,))
-        touched = bytes(self.states), tuple(self.grants), tuple(self.attempts)
-        return SavedBlock(
-            self.arrival, lane, self.key, *touched, dict(self.due_ms), dict(self.lease_ms), dict(self.notes)
-        )
+        if not self.is_touched:
+            return SavedBlock(self.arrival, lane, self.key)
+        items = tuple(SavedItems(end - begin, status) for begin, end, status in self.ranges())
+        return SavedBlock(self.arrival, lane, self.key, items)
 
     @classmethod
     def restored(cls, saved: SavedBlock) -> QueueBlock:
         """Return the block of a snapshot."""
         made = cls(saved.arrival, saved.key, saved.lane.target, saved.lane.lane, saved.lane.blocks[0])
-        if saved.states:
-            made.states = bytearray(saved.states)
-            made.grants, made.attempts = array("Q", saved.grants), array("H", saved.attempts)
-            made.left = sum(not ItemState(state).is_over for state in saved.states)
-            made.dead = saved.states.count(ItemState.DEAD)
-        made.due_ms, made.lease_ms, made.notes = dict(saved.due_ms), dict(saved.lease_ms), dict(saved.notes)
+        begin = 0
+        for count, status in saved.items:
+            made.put(begin, begin + count, status, made.untouched())
+            begin += count
+        return made
+
+    @classmethod
+    def of_former(cls, saved: FormerBlock) -> QueueBlock:
+        """Return the block of a snapshot of versions 1 and 2."""
+        made = cls(saved.arrival, saved.key, saved.lane.target, saved.lane.lane, saved.lane.blocks[0])
+        for number, (state, grant, attempts) in enumerate(
+            zip(saved.states, saved.grants, saved.attempts, strict=True) if saved.states else ()
+        ):
+            due_ms = saved.due_ms.get(number, made.block.due_ms)
+            lease_ms = saved.lease_ms.get(number, made.terms.lease_ms)
+            status = ItemStatus(ItemState(state), grant, attempts, due_ms, lease_ms, saved.notes.get(number, b""))
+            made.put(number, number + 1, status, made.untouched())
         return made

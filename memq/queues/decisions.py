@@ -14,10 +14,11 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane
+from memq.queues.range_map import Range, merged
 from memq.state_log.machine_format import MachineFormat
 
 QUEUES_MACHINE = "queues"  # its name in the log
-STATE_VERSION = 2  # 1: a state without dedupe keys
+STATE_VERSION = 3  # 1: a state without dedupe keys. 1 and 2: `blocks` have a state for each item
 _TERMS = "queue"  # first word of the lanes of queue blocks
 NUMBERS = 4  # of the words after it; the others have names
 _KEY, _ORDERED, _DEDUPE = "key", "ordered", "dedupe"
@@ -152,8 +153,14 @@ class ItemRanges(msgspec.Struct, frozen=True, array_like=True):
     ranges: tuple[int, ...]
 
     def __iter__(self) -> Iterator[int]:
-        for begin, end in zip(self.ranges[::2], self.ranges[1::2], strict=False):
+        for begin, end in self.pairs():
             yield from range(begin, end)
+
+    def pairs(self) -> Iterable[Range]:
+        """Return begin and end of each range."""
+        if len(self.ranges) == 2:
+            return (self.ranges,)
+        return zip(self.ranges[::2], self.ranges[1::2], strict=False)
 
     def __len__(self) -> int:
         return sum(self.ranges[1::2]) - sum(self.ranges[::2])
@@ -168,13 +175,12 @@ class LeasedItems(msgspec.Struct, frozen=True, array_like=True):
 
 def ranges_of(block: int, numbers: Iterable[int]) -> ItemRanges:
     """Return items of a block, in the order of their numbers."""
-    found: list[int] = []
-    for number in sorted(numbers):
-        if found and found[-1] == number:
-            found[-1] += 1
-        else:
-            found += [number, number + 1]
-    return ItemRanges(block, tuple(found))
+    return merged_ranges(block, ((number, number + 1) for number in numbers))
+
+
+def merged_ranges(block: int, ranges: Iterable[Range]) -> ItemRanges:
+    """Return ranges of items of a block, in the order of their numbers."""
+    return ItemRanges(block, tuple(edge for each in merged(ranges) for edge in each))
 
 
 class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
@@ -265,10 +271,11 @@ ItemDecision = CancelDecision | RedriveDecision | PurgeDecision
 QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision
 
 
-class GrantedItem(NamedTuple):
-    """An item in the answer to a grant: number, grants that it has had, and the note of the last nack."""
+class GrantedItems(NamedTuple):
+    """Items in a row in the answer to a grant: grants that each has had, and the note of the last nack."""
 
-    number: int
+    begin: int
+    end: int
     attempt: int
     note: bytes
 
@@ -280,11 +287,87 @@ class GrantedBlock(NamedTuple):
     block: HeldBlock
     key: str
     lease_ms: int
-    items: tuple[GrantedItem, ...]
+    items: tuple[GrantedItems, ...]
+
+    @property
+    def granted(self) -> int:
+        """How many items are granted."""
+        return sum(each.end - each.begin for each in self.items)
+
+
+class OutcomeRun(NamedTuple):
+    """Items in a row with the same outcome."""
+
+    outcome: ItemOutcome
+    items: int
+
+
+Outcomes = tuple[OutcomeRun, ...]  # the answer to a decision about items
+
+
+def outcomes_of(runs: Iterable[tuple[ItemOutcome, int]]) -> Outcomes:
+    """Return outcomes of items in their order; neighbours with the same one become one run."""
+    found: list[OutcomeRun] = []
+    for outcome, count in runs:
+        if found and found[-1].outcome is outcome:
+            found[-1] = OutcomeRun(outcome, found[-1].items + count)
+        else:
+            found.append(OutcomeRun(outcome, count))
+    return tuple(found)
+
+
+def with_outcomes(items: Iterable[ItemRanges], outcomes: Outcomes) -> Iterator[tuple[int, int, int, ItemOutcome]]:
+    """Yield block, begin and end of items in a row with the same outcome, and this outcome."""
+    runs, outcome, left = iter(outcomes), ItemOutcome.UNKNOWN, 0
+    for each in items:
+        for begin, end in each.pairs():
+            while begin < end:
+                if not left:
+                    outcome, left = next(runs)
+                stop = min(end, begin + left)
+                yield each.block, begin, stop, outcome
+                left -= stop - begin
+                begin = stop
+
+
+class ItemStatus(NamedTuple):
+    """State of an item, number of its last grant, and grants that it has had.
+
+    It is due at `due_ms` (Unix ms). `lease_ms` is how long its present lease lasts. `note` is that of the last nack.
+    """
+
+    state: ItemState
+    grant: int
+    attempts: int
+    due_ms: int
+    lease_ms: int
+    note: bytes = b""
+
+
+class SavedItems(NamedTuple):
+    """Items in a row with the same status, in a snapshot."""
+
+    items: int
+    status: ItemStatus
 
 
 class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A block in a snapshot. `states`, `grants` and `attempts` are empty if no item was ever granted."""
+    """A block in a snapshot, with all its items in order.
+
+    `items` is empty if no item was ever granted, and none has ended.
+    """
+
+    arrival: int
+    lane: HeldLane  # with this block alone
+    key: str
+    items: tuple[SavedItems, ...] = ()
+
+
+class FormerBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block in a snapshot of versions 1 and 2, with values for each item.
+
+    `states`, `grants` and `attempts` are empty if no item was ever granted.
+    """
 
     arrival: int
     lane: HeldLane  # with this block alone
@@ -306,13 +389,14 @@ class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
     ended_ms: int
     runs: tuple[tuple[int, int, int], ...]
 
-    def end_of(self, number: int) -> tuple[ItemState, int] | None:
-        """Return state and last grant of an item, None if the block did not have it."""
-        for state, grant, count in self.runs if number >= 0 else ():
-            if number < count:
-                return ItemState(state), grant
-            number -= count
-        return None
+    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, ItemStatus]]:
+        """Yield begin, end and status of its items in a row; their times and attempts are not known any more."""
+        first = 0
+        for state, grant, count in self.runs:
+            last = first + count
+            if max(begin, first) < min(end, last):
+                yield max(begin, first), min(end, last), ItemStatus(ItemState(state), grant, 0, 0, 0)
+            first = last
 
 
 class FirstBlock(NamedTuple):
@@ -330,15 +414,16 @@ class SavedFirst(NamedTuple):
 
 
 class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a queue machine."""
+    """The state of a queue machine. `blocks` is empty from version 3 on, and `ranged` before it."""
 
     version: int
     last_grant: int
     arrivals: int
-    blocks: list[SavedBlock]
+    blocks: list[FormerBlock]
     ended: list[tuple[int, EndedBlock]]
     totals: dict[str, int]
     firsts: list[SavedFirst] = []
+    ranged: list[SavedBlock] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(

@@ -7,7 +7,7 @@ those that wait share the next entry of the log. A grant is handed out, and an a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,12 +37,12 @@ from memq.queues.decisions import (
     GrantDecision,
     GrantedBlock,
     ItemDecision,
-    ItemOutcome,
     ItemRanges,
     ItemState,
     LeasedItems,
     NackDecision,
     NackKind,
+    Outcomes,
     PurgeDecision,
     QueueDecision,
     RedriveDecision,
@@ -298,36 +298,39 @@ class QueueKeeper:
     async def _bury(self, items: Sequence[ItemRanges], error: BaseException) -> None:
         """Let items whose payload can't be read be dead: their state and their object stay."""
         self._parts.events.error("queue-block-lost", f"the payload of queue items can't be read: {error}")
-        leases = [self._latest(each.block, number) for each in items for number in each]
+        leases = [lease for each in items for lease in self._latest(each)]
         with suppress(RetryableError):
             await self._end(EndDecision(self._now().wall_ms, dead=True, leases=tuple(leases)))
 
-    def _latest(self, block: int, number: int) -> LeasedItems:
-        known = self._machine.blocks.get(block)
-        return LeasedItems(ItemRanges(block, (number, number + 1)), known.grant(number) if known is not None else 0)
+    def _latest(self, items: ItemRanges) -> Iterator[LeasedItems]:
+        """Yield items that are in the state, with their latest grants."""
+        block = self._machine.blocks.get(items.block)
+        for pair in items.pairs() if block is not None else ():
+            for begin, end, status in block.ranges(*pair) if block is not None else ():
+                yield LeasedItems(ItemRanges(items.block, (begin, end)), status.grant)
 
     # ---- ends ------------------------------------------------------------------------------------
 
-    async def ack(self, leases: Sequence[LeasedItems]) -> Sequence[ItemOutcome]:
-        """End items; return the outcome of each when it counts."""
+    async def ack(self, leases: Sequence[LeasedItems]) -> Outcomes:
+        """End items; return the outcomes when it counts."""
         return await self._change(AckDecision(self._now().wall_ms, tuple(leases)))
 
     async def nack(
         self, leases: Sequence[LeasedItems], after_ms: int, note: bytes, kind: NackKind = NackKind.FAILED
-    ) -> Sequence[ItemOutcome]:
-        """Give items back for `after_ms`; return the outcome of each when it counts."""
+    ) -> Outcomes:
+        """Give items back for `after_ms`; return the outcomes when it counts."""
         return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases), kind))
 
-    async def extend(self, leases: Sequence[LeasedItems], lease_ms: int) -> Sequence[ItemOutcome]:
-        """Let leases last `lease_ms` from now on; return the outcome of each when it counts."""
+    async def extend(self, leases: Sequence[LeasedItems], lease_ms: int) -> Outcomes:
+        """Let leases last `lease_ms` from now on; return the outcomes when it counts."""
         return await self._change(ExtendDecision(lease_ms, tuple(leases)))
 
-    async def _change(self, decision: AckDecision | NackDecision | ExtendDecision) -> Sequence[ItemOutcome]:
+    async def _change(self, decision: AckDecision | NackDecision | ExtendDecision) -> Outcomes:
         return await self._to_its_end(self._decide(decision))
 
-    async def _decide(self, decision: AckDecision | NackDecision | ExtendDecision) -> Sequence[ItemOutcome]:
+    async def _decide(self, decision: AckDecision | NackDecision | ExtendDecision) -> Outcomes:
         items = [each.items for each in decision.leases]
-        now, outcomes = self._now(), tuple[ItemOutcome, ...]()
+        now, outcomes = self._now(), Outcomes()
         due_ms = dues_of(self._machine.blocks, decision.leases)
         self._scheduler.hold(items)
         try:
@@ -339,19 +342,19 @@ class QueueKeeper:
             self._wake()
         return outcomes
 
-    async def cancel(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
-        """End items that no worker has; return the outcome of each when it counts."""
+    async def cancel(self, items: Sequence[ItemRanges]) -> Outcomes:
+        """End items that no worker has; return the outcomes when it counts."""
         return await self._to_its_end(self._settle(CancelDecision(self._now().wall_ms, tuple(items))))
 
-    async def redrive(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
-        """Let dead items be ready again; return the outcome of each when it counts."""
+    async def redrive(self, items: Sequence[ItemRanges]) -> Outcomes:
+        """Let dead items be ready again; return the outcomes when it counts."""
         return await self._to_its_end(self._settle(RedriveDecision(self._now().wall_ms, tuple(items))))
 
-    async def purge(self, items: Sequence[ItemRanges]) -> Sequence[ItemOutcome]:
-        """End dead items; return the outcome of each when it counts."""
+    async def purge(self, items: Sequence[ItemRanges]) -> Outcomes:
+        """End dead items; return the outcomes when it counts."""
         return await self._to_its_end(self._settle(PurgeDecision(self._now().wall_ms, tuple(items))))
 
-    async def _settle(self, decision: ItemDecision) -> Sequence[ItemOutcome]:
+    async def _settle(self, decision: ItemDecision) -> Outcomes:
         self._scheduler.hold(decision.items)
         try:
             answer = await self._propose(decision)
@@ -389,14 +392,13 @@ class QueueKeeper:
             if not block.is_touched:
                 _count_waiting(counts, block.block.due_ms, block.count, now)
                 continue
-            for number in range(block.count):
-                state = block.state(number)
-                if state is ItemState.DEAD:
-                    counts[3] += 1
-                elif self._scheduler.is_leased(block, number, now):
-                    counts[1] += 1
-                elif not state.is_over:
-                    _count_waiting(counts, block.due_of(number), 1, now)
+            for begin, end, status, left_s in self._scheduler.seen(block, now):
+                if status.state is ItemState.DEAD:
+                    counts[3] += end - begin
+                elif left_s:
+                    counts[1] += end - begin
+                elif not status.state.is_over:
+                    _count_waiting(counts, status.due_ms, end - begin, now)
         return {topic: QueueCounts(*counts) for topic, counts in found.items()}
 
     async def totals(self) -> dict[str, int]:

@@ -35,13 +35,13 @@ class OrderedKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def note(self, block: QueueBlock, number: int, state: ItemState) -> None:
-        """Note that an item of an ordered block has this state now."""
+    def note(self, block: QueueBlock, begin: int, end: int, state: ItemState) -> None:
+        """Note the state of items in a row of an ordered block. Only one item can be leased."""
         place = block.topic, block.terms.key
         found = self._keys.get(place) or self._keys.setdefault(place, _OrderedKey())
         if state is ItemState.LEASED:
-            found.leased = block, number
-        elif found.leased == (block, number):
+            found.leased = block, begin
+        elif found.leased is not None and found.leased[0] is block and begin <= found.leased[1] < end:
             found.leased = None
         if block.left == block.dead:
             found.blocks.pop(block.arrival, None)
@@ -62,9 +62,14 @@ class OrderedKeys:
         block = next(iter(found.blocks.values()))
         return block, next(block.numbers_in(ItemState.READY))
 
-    def may_grant(self, block: QueueBlock, number: int) -> bool:
-        """Whether an item of a block is the next one of its key, or has no such key."""
-        return not block.terms.ordered or self.next_of(block.topic, block.terms.key) == (block, number)
+    def grantable(self, block: QueueBlock, begin: int, end: int) -> tuple[int, int]:
+        """Return begin and end of the items that may be granted: of an ordered key, the next one at most."""
+        if not block.terms.ordered:
+            return begin, end
+        found = self.next_of(block.topic, block.terms.key)
+        if found is None or found[0] is not block or not begin <= found[1] < end:
+            return begin, begin
+        return found[1], found[1] + 1
 
 
 class _First(NamedTuple):

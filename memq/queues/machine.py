@@ -5,15 +5,16 @@ items to one worker. Its number is a fencing token: ack, nack and extend count f
 The end of a lease is no decision: the next grant is. All times are in the decisions (S3): the fold reads no clock, and
 the owner knows when leases end (`scheduler.py`).
 
-A block takes no memory for an item before its first grant. When all items of a block are over, its object is needed no
-more (H5). What has ended is known until `before_ms` of a later enqueue passes it, so that a request that comes again
-gets the same answer.
+Items of a block in a row with the same status change in one step (`block.py`). When all items of a block are over, its
+object is needed no more (H5). What has ended is known until `before_ms` of a later enqueue passes it, so that a request
+that comes again gets the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from weakref import WeakSet
 
 import msgspec
@@ -32,17 +33,20 @@ from memq.queues.decisions import (
     FirstBlock,
     GrantDecision,
     GrantedBlock,
-    GrantedItem,
+    GrantedItems,
     ItemDecision,
     ItemOutcome,
     ItemRanges,
     ItemState,
+    ItemStatus,
     LeasedItems,
     NackDecision,
     NackKind,
+    Outcomes,
     PurgeDecision,
     RedriveDecision,
     decode_decision,
+    outcomes_of,
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot
@@ -55,7 +59,8 @@ _ENDS = {
     ItemState.CANCELLED: ItemOutcome.CANCELLED,
     ItemState.DEAD: ItemOutcome.DEAD,
 }
-Change = Callable[[QueueBlock, int], ItemOutcome]
+Run = tuple[ItemOutcome, int]  # an outcome, and how many items in a row have it
+Change = Callable[[QueueBlock, ItemStatus], tuple[ItemOutcome, ItemStatus]]
 
 
 class QueueMachine:
@@ -63,7 +68,7 @@ class QueueMachine:
 
     The answer to an enqueue says for each block whether it is new, or which one came first under its dedupe key. The
     answer to a grant has the items that it leases.
-    All others have an `ItemOutcome` for each item, in order.
+    All others have `Outcomes` of the items, in their order.
     """
 
     def __init__(self) -> None:
@@ -102,9 +107,9 @@ class QueueMachine:
             case ExtendDecision():
                 return self._change(decision.leases, partial(self._extend, decision.lease_ms), 0)
             case EndDecision():
-                return self._end(decision)
+                return outcomes_of(run for lease in decision.leases for run in self._end(decision, lease))
             case CancelDecision() | RedriveDecision() | PurgeDecision():
-                return tuple(self._settle(decision, each.block, number) for each in decision.items for number in each)
+                return outcomes_of(run for items in decision.items for run in self._settle(decision, items))
 
     def is_known(self, block: int) -> bool:
         """Whether a block is in the state, or was."""
@@ -115,8 +120,8 @@ class QueueMachine:
         known = self.blocks.get(block)
         if known is not None:
             return known.state(number) if 0 <= number < known.count else None
-        end = self._end_of(block, number)
-        return None if end is None else end[0]
+        ended = self._ended.get(block)
+        return next((status.state for *_, status in ended.ranges(number, number + 1)), None) if ended else None
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -157,9 +162,9 @@ class QueueMachine:
         if made.terms.ordered:
             leased = next(made.numbers_in(ItemState.LEASED), None)
             if leased is not None:
-                self.ordered.note(made, leased, ItemState.LEASED)
+                self.ordered.note(made, leased, leased + 1, ItemState.LEASED)
             elif made.left > made.dead:
-                self.ordered.note(made, 0, made.state(0))
+                self.ordered.note(made, 0, made.count, ItemState.READY)
 
     def _grant(self, decision: GrantDecision) -> tuple[GrantedBlock, ...]:
         """Lease the items that wait, or whose lease the owner found over (Q4)."""
@@ -169,130 +174,128 @@ class QueueMachine:
         found: list[GrantedBlock] = []
         for each in decision.items:
             block = self.blocks.get(each.block)
-            granted = tuple(self._granted(block, each, decision)) if block is not None else ()
+            granted = self._granted(block, each, decision) if block is not None else ()
             if block is not None and granted:
                 found.append(GrantedBlock(block.topic, block.block, block.key, block.terms.lease_ms, granted))
         return tuple(found)
 
-    def _granted(self, block: QueueBlock, items: ItemRanges, decision: GrantDecision) -> Iterator[GrantedItem]:
-        for number in items:
-            if not 0 <= number < block.count or block.state(number) not in (ItemState.READY, ItemState.LEASED):
+    def _granted(self, block: QueueBlock, items: ItemRanges, decision: GrantDecision) -> tuple[GrantedItems, ...]:
+        found: list[GrantedItems] = []
+        for begin, end, status in chain.from_iterable(block.ranges(*each) for each in items.pairs()):
+            if status.state not in (ItemState.READY, ItemState.LEASED):
                 continue
-            if block.state(number) is ItemState.READY and block.due_of(number) > decision.now_ms:
+            if status.state is ItemState.READY and status.due_ms > decision.now_ms:
                 continue  # it was given back while the grant was on its way
-            if not self.ordered.may_grant(block, number):
+            first, last = self.ordered.grantable(block, begin, end)
+            if first >= last:
                 continue
-            block.set_grant(number, decision.number)
-            if block.terms.ordered:
-                self.ordered.note(block, number, block.state(number))
-            yield GrantedItem(number, block.attempt(number), block.notes.get(number, b""))
-            if block.state(number) is ItemState.ACKED:  # at most once (Q5)
-                self._over(block, number, ItemOutcome.ACKED, decision.now_ms)
+            leased = block.granted(status, decision.number)
+            self._put(block, first, last, leased, status)
+            if leased.state is ItemState.ACKED:  # at most once (Q5)
+                self._over(block, last - first, ItemOutcome.ACKED, decision.now_ms)
+            if found and found[-1] == (found[-1].begin, first, leased.attempts, leased.note):
+                first = found.pop().begin
+            found.append(GrantedItems(first, last, leased.attempts, leased.note))
+        return tuple(found)
 
-    def _change(self, leases: tuple[LeasedItems, ...], change: Change, now_ms: int) -> tuple[ItemOutcome, ...]:
+    def _change(self, leases: tuple[LeasedItems, ...], change: Change, now_ms: int) -> Outcomes:
         """Change items that are leased under the grants that the decision names (Q4)."""
-        answers: list[ItemOutcome] = []
-        for lease in leases:
-            for number in lease.items:
-                block = self.blocks.get(lease.items.block)
-                if block is None or not 0 <= number < block.count:
-                    answers.append(self._former(lease, number))
-                elif block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant:
-                    answers.append(change(block, number))
-                    if answers[-1] is ItemOutcome.ACKED:
-                        self._over(block, number, ItemOutcome.ACKED, now_ms)
-                else:
-                    answers.append(_refusal(block.state(number), is_latest=block.grant(number) == lease.grant))
-        return tuple(answers)
+        return outcomes_of(run for lease in leases for run in self._changed(lease, change, now_ms))
 
-    def _ack(self, block: QueueBlock, number: int) -> ItemOutcome:
-        self._set(block, number, ItemState.ACKED)
-        return ItemOutcome.ACKED
+    def _changed(self, lease: LeasedItems, change: Change, now_ms: int) -> Iterator[Run]:
+        for block, begin, end, status in self._parts(lease.items):
+            if block is None:
+                yield _refusal(status, lease.grant), end - begin
+            elif status is not None and status.state is ItemState.LEASED and status.grant == lease.grant:
+                outcome, changed = change(block, status)
+                self._put(block, begin, end, changed, status)
+                if outcome is ItemOutcome.ACKED:
+                    self._over(block, end - begin, outcome, now_ms)
+                yield outcome, end - begin
+            else:
+                yield _refusal(status, lease.grant), end - begin
 
-    def _nack(self, decision: NackDecision, block: QueueBlock, number: int) -> ItemOutcome:
-        if decision.note:
-            block.notes[number] = decision.note
-        if decision.kind is NackKind.UNUSED:
-            block.take_attempt_back(number)
-        elif decision.kind is NackKind.DEAD or 0 < block.terms.attempts_max <= block.attempt(number):
-            return self._bury(block, number)
-        self._set(block, number, ItemState.READY)
-        block.due_ms[number] = decision.due_ms
-        return ItemOutcome.RETURNED
+    def _ack(self, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
+        return ItemOutcome.ACKED, block.over(status, ItemState.ACKED)
 
-    def _extend(self, lease_ms: int, block: QueueBlock, number: int) -> ItemOutcome:
+    def _nack(self, decision: NackDecision, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
+        kind, note = decision.kind, decision.note or status.note
+        attempts = status.attempts - (kind is NackKind.UNUSED)
+        if kind is NackKind.DEAD or (kind is NackKind.FAILED and 0 < block.terms.attempts_max <= attempts):
+            return ItemOutcome.DEAD, status._replace(state=ItemState.DEAD, note=note)
+        returned = ItemStatus(ItemState.READY, status.grant, attempts, decision.due_ms, block.terms.lease_ms, note)
+        return ItemOutcome.RETURNED, returned
+
+    def _extend(self, lease_ms: int, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
         # A worker whose answer is lost counts on its former lease, also with a new owner.
-        block.lease_ms[number] = max(block.lease_of(number), lease_ms)
-        return ItemOutcome.EXTENDED
+        return ItemOutcome.EXTENDED, status._replace(lease_ms=max(status.lease_ms, lease_ms))
 
-    def _end(self, decision: EndDecision) -> tuple[ItemOutcome, ...]:
-        answers: list[ItemOutcome] = []
-        for lease in decision.leases:
-            for number in lease.items:
-                block = self.blocks.get(lease.items.block)
-                known = block is not None and 0 <= number < block.count and block.grant(number) == lease.grant
-                if block is None or not known or block.state(number) not in (ItemState.READY, ItemState.LEASED):
-                    answers.append(ItemOutcome.UNKNOWN)
-                elif decision.dead:
-                    answers.append(self._bury(block, number))
-                else:
-                    self._set(block, number, ItemState.EXPIRED)
-                    self._over(block, number, ItemOutcome.EXPIRED, decision.now_ms)
-                    answers.append(ItemOutcome.EXPIRED)
-        return tuple(answers)
+    def _end(self, decision: EndDecision, lease: LeasedItems) -> Iterator[Run]:
+        """End items that have no worker: their life is over, or they have had all their attempts."""
+        for block, begin, end, status in self._parts(lease.items):
+            idle = status is not None and status.state in (ItemState.READY, ItemState.LEASED)
+            if block is None or status is None or not idle or status.grant != lease.grant:
+                yield ItemOutcome.UNKNOWN, end - begin
+            elif decision.dead:
+                self._put(block, begin, end, status._replace(state=ItemState.DEAD), status)
+                yield ItemOutcome.DEAD, end - begin
+            else:
+                self._put(block, begin, end, block.over(status, ItemState.EXPIRED), status)
+                self._over(block, end - begin, ItemOutcome.EXPIRED, decision.now_ms)
+                yield ItemOutcome.EXPIRED, end - begin
 
-    def _bury(self, block: QueueBlock, number: int) -> ItemOutcome:
-        self._set(block, number, ItemState.DEAD)
-        self._count(ItemOutcome.DEAD)
-        return ItemOutcome.DEAD
+    def _settle(self, decision: ItemDecision, items: ItemRanges) -> Iterator[Run]:
+        """Cancel, redrive or purge items that no worker has; other items stay as they are."""
+        for block, begin, end, status in self._parts(items):
+            if block is None or status is None or status.state.is_over:
+                yield _refusal(status), end - begin
+            elif status.state is ItemState.LEASED:
+                yield ItemOutcome.LEASED, end - begin
+            elif isinstance(decision, RedriveDecision):
+                yield self._redrive(block, begin, end, status, decision.now_ms), end - begin
+            elif isinstance(decision, PurgeDecision) and status.state is not ItemState.DEAD:
+                yield ItemOutcome.RETURNED, end - begin
+            else:
+                self._put(block, begin, end, block.over(status, ItemState.CANCELLED), status)
+                self._over(block, end - begin, ItemOutcome.CANCELLED, decision.now_ms)
+                yield ItemOutcome.CANCELLED, end - begin
 
-    def _settle(self, decision: ItemDecision, id_: int, number: int) -> ItemOutcome:
-        """Cancel, redrive or purge an item that no worker has; other items stay as they are."""
-        block = self.blocks.get(id_)
-        if block is None or not 0 <= number < block.count:
-            end = self._end_of(id_, number)
-            return ItemOutcome.UNKNOWN if end is None else _refusal(end[0], is_latest=True)
-        state = block.state(number)
-        if state is ItemState.LEASED:
-            return ItemOutcome.LEASED
-        if state.is_over:
-            return _refusal(state, is_latest=True)
-        if isinstance(decision, RedriveDecision):
-            return self._redrive(block, number, decision.now_ms)
-        if isinstance(decision, PurgeDecision) and state is not ItemState.DEAD:
-            return ItemOutcome.RETURNED
-        self._set(block, number, ItemState.CANCELLED)
-        self._over(block, number, ItemOutcome.CANCELLED, decision.now_ms)
-        return ItemOutcome.CANCELLED
-
-    def _redrive(self, block: QueueBlock, number: int, now_ms: int) -> ItemOutcome:
-        if block.state(number) is ItemState.READY:
+    def _redrive(self, block: QueueBlock, begin: int, end: int, status: ItemStatus, now_ms: int) -> ItemOutcome:
+        if status.state is ItemState.READY:
             return ItemOutcome.RETURNED  # by an earlier request, or it was never dead
         if block.terms.expires_ms and block.terms.expires_ms <= now_ms:
             return ItemOutcome.EXPIRED  # it stays dead, so that it is not lost without a word
-        block.redrive(number, now_ms)
-        self._noted(block, number, ItemState.READY)
-        self.totals[REDRIVEN] = self.totals.get(REDRIVEN, 0) + 1
+        self._put(block, begin, end, block.redriven(status, now_ms), status)
+        self._count(REDRIVEN, end - begin)
         return ItemOutcome.RETURNED
 
-    def _former(self, lease: LeasedItems, number: int) -> ItemOutcome:
-        """Return the outcome of an item whose block has ended."""
-        end = self._end_of(lease.items.block, number)
-        return ItemOutcome.UNKNOWN if end is None else _refusal(end[0], is_latest=end[1] == lease.grant)
+    def _parts(self, items: ItemRanges) -> Iterator[tuple[QueueBlock | None, int, int, ItemStatus | None]]:
+        """Yield block, begin, end and status of items in a row with the same status.
 
-    def _end_of(self, block: int, number: int) -> tuple[ItemState, int] | None:
-        ended = self._ended.get(block)
-        return None if ended is None else ended.end_of(number)
+        There is no block if all its items are over, and no status if the items are not known.
+        """
+        for begin, end in items.pairs():
+            block, ended = self.blocks.get(items.block), self._ended.get(items.block)
+            known = block.ranges(begin, end) if block is not None else ()
+            if block is None and ended is not None:
+                known = ended.ranges(begin, end)
+            for first, last, status in known:
+                if begin < first:
+                    yield None, begin, first, None
+                yield block, first, last, status
+                begin = last
+            if begin < end:
+                yield None, begin, end, None
 
-    def _set(self, block: QueueBlock, number: int, state: ItemState) -> None:
-        block.set_state(number, state)
-        self._noted(block, number, state)
-
-    def _noted(self, block: QueueBlock, number: int, state: ItemState) -> None:
+    def _put(self, block: QueueBlock, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
+        """Set the status of items in a row, which have the status `former`."""
+        block.put(begin, end, status, former)
+        if status.state is ItemState.DEAD:
+            self._count(ItemOutcome.DEAD, end - begin)
         if block.dead or self.dead:
             self._note(block)
         if block.terms.ordered:
-            self.ordered.note(block, number, state)
+            self.ordered.note(block, begin, end, status.state)
 
     def _note(self, block: QueueBlock) -> None:
         id_ = block.block.id.producer
@@ -305,13 +308,11 @@ class QueueMachine:
 
     # ---- ends ------------------------------------------------------------------------------------
 
-    def _over(self, block: QueueBlock, number: int, outcome: ItemOutcome, now_ms: int) -> None:
-        """Note that an item is over; with the last one of its block, its object is needed no more."""
-        for noted in (block.due_ms, block.lease_ms, block.notes):
-            noted.pop(number, None)
-        self._count(outcome)
-        self.items -= 1
-        self.topics[block.topic] -= 1
+    def _over(self, block: QueueBlock, count: int, outcome: ItemOutcome, now_ms: int) -> None:
+        """Note that items are over; with the last one of their block, its object is needed no more."""
+        self._count(outcome, count)
+        self.items -= count
+        self.topics[block.topic] -= count
         if not self.topics[block.topic]:
             del self.topics[block.topic]
         if not block.left:
@@ -319,8 +320,8 @@ class QueueMachine:
             self._unname(block.key)
             self._ended[block.block.id.producer] = block.ended(now_ms)
 
-    def _count(self, outcome: ItemOutcome) -> None:
-        self.totals[outcome] = self.totals.get(outcome, 0) + 1
+    def _count(self, outcome: str, count: int) -> None:
+        self.totals[outcome] = self.totals.get(outcome, 0) + count
 
     def _forget(self, before_ms: int) -> None:
         """Forget what ended before `before_ms`, up to the first block that ended later."""
@@ -349,8 +350,7 @@ class QueueMachine:
         if not self._arrivals and not self.last_grant:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
-        version = STATE_VERSION if firsts else 1  # which earlier releases can read
-        saved = EncodedQueues(version, self.last_grant, self._arrivals, [], [], dict(self.totals))
+        saved = EncodedQueues(STATE_VERSION, self.last_grant, self._arrivals, [], [], dict(self.totals))
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
         return snapshot.pieces()
@@ -361,15 +361,19 @@ class QueueMachine:
             return
         saved = FORMAT.decode_state(state)
         self.last_grant, self._arrivals = saved.last_grant, saved.arrivals
-        for each in saved.blocks:
+        for former in saved.blocks:
+            self._insert(QueueBlock.of_former(former))
+        for each in saved.ranged:
             self._insert(QueueBlock.restored(each))
         self._ended = dict(saved.ended)
         self.firsts.restore(saved.firsts)
         self.totals = dict(saved.totals)
 
 
-def _refusal(state: ItemState, *, is_latest: bool) -> ItemOutcome:
-    """Return the outcome of a request about an item in `state`, whether or not it names the latest grant."""
-    if state is ItemState.ACKED and is_latest:
+def _refusal(status: ItemStatus | None, grant: int | None = None) -> ItemOutcome:
+    """Return the outcome of items that a request does not change; it may name their grant."""
+    if status is None:
+        return ItemOutcome.UNKNOWN
+    if status.state is ItemState.ACKED and grant in (None, status.grant):
         return ItemOutcome.ALREADY_ACKED
-    return _ENDS.get(state, ItemOutcome.LEASE_LOST)
+    return _ENDS.get(status.state, ItemOutcome.LEASE_LOST)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from memq.holds.keeper import Durations
 from memq.queues.block import QueueBlock
-from memq.queues.decisions import GrantedBlock, ItemOutcome, LeasedItems
+from memq.queues.decisions import GrantedBlock, ItemOutcome, LeasedItems, Outcomes, with_outcomes
 from memq.runtime.clock import Clock
 
 COUNT_S_MIN = 1.0  # between two counts
@@ -58,38 +58,35 @@ class QueueMeter:
     def granted(self, blocks: Sequence[GrantedBlock]) -> None:
         """Count leases. At most once, the lease is the ack."""
         for each in blocks:
-            self._counters.queue_leased_items += len(each.items)
-            self._counters.queue_redelivered_items += sum(item.attempt > 1 for item in each.items)
+            self._counters.queue_leased_items += each.granted
+            self._counters.queue_redelivered_items += sum(run.end - run.begin for run in each.items if run.attempt > 1)
             if not each.lease_ms:
-                self._acked(each.block.due_ms, len(each.items))
+                self._acked(each.block.due_ms, each.granted)
 
-    def changed(
-        self, leases: Sequence[LeasedItems], outcomes: Sequence[ItemOutcome], due_ms: Mapping[int, int]
-    ) -> None:
+    def changed(self, leases: Sequence[LeasedItems], outcomes: Outcomes, due_ms: Mapping[int, int]) -> None:
         """Count the outcomes of acks, nacks and ends. `due_ms` has first due times, from before them."""
-        left = iter(outcomes)
-        for lease in leases:
-            for _ in lease.items:
-                match next(left, None):
-                    case ItemOutcome.ACKED:
-                        self._acked(due_ms.get(lease.items.block, 0), 1)
-                    case ItemOutcome.RETURNED:
-                        self._counters.queue_nacked_items += 1
-                    case ItemOutcome.DEAD:
-                        self._counters.queue_dead_items += 1
-                    case ItemOutcome.EXPIRED:
-                        self._counters.queue_expired_items += 1
+        for block, begin, end, outcome in with_outcomes((lease.items for lease in leases), outcomes):
+            match outcome:
+                case ItemOutcome.ACKED:
+                    self._acked(due_ms.get(block, 0), end - begin)
+                case ItemOutcome.RETURNED:
+                    self._counters.queue_nacked_items += end - begin
+                case ItemOutcome.DEAD:
+                    self._counters.queue_dead_items += end - begin
+                case ItemOutcome.EXPIRED:
+                    self._counters.queue_expired_items += end - begin
 
-    def cancelled(self, outcomes: Sequence[ItemOutcome]) -> None:
+    def cancelled(self, outcomes: Outcomes) -> None:
         """Count items that were cancelled."""
-        self._counters.queue_cancelled_items += sum(each is ItemOutcome.CANCELLED for each in outcomes)
+        self._counters.queue_cancelled_items += sum(
+            run.items for run in outcomes if run.outcome is ItemOutcome.CANCELLED
+        )
 
     def _acked(self, due_ms: int, count: int) -> None:
         self._counters.queue_acked_items += count
         if due_ms:
             delay_s = max(0, self._clock.wall_ms() - due_ms) / 1_000
-            for _ in range(count):
-                self._counters.queue_processing_seconds.observe(delay_s)
+            self._counters.queue_processing_seconds.observe(delay_s, count)
 
     @property
     def is_due(self) -> bool:

@@ -13,6 +13,8 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memq.queues.range_map import Range
+
 SPARE = 64  # stale ranks or spans beyond as many as are live
 
 
@@ -25,6 +27,9 @@ class ReadySpan(NamedTuple):
     begin: int
     end: int
     block: int
+
+
+FirstFree = Callable[[ReadySpan], Range | None]  # the first items in a row of a span that may be granted
 
 
 class _Rank(NamedTuple):
@@ -45,16 +50,13 @@ class _Key:
         return _Rank(self.spans[0].priority, self.turn, self.spans[0], key)
 
 
-IsFree = Callable[[int, int], bool]  # whether an item, by block and number, may be granted now
-
-
 class ReadyItems:
     """Orders the ready items of one queue. A span may be stale: an item is checked when it is taken.
 
     `is_live` is whether the block of a span exists. `served` is the turn of the queue among others of a shard.
     """
 
-    __slots__ = ("_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
+    __slots__ = ("_first", "_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
 
     def __init__(self, is_live: Callable[[ReadySpan], bool], served: int = 0) -> None:
         self.served = served
@@ -63,6 +65,7 @@ class ReadyItems:
         self._ranks: list[_Rank] = []  # a heap; each key has its present rank in it, and some are stale
         self._pushed, self._pushed_max = 0, SPARE  # spans since the last trim
         self._turn = 0  # of the key that was served last
+        self._first: Range | None = None  # free items of the span that `first` has returned
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -103,11 +106,11 @@ class ReadyItems:
         self._rank_all()
         self._pushed, self._pushed_max = 0, SPARE + sum(len(each.spans) for each in self._keys.values())
 
-    def take_later(self, now_ms: int) -> list[tuple[str, ReadySpan]]:
-        """Take the spans that are due after a time, with their keys: the clock was set back to it."""
-        found: list[tuple[str, ReadySpan]] = []
+    def take_later(self, now_ms: int) -> list[ReadySpan]:
+        """Take the spans that are due after a time: the clock was set back to it."""
+        found: list[ReadySpan] = []
         for key, known in list(self._keys.items()):
-            found += [(key, each) for each in known.spans if each.due_ms > now_ms]
+            found += [each for each in known.spans if each.due_ms > now_ms]
             known.spans = [each for each in known.spans if each.due_ms <= now_ms]
             heapq.heapify(known.spans)
             if not known.spans:
@@ -115,35 +118,41 @@ class ReadyItems:
         self._rank_all()
         return found
 
-    def first(self, is_free: IsFree) -> ReadySpan | None:
+    def first(self, first_free: FirstFree) -> ReadySpan | None:
         """Return the first span that begins with a free item. Spans without one are dropped."""
         while self._ranks:
             rank = self._ranks[0]
             known = self._keys.get(rank.key)
             if known is None or known.turn != rank.turn or known.spans[0] != rank.span:
                 heapq.heappop(self._ranks)
-            elif not _clean(known, is_free):
+            elif (found := _clean(known, first_free)) is None:
                 heapq.heappop(self._ranks)
                 del self._keys[rank.key]
             elif known.spans[0] == rank.span:
+                self._first = found
                 return rank.span
             else:
                 heapq.heapreplace(self._ranks, known.rank(rank.key))
         return None
 
-    def take(self, count: int, in_flight: Callable[[str], int], is_free: IsFree) -> list[int]:
-        """Take free items of the span that `first` has returned: at most `count`, one if there are other keys."""
+    def take(self, count: int, in_flight: Callable[[str], int], first_free: FirstFree) -> list[Range]:
+        """Take free items of the span that `first` has just returned.
+
+        They are at most `count`, and one if there are other keys.
+        """
         rank = heapq.heappop(self._ranks)
         span, known = rank.span, self._keys[rank.key]
         heapq.heappop(known.spans)
         left = count if len(self._keys) == 1 else 1
-        taken: list[int] = []
-        for number in range(span.begin, span.end):
-            if len(taken) == left:
-                heapq.heappush(known.spans, span._replace(begin=number))
-                break
-            if is_free(span.block, number):
-                taken.append(number)
+        taken: list[Range] = []
+        found = self._first
+        while found is not None and left:
+            begin, end = found[0], min(found[1], found[0] + left)
+            taken.append((begin, end))
+            left -= end - begin
+            found = first_free(span._replace(begin=end)) if end < span.end else None
+        if found is not None:
+            heapq.heappush(known.spans, span._replace(begin=found[0]))
         self._turn = max(self._turn, known.turn)
         known.turn = self._turn + 1 + in_flight(rank.key)
         if known.spans:
@@ -162,15 +171,15 @@ class ReadyItems:
         heapq.heapify(self._ranks)
 
 
-def _clean(known: _Key, is_free: IsFree) -> bool:
-    """Let the spans of a key begin with a free item; return whether there is one."""
+def _clean(known: _Key, first_free: FirstFree) -> Range | None:
+    """Let the spans of a key begin with a free item; return the first free ones."""
     spans = known.spans
     while spans:
         span = spans[0]
-        free = next((each for each in range(span.begin, span.end) if is_free(span.block, each)), None)
-        if free == span.begin:
-            return True
+        found = first_free(span)
+        if found is not None and found[0] == span.begin:
+            return found
         heapq.heappop(spans)
-        if free is not None:
-            heapq.heappush(spans, span._replace(begin=free))
-    return False
+        if found is not None:
+            heapq.heappush(spans, span._replace(begin=found[0]))
+    return None

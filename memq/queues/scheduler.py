@@ -4,6 +4,7 @@ The state (`machine.py`) has no times of leases. Its owner counts them from its 
 begins them again when it opens the log (Q2). An item with a decision on its way is `busy`: no grant takes it until that
 counts. So a late `extend` never meets another grant, and a worker whose `ack` is on its way loses nothing.
 
+Items of a block in a row are one thing in each step while they have the same status and the same local state.
 Ready items lie in `ReadyItems` of their queue, as spans of a block: a block takes one entry until its items differ.
 Of an ordered key, only the next item is there; each decision on an item of the key brings the next one. Of the queues
 of a request, the one that was served longest ago is first.
@@ -11,7 +12,6 @@ of a request, the one that was served longest ago is first.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -25,12 +25,18 @@ from memq.queues.decisions import (
     ItemOutcome,
     ItemRanges,
     ItemState,
+    ItemStatus,
     LeasedItems,
-    ranges_of,
+    Outcomes,
+    merged_ranges,
+    with_outcomes,
 )
+from memq.queues.local_states import LocalState, LocalStates, Place
 from memq.queues.machine import QueueMachine
+from memq.queues.range_map import Range, cut
 from memq.queues.ready import ReadyItems, ReadySpan
 
+_FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
 
@@ -42,13 +48,33 @@ class Moment(NamedTuple):
 
 
 class _Later(NamedTuple):
+    """A `ReadySpan` that is not due, in the order of due times."""
+
     due_ms: int
-    place: Place
-    span: ReadySpan
+    priority: int
+    arrival: int
+    begin: int
+    end: int
+    block: int
+
+
+class _Lease(NamedTuple):
+    until_s: float
+    block: int
+    begin: int
+    end: int
+
+
+class SeenRange(NamedTuple):
+    """Items of a block in a row. `left_s` is for how long a worker has them, 0 if no worker has them."""
+
+    begin: int
+    end: int
+    status: ItemStatus
+    left_s: float
 
 
 Item = tuple[int, int]  # block and number
-Place = tuple[str, str]  # queue and key
 
 
 class ItemScheduler:
@@ -58,16 +84,12 @@ class ItemScheduler:
         self._machine = machine
         self._wall_ms = now.wall_ms  # when time last passed
         self._ready: dict[str, ReadyItems] = {}
-        self._later = Agenda[_Later](lambda entry: self._is_live(entry.span))
-        self._until_s: dict[Item, float] = {}  # when the present leases end
-        self._leases = Agenda[tuple[float, int, int]](lambda entry: self._until_s.get(entry[1:]) == entry[0])
+        self._later = Agenda[_Later](lambda entry: entry.block in machine.blocks)
+        self._local = LocalStates()
+        self._leases = Agenda[_Lease](lambda entry: any(self._leased_until(entry)))
         self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
         self._turn = 0  # of the queue that was served last
-        self._in_flight: dict[Item, Place] = {}  # chosen or leased, and the lease is not over
-        self._flights: Counter[Place] = Counter()  # how many items of each key are
         self._ordered: dict[int, Place] = {}  # blocks with ordered keys
-        self._busy: Counter[Item] = Counter()
-        self._ending: dict[Item, bool] = {}  # items that are to end, and whether they are dead
         for block in machine.blocks.values():
             self._add(block, now)
 
@@ -75,8 +97,8 @@ class ItemScheduler:
     def entries(self) -> int:
         """How many entries it has in memory, stale ones too."""
         agendas = len(self._later) + len(self._leases) + len(self._lives)
-        items = len(self._until_s) + len(self._busy) + len(self._ending) + len(self._in_flight) + len(self._ordered)
-        return agendas + items + len(self._flights) + sum(1 + ready.entries for ready in self._ready.values())
+        ready = sum(1 + each.entries for each in self._ready.values())
+        return agendas + self._local.entries + len(self._ordered) + ready
 
     # ---- new items -------------------------------------------------------------------------------
 
@@ -89,13 +111,12 @@ class ItemScheduler:
     def _add(self, block: QueueBlock, now: Moment) -> None:
         if block.terms.ordered:
             self._ordered[block.block.id.producer] = place_of(block)
-        for number in block.numbers_in(ItemState.LEASED):
-            self._lease(block, number, now.steady_s)
-        if block.terms.ordered or not block.is_touched:
-            self._push(block, 0, block.count, block.block.due_ms)
-            return
-        for number in block.numbers_in(ItemState.READY):
-            self._push(block, number, number + 1, block.due_of(number))
+            self._push(block, 0, block.count, 0)
+        for begin, end, status in block.ranges():
+            if status.state is ItemState.LEASED:
+                self._lease(block, begin, end, status, now.steady_s)
+            elif status.state is ItemState.READY and not block.terms.ordered:
+                self._push(block, begin, end, status.due_ms)
 
     def _push(self, block: QueueBlock, begin: int, end: int, due_ms: int) -> None:
         """Expect items of a block when they are due; of an ordered key, the next item."""
@@ -103,7 +124,7 @@ class ItemScheduler:
             self._push_next(place_of(block))
         else:
             span = ReadySpan(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
-            self._later.push(_Later(due_ms, place_of(block), span))
+            self._await(place_of(block), span)
         if block.terms.expires_ms:  # pushed again: a life that is over is taken once
             self._lives.push((block.terms.expires_ms, block.block.id.producer))
 
@@ -111,30 +132,26 @@ class ItemScheduler:
         found = self._machine.ordered.next_of(*place)
         if found is not None:
             block, number = found
-            order = block.terms.priority, block.due_of(number), block.arrival
+            order = block.terms.priority, block.status(number).due_ms, block.arrival
             span = ReadySpan(*order, number, number + 1, block.block.id.producer)
-            self._later.push(_Later(span.due_ms, place, span))
+            self._await(place, span)
 
-    def _lease(self, block: QueueBlock, number: int, from_s: float) -> None:
-        """Begin the lease that the state has for an item."""
-        item = block.block.id.producer, number
-        self._until_s[item] = until_s = from_s + block.lease_of(number) / 1_000
-        self._leases.push((until_s, *item))
-        self._depart(item, block)
+    def _await(self, place: Place, span: ReadySpan) -> None:
+        """Offer items when they are due, which they may be already."""
+        if span.due_ms <= self._wall_ms:
+            self._ready_of(place[0]).push(place[1], span, self._local.flights[place])
+        else:
+            self._later.push(_later(span))
 
-    def _depart(self, item: Item, block: QueueBlock) -> None:
-        """Count an item as in flight."""
-        if item not in self._in_flight:
-            place = self._in_flight[item] = place_of(block)
-            self._flights[place] += 1
-
-    def _land(self, item: Item) -> None:
-        """Count an item as no longer in flight."""
-        place = self._in_flight.pop(item, None)
-        if place is not None:
-            self._flights[place] -= 1
-            if not self._flights[place]:
-                del self._flights[place]
+    def _lease(
+        self, block: QueueBlock, begin: int, end: int, status: ItemStatus, from_s: float, decisions: int = 0
+    ) -> None:
+        """Begin the lease that the state has for items in a row; so many decisions have their answers."""
+        until_s, id_ = from_s + status.lease_ms / 1_000, block.block.id.producer
+        self._leases.push(_Lease(until_s, id_, begin, end))
+        self._local.change(
+            id_, begin, end, lambda state: LocalState(max(0, state.busy - decisions), until_s, True), place_of(block)
+        )
 
     # ---- grants ----------------------------------------------------------------------------------
 
@@ -144,11 +161,11 @@ class ItemScheduler:
         They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, but for the first.
         """
         self.pass_time(now)
-        is_free, room, chosen = partial(self._is_free, now), bytes_max, dict[int, list[int]]()
+        first_free, room, chosen = partial(self._first_free, now), bytes_max, dict[int, list[Range]]()
         for topic in sorted(wanted, key=self._served):
             ready, left = self._ready.get(topic), wanted[topic]
             while ready is not None and left > 0:
-                span = ready.first(is_free)
+                span = ready.first(first_free)
                 if span is None:
                     break
                 block = self._machine.blocks[span.block]
@@ -156,12 +173,11 @@ class ItemScheduler:
                     room -= block.block.length
                     if chosen and room < 0:
                         return self._chosen(chosen)
-                numbers = ready.take(left, lambda key, topic=topic: self._flights[topic, key], is_free)  # type: ignore[misc]
-                for number in numbers:
-                    self._busy[span.block, number] += 1
-                    self._depart((span.block, number), block)
-                chosen.setdefault(span.block, []).extend(numbers)
-                left -= len(numbers)
+                taken = ready.take(left, lambda key, topic=topic: self._local.flights[topic, key], first_free)  # type: ignore[misc]
+                for begin, end in taken:
+                    self._local.change(span.block, begin, end, _chosen_state, place_of(block))
+                    left -= end - begin
+                chosen.setdefault(span.block, []).extend(taken)
                 self._turn += 1
                 ready.served = self._turn
             if ready is not None and not ready:
@@ -173,8 +189,8 @@ class ItemScheduler:
         ready = self._ready.get(topic)
         return ready.served if ready is not None else 0
 
-    def _chosen(self, chosen: Mapping[int, list[int]]) -> list[ItemRanges]:
-        return [ranges_of(block, numbers) for block, numbers in chosen.items()]
+    def _chosen(self, chosen: Mapping[int, list[Range]]) -> list[ItemRanges]:
+        return [merged_ranges(block, ranges) for block, ranges in chosen.items()]
 
     def peek(self, topic: str, count: int, now: Moment) -> list[Item]:
         """Return the items of a queue that `take` would choose next, in this order. They stay."""
@@ -183,113 +199,125 @@ class ItemScheduler:
         ready = known.copy() if known is not None else ReadyItems(self._is_live)
         flights = Counter[str]()
 
-        def is_free(id_: int, number: int) -> bool:
-            return (id_, number) not in seen and self._is_free(now, id_, number)
+        def first_free(span: ReadySpan) -> Range | None:
+            found = self._first_free(now, span)
+            for number in range(*found) if found is not None else ():
+                if (span.block, number) not in seen:
+                    return number, number + 1
+            return first_free(span._replace(begin=found[1])) if found is not None and found[1] < span.end else None
 
         while len(seen) < count:
-            span = ready.first(is_free)
+            span = ready.first(first_free)
             if span is None:
                 break
             key = self._machine.blocks[span.block].terms.key
-            numbers = ready.take(count - len(seen), lambda key: self._flights[topic, key] + flights[key], is_free)
+            taken = ready.take(
+                count - len(seen), lambda key: self._local.flights[topic, key] + flights[key], first_free
+            )
+            numbers = [number for begin, end in taken for number in range(begin, end)]
             seen.update(dict.fromkeys((span.block, number) for number in numbers))
             flights[key] += len(numbers)
         return list(seen)
 
     def _has_ready(self, topic: str, now: Moment) -> bool:
         ready = self._ready.get(topic)
-        if ready is not None and ready.first(partial(self._is_free, now)) is None:
+        if ready is not None and ready.first(partial(self._first_free, now)) is None:
             del self._ready[topic]
             ready = None
         return ready is not None
 
-    def _is_free(self, now: Moment, id_: int, number: int) -> bool:
-        """Whether an item may be granted now."""
-        block = self._machine.blocks.get(id_)
-        if block is None or self._busy[id_, number] or (id_, number) in self._ending:
-            return False
-        if block.terms.expires_ms and block.terms.expires_ms <= now.wall_ms:
-            return False
-        if block.terms.ordered and not self._machine.ordered.may_grant(block, number):
-            return False
-        state = block.state(number)
-        if state is ItemState.LEASED:
-            return not self.is_leased(block, number, now)
-        return state is ItemState.READY and block.due_of(number) <= now.wall_ms
+    def _first_free(self, now: Moment, span: ReadySpan) -> Range | None:
+        """Return the first items in a row of a span that may be granted now.
 
-    def is_leased(self, block: QueueBlock, number: int, now: Moment) -> bool:
-        """Whether a worker has an item now."""
-        until_s = self._until_s.get((block.block.id.producer, number), math.inf)
-        return block.state(number) is ItemState.LEASED and until_s > now.steady_s
+        Those that have another due time have a later span.
+        """
+        block = self._machine.blocks.get(span.block)
+        if block is None or 0 < block.terms.expires_ms <= now.wall_ms or span.due_ms > now.wall_ms:
+            return None
+        begin, end = self._machine.ordered.grantable(block, span.begin, span.end)
+        for first, last, status in block.ranges(begin, end):
+            if status.due_ms != span.due_ms or status.state not in _FREE:
+                continue
+            for one, other, local in self._local.ranges(span.block, first, last):
+                if not local.busy and local.dies is None and not is_leased(status, local, now):
+                    return one, other
+        return None
 
-    def _is_idle(self, block: QueueBlock, number: int, now: Moment) -> bool:
-        """Whether an item may come again, and no worker has it now."""
-        return block.state(number) in (ItemState.READY, ItemState.LEASED) and not self.is_leased(block, number, now)
+    def _states(
+        self, block: QueueBlock, begin: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, int, ItemStatus, LocalState]]:
+        """Yield items of a block in a row with the same status and local state."""
+        for first, last, status in block.ranges(begin, end):
+            for each in self._local.ranges(block.block.id.producer, first, last):
+                yield each[0], each[1], status, each[2]
 
-    def left_s(self, item: Item, now: Moment) -> float:
-        """Return how long a worker has an item; 0 if no worker has it."""
-        block = self._machine.blocks.get(item[0])
-        if block is None or not self.is_leased(block, item[1], now):
-            return 0.0
-        return self._until_s.get(item, now.steady_s + block.lease_of(item[1]) / 1_000) - now.steady_s
+    def seen(self, block: QueueBlock, now: Moment, begin: int = 0, end: int | None = None) -> Iterator[SeenRange]:
+        """Yield items of a block as they are now."""
+        for first, last, status, local in self._states(block, begin, end):
+            until_s = local.until_s if local.until_s is not None else now.steady_s + status.lease_ms / 1_000
+            yield SeenRange(first, last, status, until_s - now.steady_s if is_leased(status, local, now) else 0.0)
 
     def hold(self, items: Iterable[ItemRanges]) -> None:
         """Note that a decision about items is on its way."""
         for each in items:
-            for number in each:
-                self._busy[each.block, number] += 1
+            for begin, end in each.pairs():
+                self._local.change(each.block, begin, end, _held)
 
     def granted(self, items: Iterable[ItemRanges], blocks: Iterable[GrantedBlock], decided_s: float) -> None:
         """Note that a grant of items counts for those in `blocks`: the leases have run since `decided_s`."""
-        leased = {(each.block.id.producer, item.number) for each in blocks for item in each.items}
-        for item in self._freed(items):
-            block = self._machine.blocks.get(item[0])
-            if item in leased and block is not None and block.state(item[1]) is ItemState.LEASED:
-                self._lease(block, item[1], decided_s)
-            else:
-                self._again(item)
+        leased = {each.block.id.producer: [run[:2] for run in each.items] for each in blocks}
+        for each in items:
+            granted = leased.get(each.block, ())
+            for whole in each.pairs():
+                for begin, end, is_granted in cut(*whole, granted):
+                    self._settled(each.block, begin, end, decided_s if is_granted else None)
 
-    def released(
-        self, items: Iterable[ItemRanges], outcomes: Iterable[ItemOutcome] = (), decided_s: float = 0.0
-    ) -> None:
-        """Note that a decision about items counts, with an outcome for each, or that it has failed.
+    def released(self, items: Iterable[ItemRanges], outcomes: Outcomes = (), decided_s: float = 0.0) -> None:
+        """Note that a decision about items counts, with its outcomes, or that it has failed.
 
         Leases that it extends have run since `decided_s`.
         """
-        left = iter(outcomes)
-        for item in self._freed(items):
-            block, outcome = self._machine.blocks.get(item[0]), next(left, None)
-            if outcome is ItemOutcome.EXTENDED and block is not None and block.state(item[1]) is ItemState.LEASED:
-                self._lease(block, item[1], decided_s)
-            else:
-                self._again(item)
-
-    def _freed(self, items: Iterable[ItemRanges]) -> Iterator[Item]:
-        for each in items:
-            for number in each:
-                item = each.block, number
-                self._busy[item] -= 1
-                if self._busy[item] <= 0:
-                    del self._busy[item]
-                yield item
-
-    def _again(self, item: Item) -> None:
-        """Expect an item again, as the state has it now."""
-        block = self._machine.blocks.get(item[0])
-        state = block.state(item[1]) if block is not None and 0 <= item[1] < block.count else None
-        self._ending.pop(item, None)  # its end is noticed again, if it is one still: it may have been sent back
-        if state is not ItemState.LEASED:
-            self._until_s.pop(item, None)
-            self._land(item)
-        if item[0] in self._ordered:
-            self._push_next(self._ordered[item[0]])
-        if block is None or state is None:
-            self._ordered.pop(item[0], None)
+        if outcomes:
+            for block, begin, end, outcome in with_outcomes(items, outcomes):
+                self._settled(block, begin, end, decided_s if outcome is ItemOutcome.EXTENDED else None)
             return
-        if state is ItemState.READY:
-            self._push(block, item[1], item[1] + 1, block.due_of(item[1]))
-        elif state is ItemState.LEASED:
-            self._leases.push((self._until_s.setdefault(item, 0.0), *item))
+        for each in items:
+            for begin, end in each.pairs():
+                self._settled(each.block, begin, end, None)
+
+    def _settled(self, id_: int, begin: int, end: int, decided_s: float | None) -> None:
+        """Note that a decision about items has its answer, and expect them again, as the state has them now.
+
+        `decided_s`: those that are leased have a lease that runs since then.
+        """
+        block = self._machine.blocks.get(id_)
+        if id_ in self._ordered:
+            self._push_next(self._ordered[id_])
+        if block is None:
+            self._local.change(id_, begin, end, _landed)
+            self._ordered.pop(id_, None)
+            return
+        at = begin
+        for first, last, status in block.ranges(begin, end):
+            at = last
+            if status.state is not ItemState.LEASED:
+                self._local.change(id_, first, last, _landed)
+                if status.state is ItemState.READY:
+                    self._push(block, first, last, status.due_ms)
+                continue
+            if decided_s is not None:
+                self._lease(block, first, last, status, decided_s, decisions=1)
+            else:
+                self._expect(id_, first, last)
+        if at < end:  # items that the block does not have
+            self._local.change(id_, at, end, _landed)
+
+    def _expect(self, id_: int, begin: int, end: int) -> None:
+        """Expect the end of leases after a decision; one without a known end is over."""
+        self._local.change(id_, begin, end, _answered)
+        for first, last, local in self._local.ranges(id_, begin, end):
+            if local.until_s is not None:
+                self._leases.push(_Lease(local.until_s, id_, first, last))
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -297,23 +325,26 @@ class ItemScheduler:
         """Let items become due, and leases and lives end. `ends` has the items that do not come again."""
         self._trim()
         if now.wall_ms < self._wall_ms:  # the clock was set back
-            for topic, ready in self._ready.items():
-                for key, span in ready.take_later(now.wall_ms):
-                    self._later.push(_Later(span.due_ms, (topic, key), span))
+            for ready in self._ready.values():
+                for span in ready.take_later(now.wall_ms):
+                    self._later.push(_later(span))
         self._wall_ms = now.wall_ms
-        for until_s, *item in self._leases.until(now.steady_s):
-            self._end_lease((item[0], item[1]), until_s, now)
+        for lease in self._leases.until(now.steady_s):
+            for begin, end in self._leased_until(lease):
+                self._end_lease(lease.block, begin, end, now)
         for _, id_ in self._lives.until(now.wall_ms):
             block = self._machine.blocks.get(id_)
-            for number in range(block.count) if block is not None else ():
-                if block is not None and self._is_idle(block, number, now):
-                    self._ending[id_, number] = False
-        for _, (topic, key), span in self._later.until(now.wall_ms):
-            self._ready_of(topic).push(key, span, self._flights[topic, key])
+            for first, last, status, local in self._states(block) if block is not None else ():
+                if _is_idle(status, local, now):
+                    self._local.change(id_, first, last, lambda state: state._replace(dies=False))
+        for due_ms, priority, *rest in self._later.until(now.wall_ms):
+            span = ReadySpan(priority, due_ms, *rest)
+            if self._is_live(span):
+                self._await(place_of(self._machine.blocks[span.block]), span)
 
     def _trim(self) -> None:
         """Drop what is stale: leases of 12 hours may be acked at once, and delayed items cancelled."""
-        self._leases.trim(len(self._until_s))
+        self._leases.trim(self._local.leased)
         self._lives.trim(len(self._machine.blocks))
         self._later.trim(self._machine.items)
         topics = self._machine.topics
@@ -323,6 +354,12 @@ class ItemScheduler:
     def _is_live(self, span: ReadySpan) -> bool:
         return span.block in self._machine.blocks
 
+    def _leased_until(self, lease: _Lease) -> Iterator[Range]:
+        """Yield the items of a lease that have it still, and no longer one."""
+        for begin, end, local in self._local.ranges(lease.block, lease.begin, lease.end):
+            if local.until_s == lease.until_s:
+                yield begin, end
+
     def _ready_of(self, topic: str) -> ReadyItems:
         """Return the ready items of a queue, to add some."""
         known = self._ready.get(topic)
@@ -330,41 +367,50 @@ class ItemScheduler:
             known = self._ready[topic] = ReadyItems(self._is_live, self._turn)
         return known
 
-    def _end_lease(self, item: Item, until_s: float, now: Moment) -> None:
-        block = self._machine.blocks.get(item[0])
-        if block is None or block.state(item[1]) is not ItemState.LEASED or self._until_s.get(item) != until_s:
-            return
-        self._land(item)
-        if block.terms.expires_ms and block.terms.expires_ms <= now.wall_ms:
-            self._ending[item] = False
-        elif block.terms.attempts_max and block.attempt(item[1]) >= block.terms.attempts_max:
-            self._ending[item] = True
-        else:
-            self._push(block, item[1], item[1] + 1, block.due_of(item[1]))
+    def _end_lease(self, id_: int, begin: int, end: int, now: Moment) -> None:
+        block = self._machine.blocks.get(id_)
+        for first, last, status in block.ranges(begin, end) if block is not None else ():
+            if block is None or status.state is not ItemState.LEASED:
+                continue
+            self._local.change(id_, first, last, lambda state: state._replace(in_flight=False))
+            if block.terms.expires_ms and block.terms.expires_ms <= now.wall_ms:
+                self._local.change(id_, first, last, lambda state: state._replace(dies=False))
+            elif block.terms.attempts_max and status.attempts >= block.terms.attempts_max:
+                self._local.change(id_, first, last, lambda state: state._replace(dies=True))
+            else:
+                self._push(block, first, last, status.due_ms)
 
     def ends(self, now: Moment) -> list[EndDecision]:
         """Return decisions for items that are over, and busy until `ended`."""
-        found: dict[bool, dict[tuple[int, int], list[int]]] = {}
-        count = 0
-        for item, dead in list(self._ending.items()):
-            block = self._machine.blocks.get(item[0])
-            if block is None or not self._is_idle(block, item[1], now):
-                del self._ending[item]
-            elif not self._busy[item] and count < ENDS_AT_ONCE_MAX:
-                found.setdefault(dead, {}).setdefault((item[0], block.grant(item[1])), []).append(item[1])
-                count += 1
+        found: dict[bool, dict[tuple[int, int], list[Range]]] = {}
+        left = ENDS_AT_ONCE_MAX
+        for id_ in list(self._local.ending):
+            for first, last, status, local in list(self._ending_items(id_, now)):
+                if not local.busy and left and local.dies is not None:
+                    end = min(last, first + left)
+                    found.setdefault(local.dies, {}).setdefault((id_, status.grant), []).append((first, end))
+                    left -= end - first
         decisions: list[EndDecision] = []
         for dead, leases in found.items():
-            items = tuple(LeasedItems(ranges_of(id_, numbers), grant) for (id_, grant), numbers in leases.items())
+            items = tuple(LeasedItems(merged_ranges(id_, ranges), grant) for (id_, grant), ranges in leases.items())
             self.hold(each.items for each in items)
             decisions.append(EndDecision(now.wall_ms, dead, items))
         return decisions
 
+    def _ending_items(self, id_: int, now: Moment) -> Iterator[tuple[int, int, ItemStatus, LocalState]]:
+        """Yield the items of a block that are to end; those that do not end any more are forgotten."""
+        block = self._machine.blocks.get(id_)
+        if block is None:
+            self._local.forget_ends(id_)
+            return
+        for first, last, status, local in self._states(block):
+            if local.dies is not None and _is_idle(status, local, now):
+                yield first, last, status, local
+            elif local.dies is not None:
+                self._local.change(id_, first, last, lambda state: state._replace(dies=None))
+
     def ended(self, decision: EndDecision) -> None:
         """Note that a decision about ends has its answer, or has failed."""
-        for lease in decision.leases:
-            for number in lease.items:
-                self._ending.pop((lease.items.block, number), None)
         self.released(each.items for each in decision.leases)
 
     def is_ready(self, topics: Iterable[str], now: Moment) -> bool:
@@ -374,7 +420,7 @@ class ItemScheduler:
 
     def has_ends(self) -> bool:
         """Whether some items are to end."""
-        return bool(self._ending)
+        return bool(self._local.ending)
 
     def wait_s(self, now: Moment) -> float:
         """Return in how many seconds the next item changes by time alone."""
@@ -385,3 +431,34 @@ class ItemScheduler:
 def place_of(block: QueueBlock) -> Place:
     """Return queue and key of a block."""
     return block.topic, block.terms.key
+
+
+def _later(span: ReadySpan) -> _Later:
+    return _Later(span.due_ms, span.priority, *span[2:])
+
+
+def is_leased(status: ItemStatus, local: LocalState, now: Moment) -> bool:
+    """Whether a worker has an item now. Without a known end, a lease runs."""
+    return status.state is ItemState.LEASED and (local.until_s is None or local.until_s > now.steady_s)
+
+
+def _is_idle(status: ItemStatus, local: LocalState, now: Moment) -> bool:
+    """Whether an item may come again, and no worker has it now."""
+    return status.state in _FREE and not is_leased(status, local, now)
+
+
+def _chosen_state(state: LocalState) -> LocalState:
+    return LocalState(state.busy + 1, state.until_s, True, state.dies)
+
+
+def _answered(state: LocalState) -> LocalState:
+    return LocalState(max(0, state.busy - 1), state.until_s or 0.0, state.in_flight)
+
+
+def _held(state: LocalState) -> LocalState:
+    return LocalState(state.busy + 1, *state[1:])
+
+
+def _landed(state: LocalState) -> LocalState:
+    # An end is noticed again, if it is one still: the item may have been sent back.
+    return LocalState(max(0, state.busy - 1))

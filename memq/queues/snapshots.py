@@ -13,12 +13,15 @@ from memq.queues.block import QueueBlock
 from memq.queues.decisions import EndedBlock, EnqueueDecision, LeaseDecision, QueueDecision, SavedFirst
 
 SLICE_BLOCKS = 500  # of a snapshot, encoded at once: about 3 ms
-SLICE_ITEMS = 16_384  # the same for items whose state is encoded
+SLICE_RANGES = 4_096  # the same for ranges of items
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class EncodedQueues(msgspec.Struct, omit_defaults=True):
-    """`SavedQueues` whose lists have encoded values."""
+    """`SavedQueues` whose lists have encoded values.
+
+    Brokers that know no version 3 need the empty `blocks`, to read the version and refuse it.
+    """
 
     version: int
     last_grant: int
@@ -27,6 +30,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     ended: list[msgspec.Raw]
     totals: dict[str, int]
     firsts: list[msgspec.Raw] = []
+    ranged: list[msgspec.Raw] = []
 
 
 class QueueSnapshot:
@@ -54,14 +58,14 @@ class QueueSnapshot:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield empty pieces between the slices, and the whole state at last."""
-        blocks = items = 0
+        blocks = ranges = 0
         for id_ in list(self._left):
             block = self._left.pop(id_)
             early = self._early.pop(id_, None)
-            self._saved.blocks.append(early if early is not None else _encoded(block))
-            blocks, items = blocks + 1, items + len(block.states)
-            if blocks >= SLICE_BLOCKS or items >= SLICE_ITEMS:
-                blocks = items = 0
+            self._saved.ranged.append(early if early is not None else _encoded(block))
+            blocks, ranges = blocks + 1, ranges + block.range_count
+            if blocks >= SLICE_BLOCKS or ranges >= SLICE_RANGES:
+                blocks = ranges = 0
                 yield b""
         for found, values in ((self._saved.ended, self._ended), (self._saved.firsts, self._firsts)):
             for number, value in enumerate(values, 1):

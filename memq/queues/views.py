@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memq.queues.block import QueueBlock
-from memq.queues.decisions import ItemState
+from memq.queues.decisions import ItemState, ItemStatus
 from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 
@@ -36,14 +35,13 @@ def view_of(machine: QueueMachine, scheduler: ItemScheduler, item: Item, now: Mo
     state, block = machine.state_of(*item), machine.blocks.get(item[0])
     if state is None or block is None:
         return None if state is None else SeenItem(item, state.name.lower())
-    number = item[1]
-    left_s = scheduler.left_s(item, now)
+    ((*_, status, left_s),) = scheduler.seen(block, now, item[1], item[1] + 1)
     return SeenItem(
         item,
-        _state_now(block, number, left_s, now),
-        block.attempt(number),
-        block.notes.get(number, b""),
-        block.due_of(number),
+        _state_now(status, left_s, now),
+        status.attempts,
+        status.note,
+        status.due_ms,
         round(left_s * 1_000),
         block.terms.priority,
         block.terms.expires_ms,
@@ -51,13 +49,12 @@ def view_of(machine: QueueMachine, scheduler: ItemScheduler, item: Item, now: Mo
     )
 
 
-def _state_now(block: QueueBlock, number: int, left_s: float, now: Moment) -> str:
-    state = block.state(number)
-    if state is ItemState.LEASED:
+def _state_now(status: ItemStatus, left_s: float, now: Moment) -> str:
+    if status.state is ItemState.LEASED:
         return LEASED if left_s > 0 else READY
-    if state is ItemState.READY:
-        return READY if block.due_of(number) <= now.wall_ms else DELAYED
-    return state.name.lower()
+    if status.state is ItemState.READY:
+        return READY if status.due_ms <= now.wall_ms else DELAYED
+    return status.state.name.lower()
 
 
 def dead_after(machine: QueueMachine, queue: str, after: Item) -> Iterator[Item]:

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from tests.model.leases import Rules, rules_of, run
 from tests.simulation.bug import Change, Planted, body, swap
 from tests.simulation.planted_bugs import plant
-from tests.simulation.queue_bugs import SECOND_ITEM
+from tests.simulation.queue_bugs import LANDED, LATEST, LEASED, PUSH, SAVED_ITEMS, SECOND_ITEM
 
 BLOCK, KEYS = "memq.queues.block", "memq.queues.keys"
 MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
-PUSH = "self._push(block, item[1], item[1] + 1, block.due_of(item[1]))"
-LATEST = "block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant"
 
 
 def bug(target: str, change: Change, module: str = MACHINE) -> Planted:
@@ -36,55 +34,55 @@ SHELL_BUGS: dict[str, Rules] = {
 BUGS: dict[str, Planted] = {
     "Q2: a new owner does not begin the leases again": bug(
         "ItemScheduler._add",
-        swap("self._lease(block, number, now.steady_s)", "self._lease(block, number, -1e9)"),
+        swap("now.steady_s", "-1e9"),
         SCHEDULER,
     ),
     "Q4: an item with a decision on its way is granted": bug(
-        "ItemScheduler._is_free", swap("self._busy[id_, number]", "False"), SCHEDULER
+        "ItemScheduler._first_free", swap("local.busy", "False"), SCHEDULER
     ),
     "Q4: the end of a lease is not expected": bug(
         "ItemScheduler._end_lease",
         swap(PUSH, "pass"),
         SCHEDULER,
     ),
-    "Q4: a late nack or ack counts for another grant": bug(
-        "QueueMachine._change", swap(LATEST, "block.state(number) is ItemState.LEASED")
-    ),
+    "Q4: a late nack or ack counts for another grant": bug("QueueMachine._changed", swap(LATEST, LEASED)),
     "Q4: an extension makes a lease shorter": bug(
-        "QueueMachine._extend", swap("max(block.lease_of(number), lease_ms)", "lease_ms")
+        "QueueMachine._extend", swap("max(status.lease_ms, lease_ms)", "lease_ms")
     ),
     "an item that is given back comes at once": bug("QueueMachine._nack", swap("decision.due_ms", "0")),
     "Q1: a block that has ended is forgotten at once": bug(
         "QueueMachine._take", swap("block.id.producer in self._ended", "False")
     ),
     "S7: a snapshot without the last acks": bug(
-        "QueueBlock.saved", swap("bytes(self.states)", "bytes(len(self.states))"), BLOCK
+        "QueueBlock.saved", swap(SAVED_ITEMS, "SavedItems(end - begin, status._replace(state=ItemState.READY))"), BLOCK
     ),
     "S7: a snapshot without the blocks that have ended": bug(
         "QueueMachine.begin_snapshot", swap("list(self._ended.items())", "[]")
     ),
     "S7: a snapshot without the times of items that were given back": bug(
-        "QueueBlock.saved", swap("dict(self.due_ms)", "{}"), BLOCK
+        "QueueBlock.saved", swap(SAVED_ITEMS, "SavedItems(end - begin, status._replace(due_ms=1))"), BLOCK
     ),
     "Q5: the grant of an at-most-once item is no ack": bug(
-        "QueueBlock.set_grant",
+        "QueueBlock.granted",
         swap("ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED", "ItemState.LEASED"),
         BLOCK,
     ),
     "an item has more attempts than it may have": bug(
         "QueueMachine._nack",
-        swap("0 < block.terms.attempts_max <= block.attempt(number)", "False"),
+        swap("0 < block.terms.attempts_max <= attempts", "False"),
     ),
-    "an item that is given back is lost": bug("ItemScheduler._again", swap(PUSH, "pass"), SCHEDULER),
+    "an item that is given back is lost": bug("ItemScheduler._settled", swap(PUSH, "pass"), SCHEDULER),
     "the last priority is first": bug(
         "ItemScheduler._push", swap("block.terms.priority", "9 - block.terms.priority"), SCHEDULER
     ),
-    "an item comes before it is due": bug("QueueBlock.due_of", body("return 0"), BLOCK),
+    "an item comes before it is due": bug("QueueBlock.untouched", swap("self.block.due_ms", "0"), BLOCK),
     "the end of a life is ignored": bug(
         "QueueBlock.__init__", swap("terms_of(lane)", "terms_of(lane)._replace(expires_ms=0)"), BLOCK
     ),
     "an item whose life is over never ends": bug(
-        "ItemScheduler.pass_time", swap("self._ending[id_, number] = False", "pass"), SCHEDULER
+        "ItemScheduler.pass_time",
+        swap("self._local.change(id_, first, last, lambda state: state._replace(dies=False))", "pass"),
+        SCHEDULER,
     ),
     "a block is trimmed with an item that is not over": bug(
         "QueueMachine._over", swap("not block.left", "block.left < 2")
@@ -102,11 +100,9 @@ BUGS: dict[str, Planted] = {
     ),
     "dedupe keys are forgotten by a snapshot": bug("QueueMachine.begin_snapshot", swap("self.firsts.saved()", "[]")),
     "an item that was sent back has its former end": bug(
-        "ItemScheduler._again", swap("self._ending.pop(item, None)", "None"), SCHEDULER
+        "_landed", swap(LANDED, "LocalState(max(0, state.busy - 1), dies=state.dies)"), SCHEDULER
     ),
-    "an item that was sent back keeps its attempts": bug(
-        "QueueBlock.redrive", swap("self.attempts[number] = 0", "pass"), BLOCK
-    ),
+    "an item that was sent back keeps its attempts": bug("QueueBlock.redriven", swap("0", "former.attempts"), BLOCK),
 }
 ALL_BUGS = (*SHELL_BUGS, *BUGS)
 

@@ -108,11 +108,12 @@ class LeaseFacts:
                 if not fact.over or fact.dead:
                     return f"item {id_}:{number} is gone, and is not over"
                 continue
-            state = block.state(number)
+            status = block.status(number)
+            state = status.state
             over = state.is_over or state is ItemState.DEAD
             if (over, state is ItemState.LEASED) != (fact.over, fact.leased and not fact.over):
                 return f"item {id_}:{number} is {state.name}, the rules say {fact}"
-            found = Fact(block.grant(number), grants=block.attempt(number), due_ms=block.due_of(number))
+            found = Fact(status.grant, grants=status.attempts, due_ms=status.due_ms)
             if not over and (found.grant, found.grants, found.due_ms) != (fact.grant, fact.grants, fact.due_ms):
                 return f"item {id_}:{number} has another grant, due time or number of attempts than {fact}"
         more = machine.blocks.keys() - {id_ for id_, _ in self.items}

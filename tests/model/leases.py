@@ -29,6 +29,8 @@ from memq.queues.decisions import (
     ItemTerms,
     LeasedItems,
     NackDecision,
+    OutcomeRun,
+    Outcomes,
     RedriveDecision,
     decode_decision,
     encode_decision,
@@ -303,7 +305,9 @@ class LeaseModel:
             (id_, number)
             for id_, block in owner.machine.blocks.items()
             for number in block.numbers_in(ItemState.READY)
-            if block.due_of(number) <= now_ms and not 0 < block.terms.expires_ms <= now_ms and (id_, number) not in busy
+            if block.status(number).due_ms <= now_ms
+            and not 0 < block.terms.expires_ms <= now_ms
+            and (id_, number) not in busy
         ]
 
     def _check_choice(self, owner: Owner, items: Sequence[ItemRanges], waiting: list[Item]) -> None:
@@ -336,7 +340,7 @@ class LeaseModel:
 
         def settle(answer: object) -> None:
             scheduler.released(items)
-            self.met["redriven"] += was_dead and answer == (ItemOutcome.RETURNED,)
+            self.met["redriven"] += was_dead and answer == (OutcomeRun(ItemOutcome.RETURNED, 1),)
 
         scheduler.hold(items)
         owner.pending.append(Waiting(RedriveDecision(self.now().wall_ms, items), settle))
@@ -397,12 +401,13 @@ class LeaseModel:
         sent_s, grant = self.now_s, worker.grant
 
         def settle(answer: object) -> None:
-            outcomes: tuple[ItemOutcome, ...] = answer  # type: ignore[assignment]
+            outcomes: Outcomes = answer  # type: ignore[assignment]
             scheduler.released([ranges], outcomes, now.steady_s)
-            self.met[outcomes[0]] += 1
-            if outcomes[0] is ItemOutcome.ACKED:
+            ((outcome, _),) = outcomes
+            self.met[outcome] += 1
+            if outcome is ItemOutcome.ACKED:
                 self._told(item)
-            if outcomes[0] is ItemOutcome.EXTENDED and (worker.item, worker.grant) == (item, grant):
+            if outcome is ItemOutcome.EXTENDED and (worker.item, worker.grant) == (item, grant):
                 worker.until_s = max(worker.until_s, sent_s + lease_s)
 
         scheduler.hold([ranges])

@@ -8,6 +8,11 @@ QUEUES, SAVED = ("queue",), ("queue", "state-log")
 BLOCK, KEEPER = "memq.queues.block", "memq.queues.keeper"
 KEYS = "memq.queues.keys"
 MACHINE, SCHEDULER = "memq.queues.machine", "memq.queues.scheduler"
+PUSH = "self._push(block, first, last, status.due_ms)"
+LEASED = "status is not None and status.state is ItemState.LEASED"
+LATEST = f"{LEASED} and status.grant == lease.grant"
+SAVED_ITEMS = "SavedItems(end - begin, status)"
+LANDED = "LocalState(max(0, state.busy - 1))"
 SECOND_ITEM = """
 blocks = self._keys[queue, key].blocks.values() if (queue, key) in self._keys else ()
 ready = ((block, number) for block in blocks for number in block.numbers_in(ItemState.READY))
@@ -19,7 +24,7 @@ QUEUE_BUGS = (
         "Q2: a new owner grants what is leased",
         SCHEDULER,
         "ItemScheduler._add",
-        swap("self._lease(block, number, now.steady_s)", "self._lease(block, number, -1e9)"),
+        swap("now.steady_s", "-1e9"),
         level="breezy",
         seed=1010,
         aspects=QUEUES,
@@ -27,19 +32,16 @@ QUEUE_BUGS = (
     Planted(
         "Q2: an item is granted while its lease runs",
         SCHEDULER,
-        "ItemScheduler._is_free",
-        swap("self.is_leased(block, number, now)", "False"),
+        "ItemScheduler._first_free",
+        swap("is_leased(status, local, now)", "False"),
         level="calm",
         aspects=QUEUES,
     ),
     Planted(
         "Q4: an expired lease acks",
         MACHINE,
-        "QueueMachine._change",
-        swap(
-            "block.state(number) is ItemState.LEASED and block.grant(number) == lease.grant",
-            "block.state(number) is ItemState.LEASED",
-        ),
+        "QueueMachine._changed",
+        swap(LATEST, LEASED),
         level="breezy",
         aspects=QUEUES,
     ),
@@ -49,8 +51,9 @@ QUEUE_BUGS = (
         "QueueKeeper._decide",
         instead(
             "self._propose",
+            "from memq.queues.decisions import ItemOutcome, OutcomeRun\n"
             "asyncio.ensure_future(self._propose(decision))\n"
-            "outcomes = tuple(ItemOutcome.ACKED for each in items for _ in each)",
+            "outcomes = (OutcomeRun(ItemOutcome.ACKED, sum(map(len, items))),)",
         ),
         level="breezy",
         aspects=QUEUES,
@@ -59,15 +62,15 @@ QUEUE_BUGS = (
         "S7: a snapshot of queues without the last acks",
         BLOCK,
         "QueueBlock.saved",
-        swap("bytes(self.states)", "bytes(len(self.states))"),
+        swap(SAVED_ITEMS, "SavedItems(end - begin, status._replace(state=ItemState.READY))"),
         level="breezy",
         aspects=SAVED,
     ),
     Planted(
         "an item that is given back is lost",
         SCHEDULER,
-        "ItemScheduler._again",
-        swap("self._push(block, item[1], item[1] + 1, block.due_of(item[1]))", "pass"),
+        "ItemScheduler._settled",
+        swap(PUSH, "pass"),
         level="calm",
         aspects=QUEUES,
     ),
@@ -115,8 +118,8 @@ QUEUE_BUGS = (
     Planted(
         "an item that was sent back keeps its attempts",
         BLOCK,
-        "QueueBlock.redrive",
-        swap("self.attempts[number] = 0", "pass"),
+        "QueueBlock.redriven",
+        swap("0", "former.attempts"),
         level="calm",
         aspects=QUEUES,
     ),

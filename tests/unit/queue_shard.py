@@ -10,6 +10,7 @@ from memq.queues.decisions import (
     GrantDecision,
     GrantedBlock,
     ItemDecision,
+    ItemOutcome,
     ItemRanges,
     ItemTerms,
     LeasedItems,
@@ -58,14 +59,14 @@ class Shard:
             return []
         blocks = self._granted(*items)
         self.scheduler.granted(items, blocks, self.now.steady_s)
-        leased = {(each.block.id.producer, item.number) for each in blocks for item in each.items}
+        leased = set(_items_of(blocks))
         chosen = [(each.block, number) for each in items for number in each]
         assert leased == set(chosen), "the machine refuses nothing that the scheduler has chosen"
         return chosen
 
     def grant(self, *items: ItemRanges) -> list[tuple[int, int]]:
         """Grant items that the scheduler has not chosen; return those that are leased."""
-        return [(each.block.id.producer, item.number) for each in self._granted(*items) for item in each.items]
+        return _items_of(self._granted(*items))
 
     def _granted(self, *items: ItemRanges) -> tuple[GrantedBlock, ...]:
         self.grants += 1
@@ -77,14 +78,39 @@ class Shard:
         self.scheduler.hold(decision.items)
         outcomes = self.machine.apply(encode_decision(decision))
         self.scheduler.released(decision.items)
-        return outcomes
+        return each_outcome(outcomes)
 
     def change(self, decision: AckDecision | NackDecision | ExtendDecision) -> object:
         items = [each.items for each in decision.leases]
         self.scheduler.hold(items)
         outcomes = self.machine.apply(encode_decision(decision))
         self.scheduler.released(items, outcomes, self.now.steady_s)  # type: ignore[arg-type]  # as the machine says
-        return outcomes
+        return each_outcome(outcomes)
 
     def lease(self, block: int, number: int = 0) -> tuple[LeasedItems, ...]:
-        return (LeasedItems(ItemRanges(block, (number, number + 1)), self.machine.blocks[block].grant(number)),)
+        return (LeasedItems(ItemRanges(block, (number, number + 1)), self.machine.blocks[block].status(number).grant),)
+
+
+def ended(shard: Shard) -> list[tuple[int, int]]:
+    """Let the items end that are to end; return them."""
+    found = list[tuple[int, int]]()
+    for decision in shard.scheduler.ends(shard.now):
+        found += [(lease.items.block, number) for lease in decision.leases for number in lease.items]
+        shard.machine.apply(encode_decision(decision))
+        shard.scheduler.ended(decision)
+    return found
+
+
+def each_outcome(outcomes: object) -> tuple[ItemOutcome, ...]:
+    """Return the outcome of each item."""
+    assert isinstance(outcomes, tuple)
+    return tuple(outcome for outcome, items in outcomes for _ in range(items))
+
+
+def _items_of(blocks: tuple[GrantedBlock, ...]) -> list[tuple[int, int]]:
+    return [
+        (each.block.id.producer, number)
+        for each in blocks
+        for run in each.items
+        for number in range(run.begin, run.end)
+    ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.client.producer.fields import check_fields
 from memq.client.queue import items
 from memq.client.queue.items import ItemLease, RecentBlocks, blocks_of, items_of, outcomes_of, wire_leases
-from memq.errors import CorruptDataError, ProtocolError
+from memq.errors import CorruptDataError, InvalidRequestError, ProtocolError
 from memq.limits import QUEUE_KNOWN_BLOCKS_MAX
 from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireGrantedItems
 from memq.queues.decisions import ItemOutcome
@@ -102,3 +104,14 @@ def test_grants_without_their_items_are_refused() -> None:
             items_of([grant], memoryview(blocks), {}, RecentBlocks(), 0.0)
     with pytest.raises(CorruptDataError):
         items_of([grant_of(id_, len(data), run)], memoryview(data[:-1]), {}, RecentBlocks(), 0.0)
+
+
+@given(st.lists(st.one_of(st.integers(0, 1 << 64).map("{:016x}".format), st.text("0f -x", max_size=17)), max_size=4))
+def test_ids_of_blocks_are_read_together_as_one_by_one(texts: list[str]) -> None:
+    try:
+        wanted = [producer_id_of(text) for text in texts]
+    except InvalidRequestError as error:
+        with pytest.raises(InvalidRequestError, match=re.escape(str(error))):
+            producer_ids_of(texts)
+    else:
+        assert list(producer_ids_of(texts)) == wanted

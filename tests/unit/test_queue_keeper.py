@@ -22,7 +22,16 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds import storing
 from memq.holds.storing import NewHold
-from memq.queues.decisions import QUEUES_MACHINE, ItemOutcome, ItemRanges, ItemTerms, LeasedItems, queue_scope
+from memq.queues.decisions import (
+    QUEUES_MACHINE,
+    GrantedItems,
+    ItemOutcome,
+    ItemRanges,
+    ItemTerms,
+    LeasedItems,
+    OutcomeRun,
+    queue_scope,
+)
 from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
@@ -134,7 +143,7 @@ def test_items_whose_decision_fails_are_free_again() -> None:
         shard.log.errors.append(OutcomeUnknownError("gone"))
         with pytest.raises(NotReadyError):
             await shard.keeper.ack(lease(1, found.grant))
-        assert await shard.keeper.ack(lease(1, found.grant)) == (ItemOutcome.ACKED,)
+        assert await shard.keeper.ack(lease(1, found.grant)) == (OutcomeRun(ItemOutcome.ACKED, 1),)
         await shard.tasks.stop()
         for refused in (shard.keeper.ack(lease(1, 1)), shard.keeper.cancel([ItemRanges(1, (0, 1))])):
             with pytest.raises(NotReadyError, match="is closed"):
@@ -164,7 +173,7 @@ def test_a_block_that_comes_again_is_stored_once() -> None:
         await shard.keeper.enqueue([block])
         assert (len(shard.store.puts), shard.machine.topics, shard.begun) == (1, {"jobs": 3}, 1)
         (found,) = await shard.dequeue(2)
-        assert [item.number for item in found.found.items] == [0, 1]
+        assert found.found.items == (GrantedItems(0, 2, 1, b""),)
         assert found.data == block.data
 
     on_shard(work)

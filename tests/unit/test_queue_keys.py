@@ -209,15 +209,6 @@ def test_dedupe_keys_whose_windows_are_over_are_counted_without_the_others() -> 
     assert time.process_time() - began_s < 1, "each enqueue read all keys"
 
 
-def test_a_state_without_dedupe_keys_stays_readable_for_earlier_releases() -> None:
-    shard = Shard()
-    shard.enqueue(1)
-    assert b"version\x01" in shard.machine.snapshot()
-    assert b"firsts" not in shard.machine.snapshot()
-    shard.enqueue(2, terms=PLAIN._replace(dedupe=Dedupe(b"d" * 16, 0, 9)))
-    assert b"version\x02" in shard.machine.snapshot()
-
-
 # ---- turns ---------------------------------------------------------------------------------------
 
 

@@ -18,10 +18,11 @@ from memq.queues.decisions import (
     EnqueueDecision,
     ExtendDecision,
     GrantDecision,
-    GrantedItem,
+    GrantedItems,
     ItemOutcome,
     ItemRanges,
     ItemState,
+    ItemStatus,
     ItemTerms,
     LeasedItems,
     NackDecision,
@@ -34,12 +35,15 @@ from memq.queues.decisions import (
     terms_of,
 )
 from memq.queues.machine import QueueMachine
+from tests.unit.queue_shard import each_outcome
 
 O = ItemOutcome  # noqa: E741
 
 
 def decided(machine: QueueMachine, decision: QueueDecision) -> object:
-    return machine.apply(encode_decision(decision))
+    """Decide; return the answer, with the outcome of each item."""
+    answer = machine.apply(encode_decision(decision))
+    return answer if isinstance(decision, EnqueueDecision | GrantDecision) else each_outcome(answer)
 
 
 def enqueue(
@@ -62,7 +66,7 @@ def grant(machine: QueueMachine, number: int, *granted: ItemRanges) -> list[int]
     """Grant items; return the numbers of those that are leased."""
     found = decided(machine, GrantDecision(number, 2_000, granted))
     assert isinstance(found, tuple)
-    return [item.number for block in found for item in block.items]
+    return [number for block in found for run in block.items for number in range(run.begin, run.end)]
 
 
 def test_an_item_is_acked_under_its_latest_grant_only() -> None:
@@ -95,17 +99,17 @@ def test_an_item_that_is_given_back_keeps_its_note_and_counts_its_attempts() -> 
     enqueue(machine, 1, 1, terms=ItemTerms(0, 1_000, 2, 0))
     grant(machine, 1, items(1, 0))
     assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.EXTENDED,)
-    assert machine.blocks[1].lease_of(0) == 9_000
+    assert machine.blocks[1].status(0).lease_ms == 9_000
     assert decided(machine, NackDecision(4_000, b"half", lease(1, 1, 0))) == (O.RETURNED,)
     assert decided(machine, NackDecision(4_000, b"", lease(1, 1, 0))) == (O.LEASE_LOST,)
     assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.LEASE_LOST,)
     block = machine.blocks[1]
-    assert (block.state(0), block.due_of(0)) == (ItemState.READY, 4_000)
+    assert (block.state(0), block.status(0).due_ms) == (ItemState.READY, 4_000)
     assert decided(machine, GrantDecision(2, 3_999, (items(1, 0),))) == (), "it is not due"
     found = decided(machine, GrantDecision(3, 5_000, (items(1, 0),)))
     assert isinstance(found, tuple)
-    assert found[0].items == (GrantedItem(0, 2, b"half"),)
-    assert block.lease_of(0) == 1_000
+    assert found[0].items == (GrantedItems(0, 1, 2, b"half"),)
+    assert block.status(0).lease_ms == 1_000
     assert decided(machine, NackDecision(4_000, b"", lease(1, 3, 0))) == (O.DEAD,)
     assert grant(machine, 4, items(1, 0)) == []
     assert decided(machine, AckDecision(5, lease(1, 3, 0))) == (O.DEAD,)
@@ -160,11 +164,11 @@ def test_dead_items_are_sent_back_or_purged_and_no_others() -> None:
     assert decided(machine, RedriveDecision(8_500, (items(1, 0),))) == (O.RETURNED,), "it came again"
     assert machine.dead == {}
     assert machine.totals == {"dead": 2, "cancelled": 1, "redriven": 1}
-    assert machine.blocks[1].due_of(0) == 8_000
+    assert machine.blocks[1].status(0).due_ms == 8_000
     assert decided(machine, AckDecision(5, lease(1, 1, 0))) == (O.LEASE_LOST,)
     found = decided(machine, GrantDecision(2, 8_000, (items(1, 0),)))
     assert isinstance(found, tuple)
-    assert found[0].items == (GrantedItem(0, 1, b"bad"),), "its attempts begin again, and the note stays"
+    assert found[0].items == (GrantedItems(0, 1, 1, b"bad"),), "its attempts begin again, and the note stays"
     assert decided(machine, NackDecision(4_000, b"", lease(1, 2, 0))) == (O.DEAD,)
 
 
@@ -174,7 +178,7 @@ def test_a_block_that_comes_again_gets_another_object_and_nothing_else() -> None
     grant(machine, 1, items(1, 0))
     assert enqueue(machine, 1, 2, "second", terms=ItemTerms(9, 9, 9, 9)) == (False,)
     assert machine.objects == {"second": 1}
-    assert (machine.blocks[1].grant(0), machine.blocks[1].terms.priority) == (1, 5)
+    assert (machine.blocks[1].status(0).grant, machine.blocks[1].terms.priority) == (1, 5)
 
 
 def test_a_snapshot_gives_a_machine_that_behaves_the_same() -> None:
@@ -204,8 +208,8 @@ def test_foreign_bytes_are_refused() -> None:
     with pytest.raises(CorruptDataError, match="no terms of queue items"):
         terms_of("7")
     enqueue(machine, 1, 1)
-    with pytest.raises(UnsupportedFormatError, match="version 3"):
-        QueueMachine().restore(machine.snapshot().replace(b"version\x01", b"version\x03"))
+    with pytest.raises(UnsupportedFormatError, match="version 4"):
+        QueueMachine().restore(machine.snapshot().replace(b"version\x03", b"version\x04"))
 
 
 @pytest.mark.parametrize(
@@ -272,12 +276,67 @@ FORMER_SNAPSHOT = (
 )
 
 
+# With a dedupe key, and in versions 1 and 2 with a state for each item.
+FORMER_SNAPSHOT_WITH_KEYS = (
+    "87a776657273696f6e02aa6c6173745f6772616e7402a86172726976616c7304a6626c6f636b739499019393a46a6f6273a0"
+    "00b671756575652035203430303020322030206b65793d6b919592010004cd27100064a36b6579c404020100009401020200"
+    "94010101008102cd2ee08101cd23288102c40468616c6699029393a46a6f6273a000b4717565756520312034303030203120"
+    "3930303030919592020003cd27100064a36b6579c403010501930101019301010180808101c4046e6f746599039393a46a6f"
+    "6273a000d94571756575652035203430303020302030206465647570653d3634363436343634363436343634363436343634"
+    "3634363436343634363436342e31303030302e333130303030919592030001cd27100064a36b6579c4009090808080990493"
+    "93a46a6f6273a000b071756575652035203430303020302030919592040002cd27100064a36b6579c4020004920000920000"
+    "808080a5656e64656490a6746f74616c7383a561636b656401a46465616401a963616e63656c6c656401a666697273747391"
+    "93c4106464646464646464646464646464646403ce0004baf0"
+)
+
+
+def restored(state: str) -> QueueMachine:
+    machine = QueueMachine()
+    machine.restore(bytes.fromhex(state))
+    return machine
+
+
 def test_a_log_of_the_release_without_keys_is_read_and_written_as_it_was() -> None:
-    machine, restored = QueueMachine(), QueueMachine()
+    machine, former = QueueMachine(), restored(FORMER_SNAPSHOT)
     for body in FORMER_DECISIONS:
         assert encode_decision(decode_decision(bytes.fromhex(body))).hex() == body
         machine.apply(bytes.fromhex(body))
-    assert machine.snapshot().hex() == FORMER_SNAPSHOT
-    restored.restore(bytes.fromhex(FORMER_SNAPSHOT))
-    assert restored.snapshot().hex() == FORMER_SNAPSHOT
-    assert (restored.items, restored.topics) == (machine.items, machine.topics) == (3, {"jobs": 3})
+    assert former.snapshot() == machine.snapshot(), "a state for each item is read as ranges"
+    assert (former.items, former.topics) == (machine.items, machine.topics) == (3, {"jobs": 3})
+
+
+def test_a_snapshot_with_a_state_for_each_item_is_read() -> None:
+    machine = restored(FORMER_SNAPSHOT_WITH_KEYS)
+    leased, ready = ItemStatus(ItemState.LEASED, 1, 1, 10_000, 4_000), ItemStatus(ItemState.READY, 0, 0, 10_000, 4_000)
+    assert {id_: [status for *_, status in block.ranges()] for id_, block in machine.blocks.items()} == {
+        1: [
+            leased._replace(state=ItemState.ACKED),
+            leased._replace(grant=2, lease_ms=9_000),
+            ItemStatus(ItemState.READY, 2, 1, 12_000, 4_000, b"half"),
+            ready,
+        ],
+        2: [leased, leased._replace(state=ItemState.DEAD, note=b"note"), leased],
+        3: [ready],
+        4: [ready, ready._replace(state=ItemState.CANCELLED)],
+    }
+    assert machine.dead == {"jobs": {2: None}}
+    assert machine.items == 8
+    assert len(machine.firsts) == 1
+    assert restored(machine.snapshot().hex()).snapshot() == machine.snapshot()
+
+
+SNAPSHOT = (
+    "87a776657273696f6e03aa6c6173745f6772616e7401a86172726976616c7301a6626c6f636b7390a5656e64656490a6746f"
+    "74616c7381a561636b6564cd01f4a672616e6765649194019393a46a6f6273a000b071756575652035203130303020302030"
+    "9195920100cd03e8cd03e8000aa16b9392cd01f496020101cd03e8cd03e8c40092cd019096010101cd03e8cd03e8c4009264"
+    "96000000cd03e8cd03e8c400"
+)
+
+
+def test_a_snapshot_has_a_range_for_items_with_the_same_status() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 1_000)
+    grant(machine, 1, ItemRanges(1, (0, 900)))
+    decided(machine, AckDecision(5, (LeasedItems(ItemRanges(1, (0, 500)), 1),)))
+    assert machine.snapshot().hex() == SNAPSHOT
+    assert restored(SNAPSHOT).snapshot().hex() == SNAPSHOT

@@ -37,7 +37,7 @@ def step(shard: Shard, dice: random.Random, number: int) -> None:
     for id_ in dice.sample(sorted(shard.machine.blocks), min(3, len(shard.machine.blocks))):
         block = shard.machine.blocks[id_]
         numbers = dice.sample(range(block.count), dice.randrange(1, block.count + 1))
-        leases = tuple(LeasedItems(ranges_of(id_, (each,)), block.grant(each)) for each in sorted(numbers))
+        leases = tuple(LeasedItems(ranges_of(id_, (each,)), block.status(each).grant) for each in sorted(numbers))
         now_ms = shard.now.wall_ms
         decisions: list[QueueDecision] = [
             AckDecision(now_ms, leases),
@@ -93,8 +93,8 @@ def _snapshots() -> int:
     return sum(type(each) is snapshots.QueueSnapshot for each in gc.get_objects())
 
 
-def test_items_that_were_granted_make_slices_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SLICE_ITEMS", COUNT)
+def test_ranges_of_items_make_slices_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SLICE_RANGES", 1)
     shard = Shard()
     for block in range(1, 5):
         shard.enqueue(block, count=COUNT)

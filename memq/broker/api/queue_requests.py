@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.api.service_lookup import ask_all_services, find_service, forward, forward_with_blocks
-from memq.broker.api.stream_requests import producer_id_of
+from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, MemqError, TooLargeError
@@ -62,12 +62,11 @@ from memq.protocol.queue_messages import (
 )
 from memq.queues.decisions import (
     Dedupe,
-    GrantedItem,
-    ItemOutcome,
     ItemRanges,
     ItemTerms,
     LeasedItems,
     NackKind,
+    Outcomes,
     dedupe_digest,
     queue_scope,
 )
@@ -151,7 +150,7 @@ class QueueRequests:
             blocks = _split(data, [each.length for each in grants])
             waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
             return list(zip(waited, blocks, strict=True))
-        found = await home.dequeue(ask.queues, {producer_id_of(each) for each in ask.known}, ask.bytes_max)
+        found = await home.dequeue(ask.queues, set(producer_ids_of(ask.known)), ask.bytes_max)
         return [(_wire(each, waited_ms), each.data) for each in found]
 
     async def _until_ready(self, homes: Mapping[Home, dict[str, int]], within_s: float) -> bool:
@@ -245,14 +244,14 @@ class QueueRequests:
         after = (producer_id_of(ask.after[0]), ask.after[1]) if ask.after is not None else (0, -1)
         return _shown(SeenItems(await home.dead(ask.queue, ask.count, after), {}))
 
-    async def _change(self, call: Call[Any], act: Callable[[QueueKeeper], Awaitable[Sequence[ItemOutcome]]]) -> Answer:
+    async def _change(self, call: Call[Any], act: Callable[[QueueKeeper], Awaitable[Outcomes]]) -> Answer:
         ask: Change = call.ask
         _check_count(_count(ask.items), "items")
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return await forward(home, ask)
-        runs = groupby(await act(home))
-        return AdminAnswer(queue=QueueAnswer(outcomes=[(str(outcome), len(list(same))) for outcome, same in runs]))
+        outcomes = [(str(outcome), count) for outcome, count in await act(home)]
+        return AdminAnswer(queue=QueueAnswer(outcomes=outcomes))
 
     async def list_queues(self, call: Call[ListQueues]) -> Answer:
         """Return the counts of all queues that have items; for another broker, of those that are here."""
@@ -380,24 +379,9 @@ def _wire(found: Delivered, waited_ms: int) -> WireGrant:
         grant=found.grant,
         lease_ms=found.found.lease_ms,
         waited_ms=waited_ms,
-        items=list(_runs(found.found.items)),
+        items=[WireGrantedItems(*each) for each in found.found.items],
         length=len(found.data),
     )
-
-
-def _runs(items: Iterable[GrantedItem]) -> Iterator[WireGrantedItems]:
-    """Yield items whose numbers follow each other, with the same attempt and note, together."""
-    begin = end = 0
-    last: tuple[int, bytes] = (0, b"")
-    for number, attempt, note in items:
-        if begin < end and (number, attempt, note) == (end, *last):
-            end += 1
-            continue
-        if begin < end:
-            yield WireGrantedItems(begin, end, *last)
-        begin, end, last = number, number + 1, (attempt, note)
-    if begin < end:
-        yield WireGrantedItems(begin, end, *last)
 
 
 def _check_count(count: int, what: str) -> None:
