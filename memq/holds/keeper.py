@@ -17,21 +17,20 @@ from typing import Protocol
 from memq.errors import MemqError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.state_log.held_run import RunEntry
-from memq.holds.machine import (
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     DoneDecision,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldStagedDecision,
     HoldState,
     ReleaseDecision,
     ReleasedUnit,
     Unit,
-    UnitCount,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine, UnitCount
 from memq.holds.run_keeper import RunKeeper, RunKeeperParts
 from memq.holds.spilled_holds import SpilledPlace
 from memq.holds.storing import DECISION_BYTES, PLACE_COST, ArrivingBlocks, NewHold

@@ -23,7 +23,8 @@ from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import due_time_of
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunPlace
-from memq.holds.machine import HoldMachine, HoldsDecision
+from memq.holds.decisions import HoldsDecision
+from memq.holds.machine import HoldMachine
 from memq.holds.run_store import RunOutput, RunReader
 from memq.holds.spilled_holds import (
     BringDecision,

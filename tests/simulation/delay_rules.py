@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HoldId, Target
-from memq.holds.machine import HoldState
+from memq.holds.decisions import HoldState
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS, FOREVER
 from memq.topic import ReadPartition

@@ -21,12 +21,7 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Ta
 from memq.format.key import held_object_key
 from memq.holds import keeper as keeper_module
 from memq.holds import storing
-from memq.holds.machine import (
-    DropDecision,
-    HoldDecision,
-    HoldState,
-    encode_decision,
-)
+from memq.holds.decisions import DropDecision, HoldDecision, HoldState, encode_decision
 from memq.holds.storing import (
     BLOCK_COST,
     PLACE_COST,

@@ -20,17 +20,17 @@ from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointe
 from memq.format.state_log.entry import StateDecision, StateDecisions, StateEntry, encode_state_entry
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
-from memq.holds.machine import (
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldState,
     ReleaseDecision,
     Unit,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import MarkDecision, RunDecision
 from memq.notification import Publication, Span
 from memq.state_log.log_reading import read_state_log

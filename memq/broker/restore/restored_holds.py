@@ -28,7 +28,8 @@ from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
-from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
+from memq.holds.decisions import HoldDecision, encode_decision
+from memq.holds.machine import HoldMachine
 from memq.holds.run_store import RunReader, check_run
 from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
