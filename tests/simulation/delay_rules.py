@@ -129,6 +129,11 @@ class DelayRules:
         if outcome is CancelOutcome.UNKNOWN and record.held_s < FOREVER:
             self._fail(f"delayed record {value[:40]!r} was held, and is unknown")
 
+    def cancelled_holds(self) -> list[HoldId]:
+        """Return the holds of which producers were notified that they are cancelled."""
+        cancelled = [each for each in self.records.values() if each.outcome is CancelOutcome.CANCELLED]
+        return [each.hold for each in cancelled if each.hold is not None]
+
     def landed(self, found: Delivered) -> None:
         """A record is in the log of its partition."""
         record = self.records.get(found.value)
