@@ -23,7 +23,8 @@ from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key
 from memq.format.state_log.entry import OpenedState, StateEntry
 from memq.format.state_log.snapshot import encode_snapshot
-from memq.holds.machine import HOLDS_MACHINE, HoldDecision, HoldMachine, HoldsDecision, encode_decision
+from memq.holds.decisions import HOLDS_MACHINE, HoldDecision, HoldsDecision, encode_decision
+from memq.holds.machine import HoldMachine
 from memq.holds.run_keeper import RunKeeper, RunKeeperParts
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog

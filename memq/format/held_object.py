@@ -1,5 +1,7 @@
 """An object of held blocks: the blocks, an index of their holds, and a trailer. Bytes <-> values.
 
+An object of cancelled holds has no blocks. One lane of its index names the holds.
+
 The blocks lie one after the other, as their producers sealed them. The index says for each block its producer, its
 sequences, its target, its lane and when it is due. A state log names the blocks by their ranges, so only a restore
 reads the index.
@@ -8,7 +10,7 @@ reads the index.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from awscrt.checksums import crc32c
@@ -19,6 +21,7 @@ from memq.format.held_sequences import is_held
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqH1"
+CANCELLED_LANE = "cancelled"  # transactions and queues have other lanes
 TRAILER = struct.Struct("<II I 4s")  # bytes and crc32c of the index, version, magic
 
 
@@ -80,6 +83,12 @@ def held_object_end(lanes: Sequence[HeldLane], shard: int) -> bytes:
     """Return what follows the blocks: index and trailer."""
     index = _encode(tuple(IndexedLane(each.target, each.lane, each.blocks, shard) for each in lanes))
     return index + TRAILER.pack(len(index), crc32c(index), FORMAT_VERSION, MAGIC)
+
+
+def cancelled_object(holds: Iterable[HoldId], shard: int) -> bytes:
+    """Return an object that says that a shard has dropped these holds. Earlier releases pass over it."""
+    blocks = tuple(HeldBlock(each, each.first + 1, 0, 0, 0) for each in holds)
+    return held_object_end((HeldLane(Target("", "", 0), CANCELLED_LANE, blocks),), shard)
 
 
 def held_object_index(data: Buffer) -> tuple[IndexedLane, ...]:

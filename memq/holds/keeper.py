@@ -17,21 +17,21 @@ from typing import Protocol
 from memq.errors import MemqError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.state_log.held_run import RunEntry
-from memq.holds.machine import (
+from memq.holds.cancels import CancelledHolds
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     DoneDecision,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldStagedDecision,
     HoldState,
     ReleaseDecision,
     ReleasedUnit,
     Unit,
-    UnitCount,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine, UnitCount
 from memq.holds.run_keeper import RunKeeper, RunKeeperParts
 from memq.holds.spilled_holds import SpilledPlace
 from memq.holds.storing import DECISION_BYTES, PLACE_COST, ArrivingBlocks, NewHold
@@ -115,6 +115,7 @@ class HoldKeeper:
         self._parts = parts
         self._tasks = tasks
         self._arriving = ArrivingBlocks(parts, tasks, self._decide, self._held)
+        self._cancelled = CancelledHolds(parts, tasks)
         self._due: dict[Target, list[tuple[int, int, int]]] = {}  # heaps of due time, producer and first sequence
         self._changed = asyncio.Event()  # a hold may be due earlier than all others
         self._sent: dict[Target, int] = {}  # the last number that each target has
@@ -175,7 +176,10 @@ class HoldKeeper:
         return not self._machine.is_on_its_way(lane)
 
     async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
-        """Drop holds; return the state of each after that, None for those that are not known (H2)."""
+        """Drop holds; return the state of each after that, None for those that are not known (H2).
+
+        The store has those that are dropped, too: a restore does not bring them again (S9).
+        """
         states: dict[HoldId, HoldState | None] = {}
         left = dict.fromkeys(holds)
         while left:
@@ -187,6 +191,9 @@ class HoldKeeper:
                 missed = states[each] is None and each in known  # it moved into a run meanwhile
                 if not missed and states[each] is not HoldState.HELD:  # a merge has replaced its run
                     del left[each]
+        dropped = [each for each, state in states.items() if state is HoldState.DROPPED]
+        if dropped:  # also those of an earlier cancel: its object may not have been stored
+            await self._cancelled.store(dropped)
         return [states[each] for each in holds]
 
     async def _place(self, hold: HoldId) -> SpilledPlace | None:

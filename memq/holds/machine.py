@@ -17,129 +17,37 @@ A staged hold is the part of a transaction for one target that lies in staged ob
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from enum import IntEnum
 
 import msgspec
 
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.held_sequences import due_time_of
 from memq.format.key import is_manifest_key
+from memq.holds.decisions import (
+    FORMAT,
+    STATE_VERSION,
+    DoneDecision,
+    DropDecision,
+    Hold,
+    HoldDecision,
+    HoldStagedDecision,
+    HoldState,
+    ReleaseDecision,
+    ReleasedUnit,
+    SavedHolds,
+    Unit,
+    decode_decision,
+)
+from memq.holds.snapshots import ended_in, holds_in, snapshot_pieces, units_in
 from memq.holds.spilled_holds import (
     BringDecision,
     MarkDecision,
     MergeDecision,
     RunDecision,
-    SavedRuns,
     SpilledHolds,
     SpilledPlace,
 )
 from memq.state_log import Answer
-from memq.state_log.machine_format import MachineFormat
-
-HOLDS_MACHINE = "holds"  # its name in the log
-STATE_VERSION = 3  # 1 without runs and staged holds, 2 without staged holds: brokers of earlier releases read these
-SLICE_HOLDS = 1_000  # of a snapshot, encoded at once: 3 ms
-
-
-class HoldState(IntEnum):
-    """State of a known hold. REFUSED: it was not held, because its lane takes no block."""
-
-    HELD = 1
-    RELEASED = 2
-    DROPPED = 3
-    REFUSED = 4
-
-
-class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
-    """Blocks that lie in object `key` are held. A hold that exists gets this object in place of its own."""
-
-    key: str
-    before_ms: int
-    lanes: tuple[HeldLane, ...]
-
-
-class HoldStagedDecision(msgspec.Struct, frozen=True, tag="hold-staged"):
-    """Parts of a transaction in the staged objects of manifest `key` are held, one for each target.
-
-    Each replaces the other holds of its lane and target, which are dropped at `now_ms`.
-    """
-
-    key: str
-    before_ms: int
-    now_ms: int
-    lanes: tuple[HeldLane, ...]
-
-
-class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """The holds that a decision releases for one target, under number r."""
-
-    target: Target
-    r: int
-    holds: tuple[HoldId, ...]
-
-
-class ReleaseDecision(msgspec.Struct, frozen=True, tag="release"):
-    """Units that are released, of each target in the order of their numbers.
-
-    A unit with a number that is not the next one changes nothing, and neither do the later ones of its target: their
-    records would come before its own.
-    """
-
-    units: tuple[Unit, ...]
-
-
-class DropDecision(msgspec.Struct, frozen=True, tag="drop", omit_defaults=True):
-    """Holds that are dropped at `now_ms`. `places`, if any, says where those lie that are in runs."""
-
-    now_ms: int
-    holds: tuple[HoldId, ...]
-    places: tuple[SpilledPlace | None, ...] = ()
-
-
-class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
-    """Units, by target and number, that are in the logs of their targets at `now_ms`."""
-
-    now_ms: int
-    units: tuple[tuple[Target, int], ...]
-
-
-SpillDecision = MarkDecision | RunDecision | MergeDecision | BringDecision
-HoldsDecision = HoldDecision | HoldStagedDecision | ReleaseDecision | DropDecision | DoneDecision | SpillDecision
-
-
-class Hold(msgspec.Struct, gc=False):
-    """A hold that is neither released nor dropped: its block, target and lane, and the object that has it."""
-
-    block: HeldBlock
-    target: Target
-    lane: str
-    key: str
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether it lies in the staged objects of a manifest."""
-        return is_manifest_key(self.key)
-
-    def is_due_at(self, from_ms: int) -> bool:
-        """Whether it is due at or after `from_ms`, and its id says when: then its run is found (H6)."""
-        return not self.lane and self.block.due_ms >= from_ms and due_time_of(self.block.id.first) == self.block.due_ms
-
-
-class ReleasedUnit(msgspec.Struct):
-    """A unit on its way to its target: the holds in it, without those that were dropped before.
-
-    `total` counts the records of all units of the target up to this one.
-    """
-
-    unit: Unit
-    holds: list[Hold]
-    total: int = 0
-
-    @property
-    def records(self) -> int:
-        """How many records it has, as `HeldBlock.counted`."""
-        return sum(hold.block.counted for hold in self.holds)
 
 
 class UnitCount(msgspec.Struct, frozen=True):
@@ -153,45 +61,6 @@ class UnitCount(msgspec.Struct, frozen=True):
     settled: int
     settled_records: int
     dropped: int = 0
-
-
-class _SavedHolds(msgspec.Struct, frozen=True):
-    version: int
-    life: int
-    objects: list[tuple[str, list[HeldLane]]]
-    units: list[tuple[Unit, list[tuple[str, HeldLane]]]]
-    numbers: list[tuple[Target, int]]
-    ended: list[tuple[HoldId, HoldState, int]]
-    totals: list[tuple[Target, int]] = []  # a Struct copies the default
-    dropped: list[tuple[Target, int]] = []
-    spilled: SavedRuns | None = msgspec.field(default=None, name="far")  # stored snapshots have these names
-    spilled_counts: list[tuple[Target, int]] = msgspec.field(default_factory=list, name="far_counts")  # by target
-
-
-class _EncodedHolds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The same, with the parts of the lists as bytes."""
-
-    version: int
-    life: int
-    objects: list[msgspec.Raw]
-    units: list[msgspec.Raw]
-    numbers: list[tuple[Target, int]]
-    ended: list[msgspec.Raw]
-    totals: list[tuple[Target, int]]
-    dropped: list[tuple[Target, int]]
-    spilled: SavedRuns | None = msgspec.field(default=None, name="far")
-    spilled_counts: list[tuple[Target, int]] = msgspec.field(default_factory=list, name="far_counts")
-
-
-_FORMAT: MachineFormat[HoldsDecision, _SavedHolds] = MachineFormat(
-    HoldsDecision,
-    _SavedHolds,
-    STATE_VERSION,
-    decision="decision about held records",
-    snapshot="snapshot of held records",
-)
-encode_decision = _FORMAT.encode_decision
-decode_decision = _FORMAT.decode_decision
 
 
 class HoldMachine:
@@ -514,12 +383,12 @@ class HoldMachine:
         """See `memq.state_log.SlicedMachine`."""
         spilled = None if self.spilled.empty else self.spilled.save()
         numbers, totals, dropped = (list(each.items()) for each in (self.numbers, self.totals, self.dropped))
-        saved = _EncodedHolds(1, self.life, [], [], numbers, [], totals, dropped)
+        saved = SavedHolds(1, self.life, [], [], numbers, [], totals, dropped)
         if spilled is not None:
             saved = msgspec.structs.replace(saved, version=2, spilled=spilled, spilled_counts=self._spilled_counts())
         if any(map(is_manifest_key, self.objects)):
             saved = msgspec.structs.replace(saved, version=STATE_VERSION)
-        return _pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
+        return snapshot_pieces(saved, list(self.open.values()), list(self._all_units()), list(self._ended.items()))
 
     def _spilled_counts(self) -> list[tuple[Target, int]]:
         """Return how many holds of each target are in runs."""
@@ -535,24 +404,32 @@ class HoldMachine:
 
     def restore(self, state: bytes) -> None:
         """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
-        saved = _FORMAT.decode_state(state)
+        for _ in self.begin_restore(state):
+            pass
+
+    def begin_restore(self, state: bytes) -> Iterator[None]:
+        """See `memq.state_log.SlicedOpening`."""
+        saved = FORMAT.decode_state(state)
         self.life = saved.life
-        for key, lanes in saved.objects:
-            for lane in lanes:
-                for block in lane.blocks:
-                    self._open(key, lane, block)
-        for unit, pieces in saved.units:
-            holds = [
-                self._named(Hold(lane.blocks[0], unit.target, self._shared(lane.lane), self._shared(key)))
-                for key, lane in pieces
-            ]
-            self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
-            self._released.update(hold.block.id for hold in holds)
+        for found in holds_in(saved):
+            if found is None:
+                yield
+            else:
+                self._open(*found)
+        for each in units_in(saved):
+            if each is None:
+                yield
+            else:
+                self._restore_unit(*each)
         self.numbers, self.totals, self.dropped = dict(saved.numbers), dict(saved.totals), dict(saved.dropped)
         for target, left in self.units.items():  # an earlier release has not counted them
             self.totals.setdefault(target, sum(each.records for each in left.values()))
         self._count_units()
-        self._ended = {hold: (ended, at_ms) for hold, ended, at_ms in saved.ended}
+        for end in ended_in(saved):
+            if end is None:
+                yield
+            else:
+                self._ended[end[0]] = end[1:]
         for target, count in saved.spilled_counts:
             self._count(target, count)
         if saved.spilled is not None:
@@ -561,38 +438,13 @@ class HoldMachine:
             except ValueError as error:
                 raise CorruptDataError(f"snapshot of held records can't be read: {error}") from error
 
-
-_encode = msgspec.msgpack.Encoder().encode
-_Ended = tuple[HoldId, tuple[HoldState, int]]
-
-
-def _pieces(saved: _EncodedHolds, open_: list[Hold], units: list[ReleasedUnit], ended: list[_Ended]) -> Iterator[bytes]:
-    """Yield empty pieces between the slices of the work, and the whole state at last."""
-    by_key: dict[str, dict[tuple[Target, str], list[HeldBlock]]] = {}
-    for number, hold in enumerate(open_, 1):
-        by_key.setdefault(hold.key, {}).setdefault((hold.target, hold.lane), []).append(hold.block)
-        if number % SLICE_HOLDS == 0:
-            yield b""
-    done = 0
-    for key, lanes in by_key.items():
-        found = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
-        saved.objects.append(msgspec.Raw(_encode((key, found))))
-        done += sum(len(lane.blocks) for lane in found)
-        if done >= SLICE_HOLDS:
-            done = 0
-            yield b""
-    for each in units:
-        pieces = [(hold.key, HeldLane(hold.target, hold.lane, (hold.block,))) for hold in each.holds]
-        saved.units.append(msgspec.Raw(_encode((each.unit, pieces))))
-        done += len(pieces)
-        if done >= SLICE_HOLDS:
-            done = 0
-            yield b""
-    for number, (id_, end) in enumerate(ended, 1):
-        saved.ended.append(msgspec.Raw(_encode((id_, *end))))
-        if number % SLICE_HOLDS == 0:
-            yield b""
-    yield _encode(saved)
+    def _restore_unit(self, unit: Unit, pieces: list[tuple[str, HeldLane]]) -> None:
+        holds = [
+            self._named(Hold(lane.blocks[0], unit.target, self._shared(lane.lane), self._shared(key)))
+            for key, lane in pieces
+        ]
+        self.units.setdefault(unit.target, {})[unit.r] = ReleasedUnit(unit, holds)
+        self._released.update(hold.block.id for hold in holds)
 
 
 def _any_lane(lane: str) -> bool:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.held_sequences import due_time_of
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunPlace
-from memq.holds.machine import HoldMachine, HoldsDecision
-from memq.holds.run_store import RunOutput, RunReader
+from memq.holds.decisions import HoldsDecision
+from memq.holds.machine import HoldMachine
+from memq.holds.run_store import RunOutput, RunReader, find_in_run
 from memq.holds.spilled_holds import (
     BringDecision,
     MarkDecision,
@@ -295,16 +295,10 @@ class RunKeeper:
 
     async def find(self, hold: HoldId) -> SpilledPlace | None:
         """Return where a hold lies that was not brought. Raises: NotReadyError when a run can't be read."""
-        due_ms = due_time_of(hold.first)
-        place = (due_ms, hold.producer, hold.first)
         for state in self._runs():
-            if not state.has(place):
-                continue
             try:
-                async for found in self._reader.blocks(state.run, (due_ms, hold.producer, hold.first - 1)):
-                    if found[0].place == place and place > state.at:
-                        return SpilledPlace(state.run.key, due_ms, found[0].target, found[0].block.counted)
-                    break
+                if (place := await find_in_run(self._reader, state, hold)) is not None:
+                    return place
             except MemqError as error:
                 raise NotReadyError(f"run '{state.run.key}' can't be read now: {error}") from error
         return None

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, MemqError, NotReadyError, StoreError
+from memq.format.held_object import HoldId
+from memq.format.held_sequences import due_time_of
 from memq.format.state_log.held_run import (
     HeldRun,
     RunBlockEntry,
@@ -22,6 +24,7 @@ from memq.format.state_log.held_run import (
     decode_run_block,
     decode_run_index,
 )
+from memq.holds.spilled_holds import RunState, SpilledPlace
 from memq.limits import RUN_BLOCK_HOLDS
 from memq.runtime.logs import EventLog
 from memq.storage_handlers import ObjectReader, StorageHandler
@@ -140,6 +143,18 @@ class RunOutput:
             raise NotReadyError(f"run '{run.key}' was stored with another content")
         self.runs.append(run)
         self._writer = RunWriter()
+
+
+async def find_in_run(reader: RunReader, state: RunState, hold: HoldId) -> SpilledPlace | None:
+    """Return where a hold lies in a run if it was not brought. Raises: as `RunReader`."""
+    due_ms = due_time_of(hold.first)
+    place = (due_ms, hold.producer, hold.first)
+    if state.has(place):
+        async for found in reader.blocks(state.run, (due_ms, hold.producer, hold.first - 1)):
+            if found[0].place == place and place > state.at:
+                return SpilledPlace(state.run.key, due_ms, found[0].target, found[0].block.counted)
+            break
+    return None
 
 
 async def check_run(reader: RunReader, run: HeldRun) -> None:

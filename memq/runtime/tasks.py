@@ -6,12 +6,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from memq.runtime.logs import EventLog
 from memq.topic import Topic
 
+Found = TypeVar("Found")
 PARTITIONS_AT_ONCE_MAX = 1_000  # read partitions in concurrent requests to a queue, which merges them
+
+
+async def in_slices(steps: Iterator[Found | None]) -> Found:
+    """Return the value of the last one of some steps; the others are None, and other tasks run after each."""
+    for step in steps:
+        if step is not None:
+            return step
+        await asyncio.sleep(0)
+    raise AssertionError("the last step has a value")
 
 
 class TaskOwner:

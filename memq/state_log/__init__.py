@@ -57,6 +57,15 @@ class SlicedMachine(Protocol):
         ...
 
 
+@runtime_checkable
+class SlicedOpening(Protocol):
+    """A machine whose state may be large: the opener of a log does other work while it reads a snapshot."""
+
+    def begin_restore(self, state: bytes) -> Iterator[None]:
+        """Return the steps of `restore`. The machine is not used before their end."""
+        ...
+
+
 Machines = Callable[[], Mapping[str, StateMachine]]  # makes all machines of a log, with empty states
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memq.errors import UnsupportedFormatError
 from memq.format.state_log.entry import OpenedState, StateDecisions, StateEntry, StateSnapshot
 from memq.format.state_log.snapshot import SavedState
-from memq.state_log import Answer, SlicedMachine, StateMachine
+from memq.state_log import Answer, SlicedMachine, SlicedOpening, StateMachine
 
 
 class Judgement(Enum):
@@ -55,9 +55,18 @@ class StateFold:
 
     def restore(self, saved: SavedState) -> None:
         """Continue from a snapshot. Raises: UnsupportedFormatError; as `StateMachine.restore`."""
+        for _ in self.begin_restore(saved):
+            pass
+
+    def begin_restore(self, saved: SavedState) -> Iterator[None]:
+        """Return the steps of the same; the fold is not used before their end."""
         self._check_known(saved.machines)
         for name, state in saved.machines.items():
-            self.machines[name].restore(state)
+            machine = self.machines[name]
+            if isinstance(machine, SlicedOpening):
+                yield from machine.begin_restore(state)
+            else:
+                machine.restore(state)
         self.offset, self.epoch, self.number = saved.offset, saved.epoch, saved.number
 
     def save(self) -> SavedState:

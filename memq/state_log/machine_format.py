@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ class Versioned(Protocol):
 
 Decision = TypeVar("Decision")
 Saved = TypeVar("Saved", bound=Versioned)
+Item = TypeVar("Item")
 
 
 class MachineFormat(Generic[Decision, Saved]):
@@ -61,3 +63,10 @@ class MachineFormat(Generic[Decision, Saved]):
         if not 1 <= saved.version <= self._version:
             raise UnsupportedFormatError(f"{self._snapshot} has version {saved.version}, above {self._version}")
         return saved
+
+    def decode_items(self, decoder: msgspec.msgpack.Decoder[Item], items: Iterable[msgspec.Raw]) -> Iterator[Item]:
+        """Yield the values that a saved state has as bytes. Raises: CorruptDataError."""
+        try:
+            yield from map(decoder.decode, items)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CorruptDataError(f"{self._snapshot} can't be read: {error}") from error

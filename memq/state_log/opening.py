@@ -12,12 +12,17 @@ A damaged entry is a hole, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memq.errors import EpochFencedError, LogLostError
 from memq.format.state_log.entry import OpenedState, StateEntry, StateSnapshot
 from memq.format.state_log.snapshot import SavedState
+from memq.limits import KIB
 from memq.notification import Entry
 from memq.state_log import Machines
 from memq.state_log.fold import Judgement, StateFold
+
+SLICE_BYTES = 64 * KIB  # of entries, applied at once
 
 
 class LogScan:
@@ -57,18 +62,28 @@ class LogScan:
 
         Raises: LogLostError when the log lacks entries that the state needs; UnsupportedFormatError.
         """
+        return next(each for each in self.begin_fold(machines, saved) if each is not None)
+
+    def begin_fold(self, machines: Machines, saved: SavedState | None) -> Iterator[StateFold | None]:
+        """Return the steps of the same; the last one is the fold, the others are None."""
         assert (saved is None) == (self.snapshot is None), "the last snapshot that counts is the base of the fold"
         fold = StateFold(machines())
         if saved is not None:
-            fold.restore(saved)
+            for _ in fold.begin_restore(saved):
+                yield None
         if self.begin > fold.offset:
             raise LogLostError(f"the state log begins at {self.begin}, and its state is known below {fold.offset}")
-        for offset, entry, _ in self._entries:
+        done = 0
+        for offset, entry, size in self._entries:
+            done += size
+            if done > SLICE_BYTES:
+                done = size
+                yield None
             if offset >= fold.offset and fold.meet(offset, entry).judgement is Judgement.GAP:
                 raise LogLostError(f"the state log lacks an entry before offset {offset}")
         if fold.snapshot != self.snapshot:
             raise LogLostError("the state log names a snapshot by an entry that does not count")
-        return fold
+        yield fold
 
     def uncovered_bytes(self) -> int:
         """Return the bytes of the entries that no snapshot covers."""

@@ -66,7 +66,7 @@ class SnapshotStore:
         for (_, _, key), numbers in sorted(parts.items(), reverse=True):
             try:
                 saved = await self._get_unnamed(key, len(numbers))
-                return found._replace(saved=saved, stored_ms=max(numbers.values()))
+                return found._replace(saved=saved, stored_ms=min(numbers.values()))
             except (CorruptDataError, NotFoundError) as error:
                 found.faults.append((key, str(error)))
         return found

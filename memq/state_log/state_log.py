@@ -42,7 +42,7 @@ from memq.notification.log_reader import page_before, valid_span
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.runtime.tasks import TaskOwner
+from memq.runtime.tasks import TaskOwner, in_slices
 from memq.state_log import Answer, Machines, StateMachine
 from memq.state_log.opening import LogScan, check_opened
 from memq.state_log.owner import (
@@ -153,7 +153,7 @@ class StateLog:
             scan = await self._scan(end)
             try:
                 saved = await self._snapshots.get(scan.snapshot) if scan.snapshot is not None else None
-                fold = scan.fold(self._machines, saved)
+                fold = await in_slices(scan.begin_fold(self._machines, saved))
             except (NotFoundError, LogLostError, CorruptDataError) as error:
                 tries += 1
                 if self.highest_epoch > opened.epoch:
@@ -393,7 +393,7 @@ class StateLog:
             until_s = last[1] + self._settings.key_valid_s
             try:
                 async with asyncio.timeout(until_s - self._now()):
-                    snapshot = await self._snapshots.put(await _saved(owner), key)
+                    snapshot = await self._snapshots.put(await in_slices(owner.save()), key)
             except (MemqError, TimeoutError) as error:
                 tries += 1
                 self._events.warning("state-snapshot-retry", f"{self._name()}, try {tries}: {error}")
@@ -464,12 +464,3 @@ class StateLog:
 
     def _name(self) -> str:
         return f"state log {self._partition.partition} of topic '{self._partition.topic}'"
-
-
-async def _saved(owner: StateOwner) -> SavedState:
-    """Return the state that counts when this begins; other tasks run between its steps."""
-    for step in owner.save():
-        if step is not None:
-            return step
-        await asyncio.sleep(0)
-    raise AssertionError("the last step is the state")

@@ -26,8 +26,9 @@ from memq.errors import (
     TransactionCommittedError,
 )
 from memq.format.held_object import HeldLane
+from memq.holds.decisions import HoldState
 from memq.holds.keeper import HoldKeeper
-from memq.holds.machine import HoldMachine, HoldState
+from memq.holds.machine import HoldMachine
 from memq.holds.storing import NewHold
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog

@@ -28,8 +28,8 @@ from memq.format.held_object import HoldId, Target
 from memq.format.key import state_prefix
 from memq.governor import Assignment
 from memq.groups.coordinator import GroupCoordinator
+from memq.holds.decisions import HoldState
 from memq.holds.keeper import HoldKeeper
-from memq.holds.machine import HoldState
 from memq.holds.storing import NewHold
 from memq.protocol.link import Link
 from memq.runtime.runtime import Runtime

@@ -23,7 +23,7 @@ from memq.client.producer.delayed import CancelOutcome
 from memq.client.producer.producer import AsyncProducer
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import NotReadyError, ProducerFencedError, TransactionAbortedError
-from memq.holds.machine import ReleasedUnit
+from memq.holds.decisions import ReleasedUnit
 from memq.testing import Cluster
 from memq.topic import STATE_TOPIC
 from tests.brokers import run, until

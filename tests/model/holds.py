@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence, due_time_of
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
-from memq.holds.machine import (
+from memq.holds.decisions import (
     DoneDecision,
     DropDecision,
     Hold,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldState,
     ReleaseDecision,
     Unit,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import (
     BringDecision,
     MarkDecision,

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId
-from memq.holds.machine import DoneDecision, HoldDecision, HoldMachine, ReleaseDecision, Unit, encode_decision
+from memq.holds.decisions import DoneDecision, HoldDecision, ReleaseDecision, Unit, encode_decision
+from memq.holds.machine import HoldMachine
 from tests.model.holds import TARGETS, BrokenHoldError, Schedule
 from tests.simulation.bug import Change, Planted, after, body, omit, swap
 from tests.simulation.planted_bugs import plant

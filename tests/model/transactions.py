@@ -19,8 +19,8 @@ from memq.errors import MemqError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.groups.machine import copy_of, difference
 from memq.groups.machine import encode_decision as encode_group
-from memq.holds.machine import DoneDecision, HoldDecision, HoldState, Unit
-from memq.holds.machine import encode_decision as encode_hold
+from memq.holds.decisions import DoneDecision, HoldDecision, HoldState, Unit
+from memq.holds.decisions import encode_decision as encode_hold
 from memq.topic import Committed, Position, ReadPartition
 from memq.transactions import machine as product
 from memq.transactions.machine import (

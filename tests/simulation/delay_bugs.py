@@ -175,6 +175,14 @@ DELAY_BUGS = (
         aspects=DELAYS,
     ),
     Planted(
+        "S9: a cancel is answered before the store has it",
+        "memq.holds.cancels",
+        "CancelledHolds.store",
+        body("return"),
+        level="calm",
+        aspects=DELAYS,
+    ),
+    Planted(
         "H6: the sweep takes the objects of records in runs",
         "memq.broker.sweep.unnamed_held",
         "UnnamedHeld._add_late",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HoldId, Target
-from memq.holds.machine import HoldState
+from memq.holds.decisions import HoldState
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS, FOREVER
 from memq.topic import ReadPartition
@@ -128,6 +128,11 @@ class DelayRules:
             self._fail(f"delayed record {value[:40]!r} is cancelled, and no log dropped it")
         if outcome is CancelOutcome.UNKNOWN and record.held_s < FOREVER:
             self._fail(f"delayed record {value[:40]!r} was held, and is unknown")
+
+    def cancelled_holds(self) -> list[HoldId]:
+        """Return the holds of which producers were notified that they are cancelled."""
+        cancelled = [each for each in self.records.values() if each.outcome is CancelOutcome.CANCELLED]
+        return [each.hold for each in cancelled if each.hold is not None]
 
     def landed(self, found: Delivered) -> None:
         """A record is in the log of its partition."""

@@ -311,12 +311,12 @@ class Scenario:
 
     def _check_restored_groups(self) -> None:
         """Lose the queue, and restore it with the groups: each continues at the position of the last snapshot."""
-        cluster, shape = self.cluster, self.plan.shape
+        cluster, node = self.cluster, self.cluster.cloud.node
         states = [topic for topic in cluster.cloud.cluster.registry.topics() if is_state_topic(topic.name)]
-        if not states or shape.compaction or self.plan.faults.chaos.log_cut_every_s > 0:
+        if not states or self.plan.shape.compaction or self.plan.faults.chaos.log_cut_every_s > 0:
             return
         parts = (cluster.topic, states[0], cluster.objects, self.checker.logs, self.world.fail)
-        rules, node = StateRestoreRules(CLUSTER, *parts, cluster.cloud.state_logs.waiting()), cluster.cloud.node
+        rules = StateRestoreRules(CLUSTER, *parts, cluster.cloud.state_logs.waiting(), self.delays.cancelled_holds())
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restored groups")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the restore of groups does not end"

@@ -2,7 +2,8 @@
 
 The queue loses everything. After the restore each group has the positions of the last snapshot: from there on it gets
 each record that its position in the lost log had not passed. It may read others again. Each delayed record waits, or is
-in the log of its partition, and not both. No block of a transaction that is in the log is held again.
+in the log of its partition, and not both. None waits of which a producer knows that it is cancelled. No block of a
+transaction that is in the log is held again.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class StateRestoreRules:
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
         waiting: Iterable[HoldId] = (),
+        cancelled: Iterable[HoldId] = (),
     ) -> None:
-        """`waiting` are the delayed records that wait."""
+        """`waiting` are the delayed records that wait, `cancelled` those of which a producer knows it."""
+        self._cancelled = set(cancelled)
         self._waiting = set(waiting)
         self._cluster = cluster
         self._topic = topic
@@ -133,6 +136,8 @@ class StateRestoreRules:
                 self._fail(f"{len(again)} blocks of transactions are in the log, and held again after a restore")
         if restored & landed:
             self._fail(f"{len(restored & landed)} delayed records are in the log, and wait again after a restore")
+        if restored & self._cancelled:
+            self._fail(f"{len(restored & self._cancelled)} cancelled records wait again after a restore")
         lost = self._waiting - restored - landed
         if lost:
             least = min(hold.producer for hold in lost)

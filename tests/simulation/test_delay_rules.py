@@ -10,7 +10,7 @@ import pytest
 from memq.client.producer.delayed import CancelOutcome
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldDecision, HoldsDecision, encode_decision
+from memq.holds.decisions import HOLDS_MACHINE, DropDecision, HoldDecision, HoldsDecision, encode_decision
 from memq.simulation.ports.groups import StateLogs
 from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memq.format.held_object import HoldId
-from memq.holds.machine import HoldState
+from memq.holds.decisions import HoldState
 from memq.simulation.ports.groups import StateLogs
 from memq.state_log import Answer
 from memq.transactions.machine import (

@@ -9,20 +9,20 @@ from typing import Any, cast
 from memq.broker.metrics import Counters
 from memq.format.blocks.header import Buffer
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.holds.keeper import (
-    HoldKeeper,
-    KeeperParts,
-)
-from memq.holds.machine import (
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     ReleaseDecision,
     ReleasedUnit,
     decode_decision,
     encode_decision,
 )
+from memq.holds.keeper import (
+    HoldKeeper,
+    KeeperParts,
+)
+from memq.holds.machine import HoldMachine
 from memq.holds.storing import NewHold
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner

@@ -18,6 +18,7 @@ from memq.format.state_log.entry import (
 from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.runtime import Runtime
+from memq.state_log import Machines
 from memq.state_log.state_log import BACKOFF_S_MAX, StateLog, StateLogSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition
@@ -124,7 +125,7 @@ class Rig:
     def names(self) -> list[str]:
         return [event for event, _ in self.events]
 
-    def log(self, **settings: Any) -> StateLog:
+    def log(self, made: Machines = machines, **settings: Any) -> StateLog:
         """Return a log that is not open. It pauses for the longest time of each back-off."""
         runtime = Runtime(clock=LoopClock(), random=LongestWait(1))
         chosen = replace(SETTINGS, **settings)
@@ -135,14 +136,14 @@ class Rig:
             cast(Any, self),
             LOG,
             chosen,
-            machines,
+            made,
             self.lost.append,
         )
         self.logs.append(log)
         return log
 
-    async def opened(self, epoch: int = 1, **settings: Any) -> StateLog:
-        log = self.log(**settings)
+    async def opened(self, epoch: int = 1, made: Machines = machines, **settings: Any) -> StateLog:
+        log = self.log(made, **settings)
         await log.open(epoch)
         return log
 

@@ -8,7 +8,7 @@ import pytest
 
 from memq.errors import NotReadyError
 from memq.format.held_object import HoldId
-from memq.holds.machine import DropDecision, encode_decision
+from memq.holds.decisions import DropDecision, encode_decision
 from tests.skipping_loop import LoopClock, skip
 from tests.unit.hold_shard import A, B, Shard, on_shard
 

@@ -12,20 +12,13 @@ from memq.errors import (
 )
 from memq.format.held_object import HoldId, Target
 from memq.holds import keeper as keeper_module
+from memq.holds.decisions import DoneDecision, HoldDecision, HoldState, ReleaseDecision, Unit, encode_decision
 from memq.holds.keeper import (
     HOLD_COST,
     THROTTLE_RETRY_S,
     TIMER_S_MAX,
 )
-from memq.holds.machine import (
-    DoneDecision,
-    HoldDecision,
-    HoldMachine,
-    HoldState,
-    ReleaseDecision,
-    Unit,
-    encode_decision,
-)
+from memq.holds.machine import HoldMachine
 from memq.holds.storing import PLACE_COST
 from memq.runtime.clock import backoff_s
 from tests.skipping_loop import LongestWait, LoopClock, run_skipping, skip

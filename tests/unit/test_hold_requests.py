@@ -25,8 +25,9 @@ from memq.errors import (
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.format.held_object import HoldId, Target
+from memq.holds.decisions import HoldState
 from memq.holds.keeper import HoldKeeper
-from memq.holds.machine import HoldState, UnitCount
+from memq.holds.machine import UnitCount
 from memq.holds.storing import NewHold
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest

@@ -17,7 +17,8 @@ from memq.format.held_sequences import delayed_sequence
 from memq.format.state_log.held_run import open_run
 from memq.holds import keeper as keeper_module
 from memq.holds import run_keeper, run_store
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine, HoldState
+from memq.holds.decisions import HOLDS_MACHINE, HoldState
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import BringDecision, MergeDecision, RunDecision
 from memq.holds.storing import NewHold
 from tests.skipping_loop import run_skipping, skip

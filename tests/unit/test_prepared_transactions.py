@@ -13,7 +13,7 @@ from memq.errors import (
     TooLargeError,
     TransactionAbortedError,
 )
-from memq.holds.machine import HoldState
+from memq.holds.decisions import HoldState
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.transactions.machine import (
     ENDED_PREPARED_MAX,

@@ -13,34 +13,34 @@ from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
 from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import NotFoundError, StoreError
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_object_end
+from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, cancelled_object, held_object_end
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_part_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.state_log.entry import StateDecision, StateDecisions, StateEntry, encode_state_entry
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
-from memq.holds.machine import (
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldState,
     ReleaseDecision,
     Unit,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import MarkDecision, RunDecision
 from memq.notification import Publication, Span
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import ObjectEntry, confirmed_reads
-from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, ReadPartition, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, ReadPartition, Topic, read_partitions, shard_id
 from tests.unit.bare_cluster import CLUSTER, Cluster, topic_of
 
 CLICKS = topic_of("clicks", 16)
-MARGIN_MS = CLICKS.settings.dedup_window_ms // 2
+MARGIN_MS = CLICKS.settings.dedup_window_ms - 2 * CLOCK_ERROR_MS
 LOGS = 2
 
 
@@ -103,6 +103,13 @@ class Bucket(Cluster):
             saved = SavedState(5, 3, 2, {**states, HOLDS_MACHINE: machine.snapshot()})
             key = state_snapshot_key(CLUSTER, STATE_TOPIC, self.state.id, partition, 3, 5)
             await SnapshotStore(self.store).put(saved, key)
+
+    async def cancelled(self, *producers: int, shard: int | None = None) -> None:
+        """Store an object that says that the first log has dropped these holds."""
+        self.numbers += 1
+        here = shard_id(self.state.id, 0, 0) if shard is None else shard
+        data = cancelled_object([self.ids[each] for each in producers], here)
+        await self.put_bytes(held_object_key(CLUSTER, self.numbers, self.clock.wall_ms()), data)
 
     async def landed(self, *producers: int, partition: int = HERE) -> None:
         """Let a pointer with these producers be in the log of a partition."""
@@ -191,6 +198,48 @@ def test_a_restore_names_the_cancelled_records_that_wait_again() -> None:
     in_bucket(work)
 
 
+def test_a_record_that_was_cancelled_after_the_snapshot_does_not_wait_again() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3))
+        await bucket.save()
+        await bucket.held(4, 5)
+        await bucket.cancelled(2, 5)
+        await bucket.cancelled(1, shard=shard_id(bucket.state.id, 1, 0))  # another log has dropped a hold of this name
+        first, _, report = await bucket.restore()
+        assert (producers(first), report.findings) == ([1, 3, 4], [])
+        assert [first.state_of(bucket.ids[each]) for each in (2, 5)] == [HoldState.DROPPED] * 2
+        assert (first.waiting, first.dropped) == ({TARGET: 3}, {TARGET: 2})
+
+    in_bucket(work)
+
+
+def test_a_cancelled_record_of_a_run_does_not_wait_again() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.decide(await bucket.held(1, 2, 3), MarkDecision(0))
+        run = await bucket.run(1, 2, 3)
+        bucket.decide(RunDecision(1, (run,), bucket.clock.wall_ms()))
+        await bucket.save()
+        await bucket.cancelled(2)
+        first, _, report = await bucket.restore()
+        assert (first.waiting, first.open, report.findings) == ({TARGET: 2}, {}, [])
+        assert list(first.spilled.runs[run.key].dropped) == [bucket.ids[2]]
+        assert first.state_of(bucket.ids[2]) is HoldState.DROPPED
+
+    in_bucket(work)
+
+
+def test_cancelled_records_are_no_reason_to_restore_a_state_log() -> None:
+    async def work(bucket: Bucket) -> None:
+        bucket.block(1)
+        await bucket.cancelled(1)
+        report = await StateLogRestorer(CLUSTER, bucket.store, bucket.queue, bucket.clock).restore(
+            bucket.state, {}, {}, (CLICKS,)
+        )
+        assert (report.restored, report.intact, report.findings) == (0, 0, [])
+
+    in_bucket(work)
+
+
 def test_a_restore_finds_the_holds_of_a_state_log_without_a_snapshot() -> None:
     async def work(bucket: Bucket) -> None:
         await bucket.held(1, 2)
@@ -229,12 +278,13 @@ def test_a_restore_takes_no_old_object_and_no_hold_with_a_known_end() -> None:
     in_bucket(work)
 
 
-def test_a_restore_finds_a_hold_whose_object_was_stored_long_before_a_slow_snapshot() -> None:
-    """The producer waits as long as its delivery time-out, and the store takes the snapshot 30 s after its moment."""
+@pytest.mark.parametrize("slow_ms", [30_000, 2 * CLICKS.settings.stale_publish_ms])
+def test_a_restore_finds_a_hold_whose_object_was_stored_long_before_a_slow_snapshot(slow_ms: int) -> None:
+    """The producer waits as long as its delivery time-out, and the store takes the snapshot long after its moment."""
 
     async def work(bucket: Bucket) -> None:
         await bucket.held(1)  # its decision counts after the moment of the snapshot
-        bucket.clock.advance(CLICKS.settings.delivery_timeout_ms + 30_000)
+        bucket.clock.advance(CLICKS.settings.delivery_timeout_ms + slow_ms)
         await bucket.save()
         first, _, report = await bucket.restore()
         assert (producers(first), report.findings) == ([1], [])

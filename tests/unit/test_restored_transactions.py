@@ -14,7 +14,7 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, held_ob
 from memq.format.held_sequences import transactional_sequence
 from memq.format.key import held_object_key, state_snapshot_key
 from memq.format.state_log.snapshot import SavedState
-from memq.holds.machine import HoldDecision, HoldState, encode_decision
+from memq.holds.decisions import HoldDecision, HoldState, encode_decision
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads

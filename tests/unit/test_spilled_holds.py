@@ -10,17 +10,17 @@ from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
-from memq.holds.machine import (
+from memq.holds.decisions import (
     DoneDecision,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     HoldState,
     ReleaseDecision,
     Unit,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import (
     BringDecision,
     MarkDecision,

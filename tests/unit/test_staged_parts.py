@@ -30,8 +30,9 @@ from memq.format.staged_manifest import (
 )
 from memq.format.state_log.entry import OpenedState, StateEntry
 from memq.governor import Coordinator
-from memq.holds.machine import DoneDecision, HoldMachine, HoldStagedDecision, HoldState
-from memq.holds.machine import encode_decision as encode_hold
+from memq.holds.decisions import DoneDecision, HoldStagedDecision, HoldState
+from memq.holds.decisions import encode_decision as encode_hold
+from memq.holds.machine import HoldMachine
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.notification import Publication
 from memq.storage_handlers import confirmed_reads

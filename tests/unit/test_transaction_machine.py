@@ -21,8 +21,8 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.groups.group import Group
 from memq.groups.machine import CommitDecision, StoredGroup, pack_positions
 from memq.groups.machine import encode_decision as encode_group
-from memq.holds.machine import HoldDecision, HoldState
-from memq.holds.machine import encode_decision as encode_hold
+from memq.holds.decisions import HoldDecision, HoldState
+from memq.holds.decisions import encode_decision as encode_hold
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.topic import Committed, Position, ReadPartition
 from memq.transactions.machine import (

@@ -14,7 +14,8 @@ from memq.broker.holds.taking import IncomingUnit, UnitBlock
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, UnreachableError
 from memq.format.held_object import HeldBlock, HoldId, Target
 from memq.format.key import manifest_key
-from memq.holds.machine import Hold, HoldMachine, ReleasedUnit, Unit
+from memq.holds.decisions import Hold, ReleasedUnit, Unit
+from memq.holds.machine import HoldMachine
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.hold_messages import ReleaseUnit, WireHoldId, WireUnitBlock

@@ -20,17 +20,17 @@ from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisio
 from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
-from memq.holds.machine import (
+from memq.holds.decisions import (
     HOLDS_MACHINE,
     DoneDecision,
     DropDecision,
     HoldDecision,
-    HoldMachine,
     HoldsDecision,
     ReleaseDecision,
     Unit,
     encode_decision,
 )
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import BringDecision, MarkDecision, MergeDecision, ReplacedRun, RunDecision
 from memq.notification import Publication
 from memq.state_log.snapshot_store import SnapshotStore

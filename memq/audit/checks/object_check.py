@@ -17,7 +17,7 @@ from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
 from memq.format.blocks.columns import BlockReader, verify_block
 from memq.format.blocks.header import BlockHeader, Buffer, check_block, scope_of
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
-from memq.format.held_object import held_object_index
+from memq.format.held_object import CANCELLED_LANE, held_object_index
 from memq.format.key import DECIDED_KIND, HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
 from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import (
@@ -125,6 +125,8 @@ def check_held(data: memoryview) -> ObjectVerdict:
         verdict.add(len(data), error)
         return verdict
     for lane in lanes:
+        if lane.lane == CANCELLED_LANE:
+            continue  # it names holds without blocks
         scope = scope_of(bytes.fromhex(lane.target.topic_id), lane.target.partition)
         for held in lane.blocks:
             piece = data[held.offset : held.offset + held.length]

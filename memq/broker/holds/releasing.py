@@ -9,7 +9,8 @@ from memq.broker.holds.taking import IncomingUnit, UnitBlock, take_unit
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, RetryableError
-from memq.holds.machine import HoldMachine, ReleasedUnit
+from memq.holds.decisions import ReleasedUnit
+from memq.holds.machine import HoldMachine
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import Api
 from memq.protocol.hold_messages import ReleaseStagedUnit, ReleaseUnit, WireHoldId, WireUnitBlock

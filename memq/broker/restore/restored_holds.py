@@ -3,12 +3,13 @@
 Theory. A snapshot is up to a minute old. Records that were held after it are in objects below `<cluster>/held/`, and
 the index of each object says which. A hold that the snapshot knows is not taken again. An owner may name an object long
 after its put, and a slow store shows a snapshot long after the moment of its state. So objects count that are up to
-half a dedup window older than the snapshot: producers wait no longer for an ack. The snapshot remembers ends for the
-whole window, so these objects have no hold with a forgotten end.
+a dedup window older than the snapshot, less the error of two clocks. The window is longer than a producer waits for an
+ack. The snapshot remembers ends for the whole window, so these objects have no hold with a forgotten end.
 
 Records that were released after the snapshot are in the logs of their targets, under their producers and sequences.
-They do not wait any more. Those that were cancelled after the snapshot wait again. If the lost log still has
-the entry, the report names them: it lacks others, so nothing shows whether the entry counts.
+They do not wait any more. Those that were cancelled after the snapshot are in objects of their own, from before the
+answer on (`memq.holds.cancels`). Others wait again. If the lost log still has their entry, the report names them: it
+lacks others, so nothing shows whether the entry counts.
 
 A transaction with blocks in the log of a target was committed, for all targets. The blocks that other targets lack may
 be younger than the snapshot; the indexes name their lane, and the shard that held it. If no target has any, nothing
@@ -20,16 +21,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.sweep.unproven_objects import is_decided
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
+from memq.format.held_object import CANCELLED_LANE, HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
-from memq.holds.machine import HoldDecision, HoldMachine, encode_decision
-from memq.holds.run_store import RunReader, check_run
+from memq.holds.decisions import DropDecision, HoldDecision, encode_decision
+from memq.holds.machine import HoldMachine
+from memq.holds.run_store import RunReader, check_run, find_in_run
+from memq.holds.spilled_holds import SpilledPlace
 from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
 from memq.queues.decisions import EnqueueDecision, is_queue_lane, terms_of
@@ -40,7 +44,7 @@ from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions, shard_id
 
-MARGIN_SHARE = 2  # of a dedup window, between the put of an object and a snapshot without its holds
+MARGIN_SHARE = 2  # of the time for which ends are known, between the put of an object and a snapshot without its holds
 
 Findings = list[tuple[str, str]]
 Young = dict[str, list[tuple[str, HeldLane]]]  # blocks that a snapshot does not know, with their objects, by lane
@@ -76,10 +80,13 @@ class RestoredHolds:
         """
         findings: Findings = []
         window_ms = max((topic.settings.dedup_window_ms for topic in self._topics.values()), default=0)
-        since_ms = stored_ms - window_ms // MARGIN_SHARE
+        since_ms = stored_ms - max(0, window_ms - 2 * CLOCK_ERROR_MS)
         young_lanes: Young = {}
+        cancelled: list[HoldId] = []
+        shards = _shards(log, states, holds.life)
         for key, lanes in (await self._objects(since_ms, findings)).items():
-            self._find_young(holds, _shards(log, states, holds.life), key, lanes, young_lanes)
+            self._find_young(holds, shards, key, lanes, young_lanes)
+            cancelled += _cancelled_in(lanes, shards)
             young = tuple(
                 HeldLane(lane.target, "", blocks)
                 for lane in self._lanes_of(log, states, lanes)
@@ -87,6 +94,7 @@ class RestoredHolds:
             )
             if young:
                 holds.apply(encode_decision(HoldDecision(key, 0, young)))
+        await self._drop(holds, cancelled)
         late = await self._due_in_runs(holds, findings)
         delivered = await self._in_logs(_wanted(holds, late, young_lanes)) | await self._restored_parts(holds)
         committed = _committed(holds, young_lanes, delivered)
@@ -201,6 +209,17 @@ class RestoredHolds:
             self._indexes[key] = await ConfirmedReads().read([Way(f"object '{key}'", once)])
         return self._indexes[key]
 
+    async def _drop(self, holds: HoldMachine, cancelled: Iterable[HoldId]) -> None:
+        """Drop the holds that were cancelled after the snapshot."""
+        places: dict[HoldId, SpilledPlace | None] = {}
+        reader = RunReader(self._store)
+        for hold in cancelled:
+            places[hold] = None
+            for state in holds.spilled.runs.values() if hold not in holds.open else ():
+                with suppress(CorruptDataError, NotFoundError, UnsupportedFormatError):  # `_due_in_runs` reports it
+                    places[hold] = places[hold] or await find_in_run(reader, state, hold)
+        holds.apply(encode_decision(DropDecision(self._now_ms, tuple(places), tuple(places.values()))))
+
     async def _due_in_runs(self, holds: HoldMachine, findings: Findings) -> dict[HoldId, tuple[Target, HeldBlock]]:
         """Return the holds in runs that are due by the clock of some broker; check that all runs can be read."""
         reader, found = RunReader(self._store), dict[HoldId, tuple[Target, HeldBlock]]()
@@ -257,7 +276,14 @@ def _shards(log: ReadPartition, states: Topic, life: int) -> set[int]:
 
 def _is_of(lane: IndexedLane, shards: set[int]) -> bool:
     """Whether a lane has records of a transaction of one of the shards."""
-    return bool(lane.lane) and not is_queue_lane(lane.lane) and lane.shard in shards
+    is_other = lane.lane in ("", CANCELLED_LANE) or is_queue_lane(lane.lane)
+    return not is_other and lane.shard in shards
+
+
+def _cancelled_in(lanes: Iterable[IndexedLane], shards: set[int]) -> list[HoldId]:
+    """Return the holds that the index of an object names as cancelled, of one of the shards."""
+    found = (lane for lane in lanes if lane.lane == CANCELLED_LANE and lane.shard in shards)
+    return [block.id for lane in found for block in lane.blocks]
 
 
 def _wanted(

@@ -38,7 +38,8 @@ from memq.groups.machine import (
     pack_positions,
     portions,
 )
-from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldState, decode_decision
+from memq.holds.decisions import HOLDS_MACHINE, DropDecision, HoldState, decode_decision
+from memq.holds.machine import HoldMachine
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import all_entries, valid_span
 from memq.queues.decisions import QUEUES_MACHINE

@@ -38,8 +38,9 @@ from memq.errors import (
 from memq.format.key import run_key, state_prefix
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import GROUPS_MACHINE
+from memq.holds.decisions import HOLDS_MACHINE
 from memq.holds.keeper import HoldKeeper, KeeperParts
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine
+from memq.holds.machine import HoldMachine
 from memq.protocol.link import Link, connect_link
 from memq.queues.decisions import QUEUES_MACHINE
 from memq.queues.keeper import QueueKeeper, QueueParts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memq.groups.machine import GROUPS_MACHINE, GroupMachine
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine
+from memq.holds.decisions import HOLDS_MACHINE
+from memq.holds.machine import HoldMachine
 from memq.queues.decisions import QUEUES_MACHINE
 from memq.queues.machine import QueueMachine
 from memq.state_log import StateMachine

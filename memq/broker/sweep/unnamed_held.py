@@ -21,6 +21,7 @@ from memq.format.key import is_manifest_key
 from memq.holds.machine import HoldMachine
 from memq.holds.run_store import RunReader
 from memq.notification import PointerReader
+from memq.runtime.tasks import in_slices
 from memq.state_log.log_reading import read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
@@ -84,7 +85,8 @@ class UnnamedHeld:
             if reading.empty:  # a log that was never opened has no entry either, but then it holds nothing
                 raise LogLostError(f"the queue has no entry of {name}")
             last = reading.scan.snapshot
-            reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
+            saved = await self._snapshots.get(last) if last is not None else None
+            await in_slices(reading.scan.begin_fold(machines.by_name, saved))
         except NotFoundError as error:
             raise LogLostError(f"{name}: {error}") from error
         except CorruptDataError as error:

@@ -19,14 +19,17 @@ a run within half the safety age after its put. So one that is older than the sa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.broker.sweep.orphan_objects import Claim
 from memq.errors import CorruptDataError, LogLostError, NotFoundError, UnsupportedFormatError
 from memq.format.key import is_run_key, parse_state_key
-from memq.holds.machine import HOLDS_MACHINE, HoldMachine
+from memq.holds.decisions import HOLDS_MACHINE
+from memq.holds.machine import HoldMachine
 from memq.notification import PointerReader
+from memq.runtime.tasks import in_slices
 from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import ObjectEntry, StorageHandler
@@ -97,14 +100,16 @@ class UnnamedSnapshots:
         """
         machines, last = ServiceMachines(), reading.scan.snapshot
         try:
-            reading.scan.fold(machines.by_name, await self._snapshots.get(last) if last is not None else None)
+            saved = await self._snapshots.get(last) if last is not None else None
+            await in_slices(reading.scan.begin_fold(machines.by_name, saved))
         except NotFoundError as error:
             raise LogLostError(f"state log {log.partition} of topic '{log.topic}': {error}") from error
         named = set(machines.holds.spilled.runs)
         for saved in await self._snapshots.all(prefix):
             holds = HoldMachine()
             if HOLDS_MACHINE in saved.machines:
-                holds.restore(saved.machines[HOLDS_MACHINE])
+                for _ in holds.begin_restore(saved.machines[HOLDS_MACHINE]):
+                    await asyncio.sleep(0)  # let the event loop do other work
             named |= holds.spilled.runs.keys()
         return named
 

@@ -26,8 +26,9 @@ from memq.groups.machine import (
 )
 from memq.groups.pieces import PieceDecision
 from memq.groups.waiting import AnswerHeartbeat
-from memq.holds.machine import HOLDS_MACHINE, DropDecision, HoldMachine, HoldsDecision, HoldState
-from memq.holds.machine import decode_decision as decode_hold_decision
+from memq.holds.decisions import HOLDS_MACHINE, DropDecision, HoldsDecision, HoldState
+from memq.holds.decisions import decode_decision as decode_hold_decision
+from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import BringDecision, RunDecision
 from memq.queues.machine import QueueMachine
 from memq.simulation.ports.queue import QueueObserver

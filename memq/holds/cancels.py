@@ -1,0 +1,78 @@
+"""The objects of cancelled holds, by which a restore from the bucket alone knows them (S9).
+
+A state log has each cancel, but its last snapshot may be older. So the holds that a decision has dropped lie in an
+object below `<cluster>/held/` before the answer says that they are cancelled. No state names such an object. So the
+sweep deletes it at the safety age, long after the next snapshot.
+
+The object is stored after the decision counts. If it came first, a restore could drop a hold that was released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from awscrt.checksums import crc32c
+
+from memq.errors import MemqError, NotReadyError
+from memq.format.held_object import HoldId, cancelled_object
+from memq.format.key import held_object_key
+from memq.holds.storing import STORE_TIMEOUT_S, StoringParts
+from memq.runtime.tasks import TaskOwner
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Holds that share an object, and the end of its put: its error, or None."""
+
+    holds: dict[HoldId, None] = field(default_factory=dict)
+    ended: asyncio.Future[MemqError | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class CancelledHolds:
+    """Stores the cancelled holds of one service partition.
+
+    Cancels that come while an object is stored share the next one.
+    """
+
+    def __init__(self, parts: StoringParts, tasks: TaskOwner) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self._waiting: _Batch | None = None
+        self._one = asyncio.Lock()
+
+    async def store(self, holds: Iterable[HoldId]) -> None:
+        """Return when the store has these holds. Raises: NotReadyError."""
+        if self._tasks.stopped:
+            raise NotReadyError("the service partition of these held records is closed")
+        batch = self._waiting
+        if batch is None:
+            batch = self._waiting = _Batch()
+            self._tasks.start(self._store(batch), "store cancelled holds")
+        batch.holds.update(dict.fromkeys(holds))
+        error = await asyncio.shield(batch.ended)
+        if error is not None:
+            raise error
+
+    async def _store(self, batch: _Batch) -> None:
+        error: MemqError | None = NotReadyError("the service partition of these held records was closed")
+        try:
+            async with self._one:
+                self._waiting = None
+                await self._put(batch.holds)
+                error = None
+        except NotReadyError as found:
+            error = found
+        finally:
+            batch.ended.set_result(error)
+
+    async def _put(self, holds: Iterable[HoldId]) -> None:
+        parts, data = self._parts, cancelled_object(holds, self._parts.shard)
+        object_id = parts.runtime.random.getrandbits(64)
+        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                await parts.store.put(key, [data], crc32c(data))
+        except (MemqError, TimeoutError) as error:
+            raise NotReadyError(f"the store does not take cancelled records: {error!r}") from error
