@@ -289,12 +289,12 @@ def test_bad_input_gets_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
                     await link.request_with_blocks(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, blocks=blocks)
             link.close()
             monkeypatch.setattr(keeper, "DEDUPE_KEYS_MAX", 1)
-            async with AsyncQueue(brokers[0].address, timeout_ms=300) as short:
-                await short.enqueue("jobs", b"x", dedupe_key="one", dedupe_window=1)
+            async with AsyncQueue(brokers[0].address, timeout_ms=600) as short:
+                await short.enqueue("jobs", b"x", dedupe_key="one", dedupe_window=3)
                 with pytest.raises(QueueFullError, match="knows 1 dedupe keys"):
                     await short.enqueue("jobs", b"x", dedupe_key="two")
                 await short.enqueue("jobs", b"x", dedupe_key="one")  # a known key takes no room
-                assert await short.dequeue("nothing", wait=1) == []
+                assert await short.dequeue("nothing", wait=3) == []
                 await short.enqueue("jobs", b"x", dedupe_key="two")
 
     run(work())
