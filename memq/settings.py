@@ -43,7 +43,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 _INT_END = 1 << 52
 _UNIX_SECONDS = range(10**9, 10**10)  # 2001 to 2286; in ms January to April 1970
 
-SECTIONS = ("s3", "kafka", "zookeeper", "clients", "source", "tls")
+SECTIONS = ("s3", "kafka", "zookeeper", "clients", "source", "tls", "tokens")
 
 Value = str | int | bool
 Section = Mapping[str, tuple[object, str]]  # name: (value as it was written, origin)

@@ -167,6 +167,10 @@ class MemoryNetwork:
         """See `memq.runtime.network.Network`."""
         return False
 
+    def token(self) -> str:
+        """See `memq.runtime.network.Network`."""
+        return ""
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
         """See `Network.listen`."""
         address = (host, port or next(self._ports))

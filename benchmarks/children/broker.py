@@ -13,8 +13,8 @@ import uvloop
 
 from benchmarks.children.commands import answer, commands_async, options, use_cubic
 from memq.broker.broker import Broker
+from memq.broker.identity import broker_networks
 from memq.broker.process import calm_collector
-from memq.broker.tls import broker_networks
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
 from memq.notification.memory import MemoryQueue

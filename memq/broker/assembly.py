@@ -13,13 +13,13 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
+from memq.broker.identity import TlsSettings, TokenSettings, broker_networks, tokens_of
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.services import BROKER_PROGRAM
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_steps import first_answer, start_step
 from memq.broker.store_mark import StoreMark
-from memq.broker.tls import TlsSettings, broker_networks
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
@@ -71,6 +71,7 @@ def check_sections(settings: PartSettings) -> None:
         kafka_settings(_NO_KAFKA, settings.section(name), name)
     check_together(read_section("zookeeper", settings.section("zookeeper"), ZookeeperSettings))
     read_section("tls", settings.section("tls"), TlsSettings)
+    read_section("tokens", settings.section("tokens"), TokenSettings)
     if section := settings.section("s3"):
         with suppress(ModuleNotFoundError):
             from memq.storage_handlers.s3.settings import S3Settings
@@ -192,6 +193,7 @@ async def serve_cluster(
             client_limits=limits,
             spool_disk=spool,
             traces=traces_of(settings, runtime),
+            tokens=tokens_of(parts.section("tokens"), runtime.clock, EventLog(runtime.clock)),
         )
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)

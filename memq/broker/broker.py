@@ -11,6 +11,7 @@ import msgspec
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
+from memq.broker.identity import Tokens
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
@@ -34,6 +35,7 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     NotFoundError,
+    NotReadyError,
     ProtocolError,
     StoreError,
 )
@@ -77,6 +79,7 @@ class Broker:
     `stores` are the cluster's stores by name; new objects go to the first one. `governs`: it may become the governor.
     `client_limits` apply at this broker. `spool_disk` is for topics with `ack1 = "disk"`; the broker closes it.
     `traces` gets uploads and publishes. `alone`: no other process uses the queue.
+    `tokens` checks those of clients.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Broker:
         traces: BrokerTraces | None = None,
         slab_bytes: int = SLAB_BYTES,
         alone: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
         recent_batches = RecentBatchCache(settings.memory_bytes_max // RECENT_BATCHES_SHARE, pool.release)
@@ -114,6 +118,7 @@ class Broker:
             spool=spool,
             counters=counters,
             traces=traces,
+            tokens=tokens,
         )
         self.governor: Governor | None = None
         if governs:
@@ -450,7 +455,7 @@ class Broker:
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s, settings = services.runtime.clock.monotonic(), services.settings
             readers = list(self.intake.readers)
-            connections = [each for each in readers if isinstance(each, Connection) and not _is_quiet(each)]
+            connections = [each for each in readers if isinstance(each, Connection) and not _is_quiet(each, now_s)]
             for connection in connections:
                 _close_overdue(connection, now_s, settings)
             _shed(connections, settings.memory_bytes_max // UNSENT_SHARE)
@@ -468,13 +473,17 @@ def _public_address(advertise: str, bound: Address) -> str:
     return format_address((host, port or bound[1]))
 
 
-def _is_quiet(connection: Connection) -> bool:
-    """Whether nothing is incomplete: HELLO, a frame, unread answers, the end. Most connections are."""
+def _is_quiet(connection: Connection, now_s: float) -> bool:
+    """Whether nothing is incomplete or over: HELLO, a frame, unread answers, a token, the end.
+
+    Most connections are quiet.
+    """
     return (
         connection.ready
         and connection.half_since_s is None
         and connection.leaving_since_s is None
         and not connection.outbox.congested
+        and now_s < connection.token_ends_s
     )
 
 
@@ -485,6 +494,8 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     since_s = connection.half_since_s
     if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"a frame was not complete within {settings.frame_timeout_ms} ms"))
+    if now_s >= connection.token_ends_s:
+        connection.refuse(NotReadyError("the token of this connection has ended", hint="connect again with a new one"))
     connection.outbox.note_progress(now_s)
     if connection.outbox.is_stuck(now_s, settings.frame_timeout_ms):
         connection.abort()  # the client does not read, so it would not read an error either

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import DataFolder
+from memq.broker.identity import Tokens, broker_networks, tokens_of
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.sweep.broker_sweep import sweep
 from memq.broker.sweep.log_reading import whole_log
-from memq.broker.tls import broker_networks
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
 from memq.governor.standalone import StandaloneCoordinator
@@ -34,20 +34,22 @@ async def serve(
     client_limits: ClientLimits = NO_CLIENT_LIMITS,
     runtime: Runtime | None = None,
     companion: Companion | None = None,
-    tls: Section | None = None,
+    sections: Mapping[str, Section] | None = None,
 ) -> int:
     """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, return the exit code.
 
     `ready` is called with the address of the memq port when clients can connect. `companion` gets that address, and
     runs from then on until the drain. A second signal gives up the drain: the held blocks are logged, and the exit code
-    is 1. `tls` is the section of the settings. Raises: MemqError when the start fails.
+    is 1. `sections` are those of the settings: `tls`, `tokens`. Raises: MemqError when the start fails.
     """
-    networks = broker_networks(tls or {}, EventLog(SystemClock()))
+    sections, events = sections or {}, EventLog(SystemClock())
+    networks = broker_networks(sections.get("tls", {}), events)
     runtime = runtime or Runtime(network=networks.data)
+    tokens = tokens_of(sections.get("tokens", {}), runtime.clock, events)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         settings = dataclasses.replace(settings, cluster=folder.cluster)
-        return await _serve(settings, folder, runtime, ready, companion, client_limits, networks.http)
+        return await _serve(settings, folder, runtime, ready, companion, client_limits, networks.http, tokens)
     finally:
         folder.close()
 
@@ -60,6 +62,7 @@ async def _serve(
     companion: Companion | None,
     limits: ClientLimits,
     http_network: Network,
+    tokens: Tokens | None,
 ) -> int:
     store = FilesystemHandler(folder.objects, folder.tmp, chance=runtime.random)
     queue = SqliteQueue(folder.queue, runtime.clock)
@@ -75,6 +78,7 @@ async def _serve(
         spool_disk=spool,
         traces=traces_of(settings, runtime),
         alone=True,
+        tokens=tokens,
     )
 
     async def clean() -> None:

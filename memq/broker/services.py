@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memq.broker.identity import Tokens
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
@@ -98,6 +99,7 @@ class Services:
     spool: Spool
     counters: Counters
     traces: BrokerTraces | None = None
+    tokens: Tokens | None = None  # without it, tokens of clients are ignored
     openings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(OPENINGS_AT_ONCE_MAX, OPENING_TURN_S))
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[PartitionKey, str] = field(default_factory=dict)  # write partitions not opened, and why

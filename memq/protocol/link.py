@@ -276,6 +276,7 @@ class Link(asyncio.BufferedProtocol):
             client=f"{client}/{VERSION}",
             client_id=client_id,
             frame_checksums=True,
+            token=self._runtime.network.token(),
         )
         self._conversation.sent(Side.CLIENT, Api.HELLO)
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello, HELLO_BODY_START)))

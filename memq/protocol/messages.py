@@ -61,7 +61,7 @@ class Hello(msgspec.Struct, kw_only=True):
     """First frame of a client: the protocol versions that it speaks.
 
     `client` is its software, `client_id` its name. `frame_checksums`: this side sends and checks them (see
-    `memq.protocol.frames`), if the other side does.
+    `memq.protocol.frames`), if the other side does. `token` is a signed token (JWT) that names the client.
     """
 
     least_version: Int64
@@ -69,6 +69,7 @@ class Hello(msgspec.Struct, kw_only=True):
     client: str = ""
     client_id: str = ""
     frame_checksums: bool = False
+    token: str = ""
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):

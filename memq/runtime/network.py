@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from memq.errors import UnreachableError
-from memq.runtime.tls import FollowedContext, Tls, client_context, tls_of_environment
+from memq.runtime.tls import FollowedContext, Tls, client_context, tls_of_environment, token_of
 
 HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
@@ -51,6 +51,10 @@ class Network(Protocol):
     @property
     def encrypted(self) -> bool:
         """Whether its listeners have TLS."""
+        ...
+
+    def token(self) -> str:
+        """Return the token by which this side identifies itself to brokers; "" without one."""
         ...
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
@@ -134,15 +138,24 @@ class SocketNetwork:
     """
 
     def __init__(
-        self, *, server: ssl.SSLContext | None = None, client: Callable[[], ssl.SSLContext] | None = None
+        self,
+        *,
+        server: ssl.SSLContext | None = None,
+        client: Callable[[], ssl.SSLContext] | None = None,
+        token: Callable[[], str] = str,
     ) -> None:
         self._server = server
         self._client = client
+        self._token = token
 
     @property
     def encrypted(self) -> bool:
         """See `Network.encrypted`."""
         return self._server is not None
+
+    def token(self) -> str:
+        """See `Network.token`. It is read again for each connection. Raises: InvalidSettingError."""
+        return self._token()
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
         """See `Network.listen`. The backlog admits thousands of clients at once."""
@@ -185,7 +198,7 @@ def client_network(tls: Tls | None = None) -> SocketNetwork:
     if tls is None:
         return SocketNetwork()
     followed = FollowedContext(tls, client_context)
-    return SocketNetwork(client=lambda: followed.context)
+    return SocketNetwork(client=lambda: followed.context, token=lambda: token_of(tls))
 
 
 def tls_reason(error: Exception | None) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from memq.errors import InvalidSettingError
 
+TOKEN_CHARS_MAX = 16_384
 VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
 _Stamp = tuple[tuple[int, int, int], ...]
@@ -30,6 +31,7 @@ class Tls:
         key_file: the private key of the own certificate.
         key_password: password of that key.
         check_host: whether the certificate of a broker must name the host that is connected to.
+        token_file: file with a signed token (JWT) that names this client; it is read for each connection.
     """
 
     ca_file: str = ""
@@ -37,9 +39,10 @@ class Tls:
     key_file: str = ""
     key_password: str = field(default="", repr=False)
     check_host: bool = True
+    token_file: str = ""
 
     def __post_init__(self) -> None:
-        for name in (*_FILES, "key_password"):
+        for name in (*_FILES, "key_password", "token_file"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be str, not {type(getattr(self, name)).__name__}")
         if bool(self.cert_file) != bool(self.key_file):
@@ -47,12 +50,24 @@ class Tls:
             raise InvalidSettingError(f"{given} is set without {missing}", hint="a certificate and its key go together")
 
 
+def token_of(tls: Tls) -> str:
+    """Return the token of a side as it is now; "" without one. Raises: InvalidSettingError."""
+    if not tls.token_file:
+        return ""
+    try:
+        with open(tls.token_file, encoding="ascii") as file:
+            return file.read(TOKEN_CHARS_MAX + 1).strip()
+    except (OSError, ValueError) as error:
+        raise _unreadable("token_file", tls.token_file, error, "a file with a token (JWT)") from error
+
+
 def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | None:
     """Return the certificates that variables `MEMQ_TLS_…` name; None if there is no such variable.
 
     Raises: InvalidSettingError.
     """
-    named = {name: environment.get(f"{VARIABLES}{name.upper()}", "") for name in (*_FILES, "key_password")}
+    texts = (*_FILES, "key_password", "token_file")
+    named = {name: environment.get(f"{VARIABLES}{name.upper()}", "") for name in texts}
     if not any(named.values()):
         return None
     check_host = environment.get(f"{VARIABLES}CHECK_HOST", "true").lower() not in ("false", "0", "no")
@@ -169,8 +184,8 @@ def _load(context: ssl.SSLContext, tls: Tls) -> None:
         ) from error
 
 
-def _unreadable(name: str, file: str, error: Exception) -> InvalidSettingError:
-    return InvalidSettingError(f"can't read {name} '{file}': {_reason(error)}", hint="it is a PEM file")
+def _unreadable(name: str, file: str, error: Exception, kind: str = "a PEM file") -> InvalidSettingError:
+    return InvalidSettingError(f"can't read {name} '{file}': {_reason(error)}", hint=f"it is {kind}")
 
 
 def _reason(error: Exception) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
+from memq.broker.identity import broker_networks
 from memq.broker.ingest.connection import Connection
-from memq.broker.tls import broker_networks
 from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memq import kernel
-from memq.broker.tls import TlsSettings
+from memq.broker.identity import TlsSettings, TokenSettings
 from memq.cli.options import shown_value
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
@@ -105,6 +105,7 @@ TLS = (
     "Certificates of brokers and clients ([TLS](tls.md)). In a file `[tls]`, in the environment `MEMQ_TLS_…`. Python "
     "clients take the variables, or the argument `tls`."
 )
+TOKENS = "Signed tokens of clients ([TLS](tls.md#tokens)). In a file `[tokens]`, in the environment `MEMQ_TOKENS_…`."
 VARIABLES_TEXT = "These variables are not settings: the settings file and flags can't set them."
 VARIABLES = {
     "CONFIG": "path of the settings file, as `--config`",
@@ -126,6 +127,7 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
     ("Section [tls]", TLS, TlsSettings),
+    ("Section [tokens]", TOKENS, TokenSettings),
     ("Auditor", "State of `memq auditor` and of the auditor in `memq dev`.", AuditorSettings),
     ("Dashboard", "The dashboard of `memq dev` and `memq auditor`.", DashboardSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.broker.tls import broker_networks
+from memq.broker.identity import broker_networks
 from memq.cli import run
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.runtime.clock import SystemClock

@@ -29,9 +29,10 @@ from memq.broker.partitions import Partitions
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
-from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
+from memq.errors import DamagedMessageError, DeniedError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
+from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import (
     HELLO_MAGIC,
     Api,
@@ -272,6 +273,7 @@ class Requests:
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
+        self._identify(connection, hello.token)
         connection.limiters = self._services.limits.connect(connection.client)
         settings = self._services.settings
         answer = HelloAnswer(
@@ -284,6 +286,20 @@ class Requests:
         )
         connection.frame_checksums = hello.frame_checksums
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
+
+    def _identify(self, connection: Connection, token: str) -> None:
+        """Give the connection the principal of its token. Raises: DeniedError."""
+        tokens, clock = self._services.tokens, self._services.runtime.clock
+        if tokens is None:
+            return
+        if token:
+            bearer = tokens.bearer(token)
+            connection.principal = bearer.principal
+            connection.token_ends_s = clock.monotonic() + bearer.ends_s - clock.wall_ms() / 1_000
+        elif tokens.required and connection.principal == ANONYMOUS:
+            raise DeniedError(
+                "this broker wants a token or a certificate of each client", hint="set token_file of memq.Tls"
+            )
 
 
 def _reply_frame(frame: Frame, answer: Answer | MemqError) -> tuple[bytes, bytes]:

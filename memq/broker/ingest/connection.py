@@ -7,6 +7,7 @@ Answers are sent through the `Outbox`, which detects a client that does not read
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -95,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self.checksums = False  # whether the client sends one with each message
         self.frame_checksums = False  # whether both sides send one with each frame
         self.principal = ANONYMOUS
+        self.token_ends_s = math.inf  # when the client must have connected again with a new token
         self.paused = False  # by the intake, because memory is short: the client is not silent
         self.outbox = Outbox(services.runtime.clock)
         self._forwards = False

@@ -37,8 +37,8 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.cli.cluster.embedded_services import EmbeddedService, embedded_auditor, embedded_dashboard, embedded_state
 
     check_sections(loaded.parts())
+    sections = loaded.parts().sections
     limits = client_limits(loaded.parts().section("clients"))
-    tls = loaded.parts().section("tls")
     services: list[EmbeddedService] = []
     open_state = embedded_state(loaded.auditor(), Path(settings.data)) if settings.audit else None
     if open_state is not None:
@@ -52,4 +52,4 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
 
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, print_ready, client_limits=limits, companion=companion, tls=tls))
+        return runner.run(serve(settings, print_ready, client_limits=limits, companion=companion, sections=sections))
