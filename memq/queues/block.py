@@ -33,6 +33,7 @@ class QueueBlock:
         "left",
         "notes",
         "states",
+        "target",
         "terms",
         "topic",
     )
@@ -40,6 +41,7 @@ class QueueBlock:
     def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
         self.arrival = arrival
         self.key = key
+        self.target = target
         self.topic = target.topic
         self.lane = lane
         self.block = block
@@ -52,6 +54,16 @@ class QueueBlock:
         self.due_ms: dict[int, int] = {}
         self.lease_ms: dict[int, int] = {}
         self.notes: dict[int, bytes] = {}
+
+    @property
+    def number(self) -> int:
+        """Its id."""
+        return self.block.id.producer
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a block of a plain topic, which a pop group has read."""
+        return bool(self.target.topic_id)
 
     @property
     def count(self) -> int:
@@ -131,7 +143,7 @@ class QueueBlock:
 
     def saved(self) -> SavedBlock:
         """Return it for a snapshot."""
-        lane = HeldLane(Target(self.topic, "", 0), self.lane, (self.block,))
+        lane = HeldLane(self.target, self.lane, (self.block,))
         touched = bytes(self.states), tuple(self.grants), tuple(self.attempts)
         return SavedBlock(
             self.arrival, lane, self.key, *touched, dict(self.due_ms), dict(self.lease_ms), dict(self.notes)

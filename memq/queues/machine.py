@@ -27,6 +27,7 @@ from memq.queues.decisions import (
     CancelDecision,
     EndDecision,
     EndedBlock,
+    EndPopDecision,
     EnqueueDecision,
     ExtendDecision,
     FirstBlock,
@@ -40,15 +41,18 @@ from memq.queues.decisions import (
     LeasedItems,
     NackDecision,
     NackKind,
+    PopDecision,
     PurgeDecision,
     RedriveDecision,
     decode_decision,
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
+from memq.queues.pop import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot
 from memq.state_log import Answer
 
-REDRIVEN = "redriven"  # name of a total
+REDRIVEN = "redriven"  # names of totals
+RETAINED = "taken-by-retention"  # records of pop groups, before they were items or as items
 _ENDS = {
     ItemState.ACKED: ItemOutcome.LEASE_LOST,  # to another grant than the one that was acked
     ItemState.EXPIRED: ItemOutcome.EXPIRED,
@@ -74,6 +78,7 @@ class QueueMachine:
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
         self.ordered = OrderedKeys()
         self.firsts = DedupeKeys()
+        self.pops = PopGroups()
         self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
         self.last_grant = 0
         self._arrivals = 0
@@ -103,6 +108,10 @@ class QueueMachine:
                 return self._change(decision.leases, partial(self._extend, decision.lease_ms), 0)
             case EndDecision():
                 return self._end(decision)
+            case BeginPopDecision() | ReadPopDecision() | RemovePopDecision():
+                return self._pop(decision)
+            case EndPopDecision():
+                return self._end_pops(decision)
             case CancelDecision() | RedriveDecision() | PurgeDecision():
                 return tuple(self._settle(decision, each.block, number) for each in decision.items for number in each)
 
@@ -124,6 +133,40 @@ class QueueMachine:
         self._forget(decision.before_ms)
         self.firsts.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _pop(self, decision: PopDecision) -> Answer:
+        if isinstance(decision, ReadPopDecision):
+            return self._read(decision)
+        if isinstance(decision, RemovePopDecision):
+            return self.pops.remove(decision)
+        self._arrivals += 1
+        return self.pops.begin(decision, self._arrivals)
+
+    def _read(self, decision: ReadPopDecision) -> tuple[bool | FirstBlock, ...] | None:
+        """Take blocks that a pop group reads from its position on. Return None if it has another one (Q1)."""
+        self._forget(decision.before_ms)
+        if not self.pops.move(decision):
+            return None
+        if decision.lost:
+            self.totals[RETAINED] = self.totals.get(RETAINED, 0) + decision.lost
+        return tuple(self._take(decision.place, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _end_pops(self, decision: EndPopDecision) -> tuple[ItemOutcome, ...]:
+        state = ItemState.CANCELLED if decision.removed else ItemState.EXPIRED
+        answers: list[ItemOutcome] = []
+        for lease in decision.leases:
+            for number in lease.items:
+                block = self.blocks.get(lease.items.block)
+                known = block is not None and block.is_stream and 0 <= number < block.count
+                if block is None or not known or block.grant(number) != lease.grant or block.state(number).is_over:
+                    answers.append(ItemOutcome.UNKNOWN)
+                    continue
+                self._set(block, number, state)
+                self._over(block, number, _ENDS[state], decision.now_ms)
+                if not decision.removed:
+                    self.totals[RETAINED] = self.totals.get(RETAINED, 0) + 1
+                answers.append(_ENDS[state])
+        return tuple(answers)
 
     def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool | FirstBlock:
         known = self.blocks.get(block.id.producer)
@@ -153,6 +196,7 @@ class QueueMachine:
         self._name(made.key)
         self.topics[made.topic] = self.topics.get(made.topic, 0) + made.left
         self.items += made.left
+        self.pops.note(made)
         self._note(made)
         if made.terms.ordered:
             leased = next(made.numbers_in(ItemState.LEASED), None)
@@ -317,6 +361,7 @@ class QueueMachine:
         if not block.left:
             del self.blocks[block.block.id.producer]
             self._unname(block.key)
+            self.pops.drop(block)
             self._ended[block.block.id.producer] = block.ended(now_ms)
 
     def _count(self, outcome: ItemOutcome) -> None:
@@ -331,9 +376,13 @@ class QueueMachine:
             del self._ended[block]
 
     def _name(self, key: str) -> None:
+        if is_place(key):
+            return  # of a topic: its pointer names the object
         self.objects[key] = self.objects.get(key, 0) + 1
 
     def _unname(self, key: str) -> None:
+        if is_place(key):
+            return
         self.objects[key] -= 1
         if not self.objects[key]:
             del self.objects[key]
@@ -349,8 +398,9 @@ class QueueMachine:
         if not self._arrivals and not self.last_grant:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
-        version = STATE_VERSION if firsts else 1  # which earlier releases can read
-        saved = EncodedQueues(version, self.last_grant, self._arrivals, [], [], dict(self.totals))
+        pops = list(self.pops.groups.values())
+        version = STATE_VERSION if pops or self.pops.blocks else 2 if firsts else 1  # which earlier releases can read
+        saved = EncodedQueues(version, self.last_grant, self._arrivals, [], [], dict(self.totals), pops=pops)
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
         return snapshot.pieces()
@@ -365,6 +415,7 @@ class QueueMachine:
             self._insert(QueueBlock.restored(each))
         self._ended = dict(saved.ended)
         self.firsts.restore(saved.firsts)
+        self.pops.restore(saved.pops)
         self.totals = dict(saved.totals)
 
 
