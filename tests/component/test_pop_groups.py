@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,13 +25,14 @@ from memq.errors import (
     InvalidSettingError,
     NotFoundError,
 )
-from memq.notification import Publication
+from memq.format.pointer import decode_pointer
+from memq.notification import Entry, Publication
 from memq.notification.log_reader import valid_span
-from memq.queues import pop_keeper
+from memq.queues import keeper, pop_keeper
 from memq.queues.decisions import ItemOutcome
 from memq.runtime.clock import SystemClock
 from memq.state_log import state_log
-from memq.topic import read_partitions
+from memq.topic import ReadPartition, read_partitions
 from tests.brokers import run
 from tests.component.cluster_rig import Rig
 from tests.component.test_queues import owner_of, payloads, queueing
@@ -318,8 +320,7 @@ def test_a_log_that_was_lost_is_read_from_its_beginning(monkeypatch: pytest.Monk
             kept = (await cluster.queue.read(log, 0, 1 << 20))[-3:]
             await cluster.queue.drop([log])
             await cluster.queue.create([log], 30_000)
-            for entry in kept:
-                await cluster.queue.publish(Publication(log, 0, 1 << 20, entry.time_ms, entry.body))
+            await copy_into(cluster, log, kept)
             assert payloads(await drained(queue, 2)) == [b"6", b"7"], "acked ones are known for ten minutes"
 
     run(work())
@@ -359,5 +360,100 @@ def test_bad_input_gets_an_error_that_says_what_to_do() -> None:
             for call, error, text in wrong:
                 with pytest.raises(error, match=text):
                     await call
+
+    run(work())
+
+
+def test_copies_are_dropped_also_by_a_new_owner_that_has_forgotten_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ENDED_KNOWN_MS", -60_000)
+
+    async def work() -> None:
+        async with popping(1) as (cluster, brokers, queue, admin):
+            await send(brokers, [b"%d" % number for number in range(6)], apart=True)
+            await queue.begin_pop("orders", "billing")
+            await drained(queue, 6)
+            (log,) = read_partitions((await admin.topic("orders")).topic)
+            sent = [entry for entry in await cluster.queue.read(log, 0, 1 << 20) if b'"data"' in entry.body]
+            await copy_into(cluster, log, sent[:2])
+            assert await queue.dequeue(QUEUE, wait=1) == []
+            owner = owner_of(cluster, QUEUE)
+            for broker in brokers:
+                if broker.services.settings.broker_id == owner:
+                    await broker.close()
+            left = [broker for broker in brokers if broker.services.settings.broker_id != owner]
+            async with AsyncQueue([broker.address for broker in left]) as again:
+                await copy_into(cluster, log, sent[2:])
+                assert await again.dequeue(QUEUE, wait=1) == []
+                await send(left, [b"new"])
+                assert payloads(await drained(again, 1)) == [b"new"]
+
+    run(work())
+
+
+async def copy_into(cluster: Rig, log: ReadPartition, entries: Sequence[Entry]) -> None:
+    """Publish pointers once more, as an owner does whose answer was lost."""
+    for entry in entries:
+        epoch = decode_pointer(entry.body).epoch
+        await cluster.queue.publish(Publication(log, 0, epoch, CLOCK.wall_ms(), entry.body))
+
+
+def test_large_batches_are_read_by_their_index_and_in_several_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "PAYLOADS_SHARE", 1 << 60)  # none is kept
+    monkeypatch.setattr(pop_partition, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(pop_keeper, "BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(pop_keeper, "AHEAD_BLOCKS", 4)
+
+    async def work() -> None:
+        async with popping(1, 1, seal_when_idle=False, batch_age_ms_max=2_000) as (_, brokers, queue, _admin):
+            noise = random.Random(7)
+            sent = [b"%d " % number + noise.randbytes(3_000) for number in range(40)]
+            async with AsyncProducer(brokers[0].address, block_bytes=8_192, linger_ms=0) as producer:
+                await producer.send_many("orders", sent)
+                await producer.flush()
+            await queue.begin_pop("orders", "billing")
+            found = await drained(queue, 40, size=3)
+            assert Counter(payloads(found)) == Counter(sent)
+            offsets = {item.position.pointer_offset for item in found if item.position is not None}
+            indexes = sorted(item.position.record_index for item in found if item.position is not None)
+            assert len(offsets) < 10
+            assert indexes[-1] > 4
+
+    run(work())
+
+
+async def failing(producer: AsyncProducer) -> None:
+    async with producer.transaction() as transaction:
+        await transaction.send("orders", b"never")
+        raise ZeroDivisionError
+
+
+def test_only_committed_and_due_records_come() -> None:
+    async def work() -> None:
+        async with popping(1, 1) as (_, brokers, queue, _admin):
+            await queue.begin_pop("orders", "billing")
+            async with AsyncProducer(brokers[0].address, transactional_id="pay") as producer:
+                with pytest.raises(ZeroDivisionError):
+                    await failing(producer)
+                async with producer.transaction() as transaction:
+                    await transaction.send("orders", b"committed")
+                    assert await queue.dequeue(QUEUE, wait=0.5) == []
+            assert payloads(await drained(queue, 1)) == [b"committed"]
+            async with AsyncProducer(brokers[0].address) as producer:
+                began_s = CLOCK.monotonic()
+                await producer.send("orders", b"late", deliver_after=1.5)
+                (item,) = await queue.dequeue(QUEUE, wait=10)
+                assert item.payload == b"late"
+                assert CLOCK.monotonic() - began_s >= 1.5
+
+    run(work())
+
+
+def test_records_of_a_sealed_topic_are_taken_to_their_end() -> None:
+    async def work() -> None:
+        async with popping(1, 1) as (_, brokers, queue, admin):
+            await send(brokers, [b"one", b"two"], apart=True)
+            await admin.seal_topic("orders")
+            await queue.begin_pop("orders", "billing")
+            assert sorted(payloads(await drained(queue, 2))) == [b"one", b"two"]
 
     run(work())
