@@ -22,6 +22,7 @@ from memq.protocol.hold_messages import (
     WireDelayedTopic,
     WireWaiting,
 )
+from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
@@ -262,6 +263,9 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListDeadItems
         | CountEnds
         | ListQueues
+        | BeginPop
+        | RemovePop
+        | ListPops
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memq.protocol.pop_messages import WirePop
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
 
@@ -68,11 +69,12 @@ class WireGrantedItems(msgspec.Struct, frozen=True, array_like=True):
     note: bytes = b""
 
 
-class WireGrant(msgspec.Struct, kw_only=True):
+class WireGrant(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Leased items of one block. `grant` is the fencing token.
 
     The lease has run for the worker since it sent the request, and `waited_ms` after that. The block has `length`
-    bytes, 0 for one that the client has.
+    bytes, 0 for one that the client has. A block of a pop group has been read `at` a read partition, a pointer offset
+    and the record index of its first record.
     """
 
     queue: str
@@ -82,6 +84,7 @@ class WireGrant(msgspec.Struct, kw_only=True):
     waited_ms: Int64
     items: list[WireGrantedItems]
     length: Int64
+    at: tuple[Int64, Int64, Int64] | None = None
 
 
 class WireLeasedItems(msgspec.Struct, frozen=True, array_like=True):
@@ -209,7 +212,7 @@ class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     `grants` are leased items, `ready` is whether a queue has some. `outcomes` has the ends of the items of a request in
     their order, each with the number of items that have it. `queues` are those that have items. `firsts` has for each
     block of an enqueue the id of the one that has its items, if some dedupe key has been there. `items` are shown, with
-    `blocks` by their ids. `totals` counts ends by outcome.
+    `blocks` by their ids. `totals` counts ends by outcome. `pops` are the pop groups.
     """
 
     grants: list[WireGrant] = []
@@ -220,3 +223,4 @@ class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     items: list[WireItem] = []
     blocks: dict[str, bytes] = {}
     totals: dict[str, Int64] = {}
+    pops: list[WirePop] = []

@@ -28,12 +28,28 @@ ATTEMPTS_END = 1 << 16
 class QueueBlock:
     """A block with an item that is not over. `arrival` is its place among the blocks of the machine."""
 
-    __slots__ = ("_items", "_same", "arrival", "block", "count", "dead", "key", "lane", "left", "terms", "topic")
+    __slots__ = (
+        "_items",
+        "_same",
+        "arrival",
+        "block",
+        "count",
+        "dead",
+        "key",
+        "lane",
+        "left",
+        "partition",
+        "terms",
+        "topic",
+        "topic_id",
+    )
 
     def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
         self.arrival = arrival
         self.key = key
         self.topic = intern(target.topic)  # which many blocks have, as the lane
+        self.topic_id = intern(target.topic_id)  # of a plain topic, which a pop group reads; "" for a queue
+        self.partition = target.partition
         self.lane = intern(lane)
         self.block = block
         self.terms: ItemTerms = terms_of(lane)
@@ -42,6 +58,21 @@ class QueueBlock:
         self.dead = 0  # of these, items that are dead
         self._same: ItemStatus | None = None  # the status of all items, from the first grant or end on
         self._items: RangeMap[ItemStatus] | None = None  # while they differ
+
+    @property
+    def number(self) -> int:
+        """Its id."""
+        return self.block.id.producer
+
+    @property
+    def target(self) -> Target:
+        """Its queue; of a pop group also the topic id and the write partition."""
+        return Target(self.topic, self.topic_id, self.partition)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a block of a plain topic, which a pop group has read."""
+        return bool(self.topic_id)
 
     @property
     def is_touched(self) -> bool:
@@ -121,7 +152,7 @@ class QueueBlock:
 
     def saved(self) -> SavedBlock:
         """Return it for a snapshot."""
-        lane = HeldLane(Target(self.topic, "", 0), self.lane, (self.block,))
+        lane = HeldLane(self.target, self.lane, (self.block,))
         if not self.is_touched:
             return SavedBlock(self.arrival, lane, self.key)
         items = tuple(SavedItems(end - begin, status) for begin, end, status in self.ranges())

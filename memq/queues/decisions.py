@@ -14,11 +14,12 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane
+from memq.queues.pop import BeginPopDecision, PopGroup, ReadPopDecision, RemovePopDecision
 from memq.queues.range_map import Range, merged
 from memq.state_log.machine_format import MachineFormat
 
 QUEUES_MACHINE = "queues"  # its name in the log
-STATE_VERSION = 3  # 1: a state without dedupe keys. 1 and 2: `blocks` have a state for each item
+STATE_VERSION = 3  # 1: no dedupe keys. 1 and 2: `blocks` have a state for each item; no pop groups
 _TERMS = "queue"  # first word of the lanes of queue blocks
 NUMBERS = 4  # of the words after it; the others have names
 _KEY, _ORDERED, _DEDUPE = "key", "ordered", "dedupe"
@@ -266,9 +267,21 @@ class PurgeDecision(msgspec.Struct, frozen=True, tag="purge"):
     items: tuple[ItemRanges, ...]
 
 
-LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision
+class EndPopDecision(msgspec.Struct, frozen=True, tag="pop-end"):
+    """Items of pop groups that end without an ack, dead ones too: retention took their records.
+
+    With `removed` their pop group was removed, or its topic deleted.
+    """
+
+    now_ms: int
+    removed: bool
+    leases: tuple[LeasedItems, ...]
+
+
+LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision | EndPopDecision
 ItemDecision = CancelDecision | RedriveDecision | PurgeDecision
-QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision
+PopDecision = BeginPopDecision | ReadPopDecision | RemovePopDecision
+QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision | PopDecision
 
 
 class GrantedItems(NamedTuple):
@@ -424,6 +437,7 @@ class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     totals: dict[str, int]
     firsts: list[SavedFirst] = []
     ranged: list[SavedBlock] = []
+    pops: list[PopGroup] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(

@@ -51,7 +51,8 @@ from memq.queues.decisions import (
 )
 from memq.queues.machine import QueueMachine
 from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
-from memq.queues.payloads import LOST, PayloadReader, RecentPayloads
+from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
+from memq.queues.pop_keeper import PopKeeper, ShardCalls
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
@@ -98,7 +99,7 @@ class QueueParts:
 
     `key_valid_s`: how long after its first put an object may be named (ADR 6). Keepers of one broker share `recent`.
     `begin` lets `run` work: a shard without items has no task. Indexes of objects state no `shard`: the name of a queue
-    gives it. `number` is that of the service partition.
+    gives it. `number` is that of the service partition. `places` finds the blocks of pop groups.
     """
 
     cluster: str
@@ -110,6 +111,7 @@ class QueueParts:
     begin: Callable[[], None]
     counters: QueueCounters
     number: int
+    places: StreamPlaces | None = None
     shard: int = 0
 
 
@@ -132,8 +134,17 @@ class QueueKeeper:
         self._arrived_ms: dict[tuple[str, str], int] = {}  # the last blocks of ordered keys, by queue and key
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
-        self._reader = PayloadReader(parts.store, parts.events, parts.recent)
+        self._reader = PayloadReader(parts.store, parts.events, parts.recent, parts.places)
         self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
+        calls = ShardCalls(
+            propose=self._propose,
+            fresh=lambda: known_outcome(log.fresh()),
+            arrived=self._arrived,
+            settled=self._settled,
+            now=self._now,
+            before_ms=self._before_ms,
+        )
+        self.pop = PopKeeper(machine, self._scheduler, calls)
         self._has_begun = bool(machine.blocks)
         if self._has_begun:
             parts.begin()
@@ -205,15 +216,24 @@ class QueueKeeper:
                 raise QueueFullError(f"this shard knows {known} dedupe keys, {DEDUPE_KEYS_MAX} are allowed")
 
     async def _decide_enqueue(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[Answer]:
-        before_ms = self._now().wall_ms - (0 if self._machine.ended_blocks > ENDED_BLOCKS_MAX else ENDED_KNOWN_MS)
-        return await self._propose(EnqueueDecision(key, before_ms, tuple(lanes)))  # type: ignore[return-value]
+        return await self._propose(EnqueueDecision(key, self._before_ms(), tuple(lanes)))  # type: ignore[return-value]
+
+    def _before_ms(self) -> int:
+        """Return the time before which ends may be forgotten."""
+        return self._now().wall_ms - (0 if self._machine.ended_blocks > ENDED_BLOCKS_MAX else ENDED_KNOWN_MS)
 
     def _enqueued(self, new: NewHold, answer: Answer) -> None:
         if isinstance(answer, FirstBlock):
             return
-        self._scheduler.enqueued(new.id.producer, self._now())
-        self.meter.enqueued(new.next - new.id.first if answer else 0)
-        self._parts.recent.keep(new.id.producer, new.data)
+        self._arrived(new.id.producer, new.next - new.id.first if answer else 0, new.data)
+
+    def _arrived(self, block: int, items: int, data: bytes | None) -> None:
+        """Take a block that is in the state, with so many new items, and its bytes if they are known."""
+        if items:
+            self._scheduler.enqueued(block, self._now())
+        self.meter.enqueued(items)
+        if data is not None:
+            self._parts.recent.keep(block, data)
         if not self._has_begun:
             self._has_begun = True
             self._parts.begin()
@@ -229,6 +249,7 @@ class QueueKeeper:
         The worker has the blocks `known`: they come without their bytes. `bytes_max` is as in `ItemScheduler.take`.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
+        await self.pop.check(wanted)
         now = self._now()
         items = self._scheduler.take(wanted, bytes_max, now)
         return await self._to_its_end(self._grant(items, known, now)) if items else []
@@ -250,6 +271,7 @@ class QueueKeeper:
     async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
         """Wait until a queue has a ready item; return whether that is so in this time. Raises: NotReadyError."""
         wanted = tuple(topics)
+        await self.pop.check(wanted)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not self._scheduler.is_ready(wanted, self._now()):
@@ -361,9 +383,12 @@ class QueueKeeper:
             self.meter.cancelled(answer)  # type: ignore[arg-type]  # as the machine says
         finally:
             self._scheduler.released(decision.items)
-            self._forget_payloads(each.block for each in decision.items)
-            self._wake()
+            self._settled(decision.items)
         return answer  # type: ignore[return-value]  # as the machine says
+
+    def _settled(self, items: Iterable[ItemRanges]) -> None:
+        self._forget_payloads(each.block for each in items)
+        self._wake()
 
     def _forget_payloads(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -479,6 +504,7 @@ class QueueKeeper:
 
     def _wake(self) -> None:
         self._changed.set()
+        self.pop.moved()
         self._notify()
 
     def _notify(self) -> None:

@@ -28,6 +28,7 @@ from memq.queues.decisions import (
     CancelDecision,
     EndDecision,
     EndedBlock,
+    EndPopDecision,
     EnqueueDecision,
     ExtendDecision,
     FirstBlock,
@@ -43,16 +44,19 @@ from memq.queues.decisions import (
     NackDecision,
     NackKind,
     Outcomes,
+    PopDecision,
     PurgeDecision,
     RedriveDecision,
     decode_decision,
     outcomes_of,
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
+from memq.queues.pop import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot
 from memq.state_log import Answer
 
-REDRIVEN = "redriven"  # name of a total
+REDRIVEN = "redriven"  # names of totals
+RETAINED = "taken-by-retention"  # records of pop groups, before they were items or as items
 _ENDS = {
     ItemState.ACKED: ItemOutcome.LEASE_LOST,  # to another grant than the one that was acked
     ItemState.EXPIRED: ItemOutcome.EXPIRED,
@@ -79,6 +83,7 @@ class QueueMachine:
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
         self.ordered = OrderedKeys()
         self.firsts = DedupeKeys()
+        self.pops = PopGroups()
         self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
         self.last_grant = 0
         self._arrivals = 0
@@ -108,6 +113,10 @@ class QueueMachine:
                 return self._change(decision.leases, partial(self._extend, decision.lease_ms), 0)
             case EndDecision():
                 return outcomes_of(run for lease in decision.leases for run in self._end(decision, lease))
+            case BeginPopDecision() | ReadPopDecision() | RemovePopDecision():
+                return self._pop(decision)
+            case EndPopDecision():
+                return outcomes_of(run for lease in decision.leases for run in self._end_pops(decision, lease))
             case CancelDecision() | RedriveDecision() | PurgeDecision():
                 return outcomes_of(run for items in decision.items for run in self._settle(decision, items))
 
@@ -129,6 +138,37 @@ class QueueMachine:
         self._forget(decision.before_ms)
         self.firsts.forget(decision.before_ms)
         return tuple(self._take(decision.key, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _pop(self, decision: PopDecision) -> Answer:
+        if isinstance(decision, ReadPopDecision):
+            return self._read(decision)
+        if isinstance(decision, RemovePopDecision):
+            return self.pops.remove(decision)
+        self._arrivals += 1
+        return self.pops.begin(decision, self._arrivals)
+
+    def _read(self, decision: ReadPopDecision) -> tuple[bool | FirstBlock, ...] | None:
+        """Take blocks that a pop group reads from its position on. Return None if it has another one (Q1)."""
+        self._forget(decision.before_ms)
+        if not self.pops.move(decision):
+            return None
+        if decision.lost:
+            self._count(RETAINED, decision.lost)
+        return tuple(self._take(decision.place, lane, block) for lane in decision.lanes for block in lane.blocks)
+
+    def _end_pops(self, decision: EndPopDecision, lease: LeasedItems) -> Iterator[Run]:
+        """End items of pop groups whose records retention took, or whose group was removed."""
+        state = ItemState.CANCELLED if decision.removed else ItemState.EXPIRED
+        for block, begin, end, status in self._parts(lease.items):
+            over = block is None or status is None or status.state.is_over
+            if block is None or status is None or over or not block.is_stream or status.grant != lease.grant:
+                yield ItemOutcome.UNKNOWN, end - begin
+                continue
+            self._put(block, begin, end, block.over(status, state), status)
+            self._over(block, end - begin, _ENDS[state], decision.now_ms)
+            if not decision.removed:
+                self._count(RETAINED, end - begin)
+            yield _ENDS[state], end - begin
 
     def _take(self, key: str, lane: HeldLane, block: HeldBlock) -> bool | FirstBlock:
         known = self.blocks.get(block.id.producer)
@@ -158,6 +198,7 @@ class QueueMachine:
         self._name(made.key)
         self.topics[made.topic] = self.topics.get(made.topic, 0) + made.left
         self.items += made.left
+        self.pops.note(made)
         self._note(made)
         if made.terms.ordered:
             leased = next(made.numbers_in(ItemState.LEASED), None)
@@ -318,6 +359,7 @@ class QueueMachine:
         if not block.left:
             del self.blocks[block.block.id.producer]
             self._unname(block.key)
+            self.pops.drop(block)
             self._ended[block.block.id.producer] = block.ended(now_ms)
 
     def _count(self, outcome: str, count: int) -> None:
@@ -332,9 +374,13 @@ class QueueMachine:
             del self._ended[block]
 
     def _name(self, key: str) -> None:
+        if is_place(key):
+            return  # of a topic: its pointer names the object
         self.objects[key] = self.objects.get(key, 0) + 1
 
     def _unname(self, key: str) -> None:
+        if is_place(key):
+            return
         self.objects[key] -= 1
         if not self.objects[key]:
             del self.objects[key]
@@ -350,7 +396,8 @@ class QueueMachine:
         if not self._arrivals and not self.last_grant:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
-        saved = EncodedQueues(STATE_VERSION, self.last_grant, self._arrivals, [], [], dict(self.totals))
+        pops = list(self.pops.groups.values())
+        saved = EncodedQueues(STATE_VERSION, self.last_grant, self._arrivals, [], [], dict(self.totals), pops=pops)
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
         return snapshot.pieces()
@@ -367,6 +414,7 @@ class QueueMachine:
             self._insert(QueueBlock.restored(each))
         self._ended = dict(saved.ended)
         self.firsts.restore(saved.firsts)
+        self.pops.restore(saved.pops)
         self.totals = dict(saved.totals)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from typing import NamedTuple, Protocol
 
 from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, ThrottledError
-from memq.format.blocks.header import check_block
+from memq.format.blocks.header import BlockHeader, check_block, scope_of
+from memq.format.held_object import Target
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import queue_scope
+from memq.queues.pop import block_id, place_of
 from memq.runtime.logs import EventLog
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
@@ -62,13 +65,36 @@ class RecentPayloads:
         self._bytes -= len(self._blocks.pop(block, b""))
 
 
-class PayloadReader:
-    """Reads blocks of items, of which `recent` has some."""
+class Place(NamedTuple):
+    """The bytes of a block: in an object of a store, at an offset."""
 
-    def __init__(self, store: StorageHandler, events: EventLog, recent: RecentPayloads) -> None:
+    store: StorageHandler
+    key: str
+    offset: int
+
+
+class StreamPlaces(Protocol):
+    """Finds the blocks of plain topics: compaction moves them."""
+
+    async def find(self, block: QueueBlock, *, again: bool = False) -> Place:
+        """Return where a block is now; with `again`, no answer of before is used.
+
+        Raises: NotReadyError if its pointer is gone or another one, so that its items will end or get another place;
+        as the queue.
+        """
+        ...
+
+
+class PayloadReader:
+    """Reads blocks of items, of which `recent` has some. `places` finds those of plain topics."""
+
+    def __init__(
+        self, store: StorageHandler, events: EventLog, recent: RecentPayloads, places: StreamPlaces | None = None
+    ) -> None:
         self._store = store
         self._events = events
         self._recent = recent
+        self._places = places
 
     async def read(self, block: QueueBlock) -> bytes:
         """Return the bytes of a block.
@@ -81,14 +107,34 @@ class PayloadReader:
             return known
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                data = bytes(await self._store.get_range(block.key, block.block.offset, block.block.length))
+                data = await self._stored(block)
         except TimeoutError as error:
             raise NotReadyError(f"the store does not answer for object '{block.key}'") from error
-        header = check_block(data, queue_scope(block.topic))
-        if header.producer_id != id_:
-            raise CorruptDataError(f"object '{block.key}' has block {header.producer_id:016x} in place of {id_:016x}")
         self._recent.keep(id_, data)
         return data
+
+    async def _stored(self, block: QueueBlock) -> bytes:
+        place = await self._place_of(block)
+        try:
+            data = await _get(place, block)
+        except NotFoundError:
+            if not block.is_stream:
+                raise
+            place = await self._place_of(block, again=True)
+            data = await _get(place, block)
+        header = check_block(data, _scope_of(block.target))
+        if not _is_of(header, block):
+            raise CorruptDataError(
+                f"object '{place.key}' has {header.describe()} in place of block {block.number:016x}"
+            )
+        return data
+
+    async def _place_of(self, block: QueueBlock, *, again: bool = False) -> Place:
+        if not block.is_stream:
+            return Place(self._store, block.key, block.block.offset)
+        if self._places is None:
+            raise NotReadyError(f"nothing finds the blocks of '{block.topic}' here")
+        return await self._places.find(block, again=again)
 
     async def loss_of(self, block: QueueBlock) -> MemqError | None:
         """Read a block until it is known what the store has; return the error of one that is lost.
@@ -114,7 +160,26 @@ class PayloadReader:
         """Whether a payload that reads found missing or damaged is lost: listings lack it, too."""
         if isinstance(error, NotFoundError):
             try:
-                await check_missing(self._store, block.key)
+                place = await self._place_of(block, again=True)
+                await check_missing(place.store, place.key)
             except MemqError:
                 return False
         return True
+
+
+async def _get(place: Place, block: QueueBlock) -> bytes:
+    return bytes(await place.store.get_range(place.key, place.offset, block.block.length))
+
+
+def _scope_of(target: Target) -> int:
+    """Return the scope of the blocks of a queue, or of a write partition."""
+    return scope_of(bytes.fromhex(target.topic_id), target.partition) if target.topic_id else queue_scope(target.topic)
+
+
+def _is_of(header: BlockHeader, block: QueueBlock) -> bool:
+    """Whether a block that was read is the one in the state."""
+    if not block.is_stream:
+        return header.producer_id == block.number
+    life = place_of(block.key).life
+    parts = life, block.target, header.producer_id, header.first_sequence, header.next_sequence
+    return block.number in (block_id(*parts), block_id(*parts, header.checksum))

@@ -12,12 +12,13 @@ of a request, the one that was served longest ago is first.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from memq.queues.agenda import SPARE, Agenda
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     EndDecision,
@@ -37,6 +38,8 @@ from memq.queues.range_map import Range, cut
 from memq.queues.ready import ReadyItems, ReadySpan
 
 _FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
+SPARE = 1_024  # stale entries of an agenda, beyond as many as are live
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
 
@@ -72,6 +75,43 @@ class SeenRange(NamedTuple):
     end: int
     status: ItemStatus
     left_s: float
+
+
+class Agenda(Generic[Entry]):
+    """A heap of tuples that begin with a time.
+
+    Stale entries go when they are due, or in `trim` when they are more than half of all. So memory is bounded by what
+    is live, however far away the times are.
+    """
+
+    __slots__ = ("_entries", "_is_live")
+
+    def __init__(self, is_live: Callable[[Entry], bool]) -> None:
+        self._is_live = is_live
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def next(self) -> float:
+        """The time of the first entry; infinite without one."""
+        return self._entries[0][0] if self._entries else math.inf
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry."""
+        heapq.heappush(self._entries, entry)
+
+    def until(self, time: float) -> Iterator[Entry]:
+        """Remove and yield the entries up to a time; some may be stale."""
+        while self._entries and self._entries[0][0] <= time:
+            yield heapq.heappop(self._entries)
+
+    def trim(self, live_max: int) -> None:
+        """Drop stale and repeated entries if they are many; at most `live_max` are live."""
+        if len(self._entries) > 2 * live_max + SPARE:
+            self._entries = list({each for each in self._entries if self._is_live(each)})
+            heapq.heapify(self._entries)
 
 
 Item = tuple[int, int]  # block and number

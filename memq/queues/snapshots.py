@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from memq.queues.block import QueueBlock
-from memq.queues.decisions import EndedBlock, EnqueueDecision, LeaseDecision, QueueDecision, SavedFirst
+from memq.queues.decisions import EndedBlock, EnqueueDecision, LeaseDecision, PopDecision, QueueDecision, SavedFirst
+from memq.queues.pop import PopGroup, ReadPopDecision
 
 SLICE_BLOCKS = 500  # of a snapshot, encoded at once: about 3 ms
 SLICE_RANGES = 4_096  # the same for ranges of items
@@ -31,6 +32,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     totals: dict[str, int]
     firsts: list[msgspec.Raw] = []
     ranged: list[msgspec.Raw] = []
+    pops: list[PopGroup] = []
 
 
 class QueueSnapshot:
@@ -81,8 +83,10 @@ def _encoded(block: QueueBlock) -> msgspec.Raw:
 
 def _blocks_of(decision: QueueDecision) -> Iterable[int]:
     """Return the blocks that a decision names; it changes no others."""
-    if isinstance(decision, EnqueueDecision):
+    if isinstance(decision, EnqueueDecision | ReadPopDecision):
         return (block.id.producer for lane in decision.lanes for block in lane.blocks)
+    if isinstance(decision, PopDecision):
+        return ()
     if isinstance(decision, LeaseDecision):
         return (each.items.block for each in decision.leases)
     return (each.block for each in decision.items)

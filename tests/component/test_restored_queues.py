@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from memq.broker.restore.restore import Restorer
+from memq.broker.service_partitions import pop_partition
+from memq.client.admin import AsyncAdmin
+from memq.client.producer.producer import AsyncProducer
+from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
-from memq.errors import LeaseLostError
+from memq.errors import LeaseLostError, NotFoundError
 from memq.governor.memory import MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.queues.decisions import ItemOutcome
@@ -53,5 +57,44 @@ def test_items_come_back_from_the_bucket_alone(monkeypatch: pytest.MonkeyPatch, 
                     await queue.ack(held)
                 counts = (await queue.queues())["jobs"]
                 assert counts.delayed == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_pop_group_loses_no_record_in_a_restore(monkeypatch: pytest.MonkeyPatch, *, saved: bool) -> None:
+    """The restored log has other offsets: the group finds its items in it, or begins again with the snapshot lost."""
+    monkeypatch.setattr(state_log, "SNAPSHOT_S", 0.05 if saved else 60.0)
+    monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
+    monkeypatch.setattr(pop_partition, "LOST_PAUSE_S", 0.1)
+
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            async with AsyncAdmin(broker.address) as admin:
+                await admin.create_topic("orders")
+            async with AsyncProducer(broker.address, linger_ms=0) as producer:
+                for number in range(10):
+                    await producer.send("orders", b"%d" % number)
+                    await producer.flush()
+            async with AsyncQueue(broker.address) as queue:
+                name = await queue.begin_pop("orders", "billing", lease=1)
+                acked: list[QueueItem] = []
+                while len(acked) < 4:
+                    items = await queue.dequeue({name: 4 - len(acked)}, wait=10)
+                    assert await queue.ack_many(items) == [ItemOutcome.ACKED] * len(items)
+                    acked += items
+                assert await queue.dequeue("nothing", wait=0.7) == [], "a snapshot is due meanwhile"
+            async with AsyncQueue(await lose_and_restore(cluster)) as queue:
+                if not saved:
+                    with pytest.raises(NotFoundError):
+                        await queue.dequeue(name)
+                    await queue.begin_pop("orders", "billing", lease=1)
+                values: set[int] = set()
+                while items := await queue.dequeue({name: 20}, wait=3):
+                    assert await queue.ack_many(items) == [ItemOutcome.ACKED] * len(items)
+                    values |= {int(item.payload) for item in items}
+                left = set(range(10)) - {int(item.payload) for item in acked}
+                assert values == (left if saved else set(range(10)))
 
     run(work())

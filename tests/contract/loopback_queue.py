@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
+from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
@@ -101,7 +102,8 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         groups, holds = GroupRequests(given[1], hosts, hosts), HoldRequests(*given, cast(Any, None))
         moves, queues = TransactionRequests(*given, cast(Any, None)), QueueRequests(given[0], cast(Any, None))
         topics = StreamRequests(*given), TopicRequests(*given), ReaderRequests(*given)
-        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues)
+        pops = PopRequests(given[0], cast(Any, None), given[1])
+        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:

@@ -114,6 +114,32 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
     assert audited(broker) == verdict
 
 
+def test_a_pop_group_finds_its_records_where_compaction_moved_them(broker: DevServer) -> None:
+    """One group has read the records before, and does not find its payloads in memory; another one begins after."""
+    topic = make_topic(broker, "clicks")
+    produce(broker, "clicks", BATCHES)
+    make_old(broker.data, "clicks", OLD)
+    expected = sorted((str(each.position), each.value or b"") for each in all_records(broker.address, "clicks"))
+    with memq.Queue(broker.address) as queue:
+        queue.begin_pop("clicks", "before", lease=5)
+        first = queue.dequeue("clicks@before", wait=20)
+        queue.ack_many(first)
+    broker.stop()
+    broker.start()
+    count, _ = asyncio.run(compact_old(broker, topic))
+    assert count > 1
+    assert delete_originals(broker) >= OLD // 2
+    with memq.Queue(broker.address) as queue:
+        queue.begin_pop("clicks", "after", lease=5)
+        for name, found in (("clicks@before", first), ("clicks@after", [])):
+            while len(found) < len(expected):
+                items = queue.dequeue({name: 20}, wait=20)
+                assert items, f"{len(found)} of {len(expected)} came"
+                queue.ack_many(items)
+                found += items
+            assert sorted((str(each.position), each.payload) for each in found) == expected
+
+
 def read_as_group(broker: DevServer, group: str, until: memq.Position | None = None) -> list[Seen]:
     """Continue as a group up to a position, or the end, and commit that."""
     found: list[Seen] = []

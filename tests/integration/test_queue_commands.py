@@ -143,3 +143,32 @@ def test_an_item_of_the_library_is_one_of_the_command(shell: Shell) -> None:
         id_ = queue.enqueue("shared", b"\xff", metadata={"none": None})
     found = json.loads(shell.run("queue", "dequeue", "shared", "--json").stdout)
     assert (found["id"], found["value_base64"], found["headers"]) == (id_, "/w==", [["none", None]])
+
+
+def test_records_of_a_topic_are_items_of_a_pop_group(shell: Shell) -> None:
+    done = shell.run("queue", "pop", "begin", "orders", "billing")
+    assert (done.returncode, "topic 'orders'" in done.stderr) == (3, True), done
+    assert shell.run("topic", "create", "orders", "--partitions", "2").returncode == 0
+    assert shell.run("produce", "orders", text="a\nb\nc\nd\n").returncode == 0
+    done = shell.run("queue", "pop", "begin", "orders", "billing", "--lease", "20s", "--attempts", "1")
+    assert (done.returncode, done.stdout) == (0, "orders@billing\n"), done
+    first = json.loads(shell.run("queue", "dequeue", "orders@billing", "--wait", "10s", "--json").stdout)
+    assert (first["topic"], first["attempt"], first["lease_s"]) == ("orders", 1, 20.0)
+    script = 'value=$(cat); echo "$value $ITEM_QUEUE" >> "$WRITTEN"; [ "$value" = c ] && exit 65; true'
+    working = worker(shell, "orders@billing", script)
+    until(lambda: _lag(shell) == 0)
+    working.send_signal(signal.SIGTERM)
+    working.communicate(timeout=WAIT_S)
+    values = sorted([*[line.split()[0] for line in shell.lines], first["value"]])
+    assert values == ["a", "b", "c", "d"]
+    dead = 0 if first["value"] == "c" else 1
+    assert queues(shell).get("orders@billing", {"dead": 0})["dead"] == dead
+    assert "orders@billing" in shell.run("queue", "pop", "list").stdout
+    assert shell.run("queue", "pop", "delete", "orders@billing", "--yes").returncode == 0
+    assert json.loads(shell.run("queue", "pop", "list", "--json").stdout) == []
+    assert shell.run("queue", "dequeue", "orders@billing").returncode == 3
+
+
+def _lag(shell: Shell) -> int:
+    (group,) = json.loads(shell.run("queue", "pop", "list", "--json").stdout)
+    return int(group["lag_records"])

@@ -27,10 +27,12 @@ from memq.queues.decisions import (
     ItemRanges,
     ItemState,
     ItemTerms,
+    LeaseDecision,
     LeasedItems,
     NackDecision,
     OutcomeRun,
     Outcomes,
+    QueueDecision,
     RedriveDecision,
     decode_decision,
     encode_decision,
@@ -44,7 +46,6 @@ LEASE_S = 4
 BLOCKS, ITEMS = 3, 2
 WORKERS, OWNERS = 3, 2
 STEPS = 500
-Decision = EnqueueDecision | GrantDecision | AckDecision | NackDecision | ExtendDecision | EndDecision | RedriveDecision
 
 
 class BrokenLeaseError(AssertionError):
@@ -69,7 +70,7 @@ class Rules:
 class Waiting:
     """A proposal, and what is called with its answer."""
 
-    decision: Decision
+    decision: QueueDecision
     settle: Callable[[object], None]
 
 
@@ -99,7 +100,9 @@ class Worker:
 
 
 class LeaseModel:
-    """One schedule. `met` counts what happened."""
+    """One schedule. `met` counts what happened. `arrivals` is how often items come, among all steps."""
+
+    arrivals = 3
 
     def __init__(self, seed: int, rules: Rules = Rules()) -> None:
         self.draw = random.Random(seed)
@@ -125,8 +128,8 @@ class LeaseModel:
         for _ in range(STEPS):
             if self.draw.random() < 0.02:
                 self.paused = {self.draw.randrange(OWNERS)} if not self.paused else set()
-            self.draw.choices(steps, [2, 3, 0.7, 16, 16, 12, 12, 10, 12, 2, 0.1, 1, 2])[0]()
-        self._drain()
+            self.draw.choices(steps, [2, self.arrivals, 0.7, 16, 16, 12, 12, 10, 12, 2, 0.1, 1, 2])[0]()
+        self.drain()
         return self.met
 
     # ---- the log ---------------------------------------------------------------------------------
@@ -423,7 +426,7 @@ class LeaseModel:
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """All items that wait are granted by one more owner: none is lost."""
         self.paused.clear()
         while self.net:
@@ -464,10 +467,10 @@ def run(seed: int, rules: Rules = Rules()) -> Counter[str]:
     return LeaseModel(seed, rules).run()
 
 
-def _items_of(decision: Decision) -> Iterator[ItemRanges]:
+def _items_of(decision: QueueDecision) -> Iterator[ItemRanges]:
     if isinstance(decision, GrantDecision | RedriveDecision):
         yield from decision.items
-    elif not isinstance(decision, EnqueueDecision):
+    elif isinstance(decision, LeaseDecision):
         yield from (each.items for each in decision.leases)
 
 

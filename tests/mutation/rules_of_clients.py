@@ -5,7 +5,7 @@ from __future__ import annotations
 WINDOW = "memq/client/producer/window.py"
 LEDGER = "memq/client/consumer/progress.py"
 COMMITTER = "memq/client/consumer/group/session.py"
-LOOKBACK = "memq/client/consumer/fetch/dedup_window.py"
+LOOKBACK = "memq/notification/dedup_window.py"
 FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
 PLACES = "memq/client/consumer/offset_resolver.py"

@@ -187,7 +187,7 @@ BUGS = (
     ),
     Planted(
         "reader without dedup",
-        "memq.client.consumer.fetch.dedup_window",
+        "memq.notification.dedup_window",
         "DedupWindow.judge",
         swap("self._compare(source, first, next_)", "Novelty.NEW"),
         seed=1003,

@@ -36,7 +36,9 @@ class Wire:
         self._reader = FrameReader()
         self._silent = silent
         self._link: Link | None = None
-        self.runtime = replace(skipping_runtime(), network=cast(Any, SimpleNamespace(connect=self.connect_to)))
+        self.runtime = replace(
+            skipping_runtime(), network=cast(Any, SimpleNamespace(connect=self.connect_to, token=str))
+        )
 
     async def connect_to(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
         self.address = (host, port, timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ class Peer:
         self.opened_s = 0.0
         self.half_since_s: float | None = None
         self.leaving_since_s: float | None = None
+        self.token_ends_s = math.inf
         self.paused = False
         self.unread = False
         self.outbox = SimpleNamespace(note_progress=self._check_time, is_stuck=self._is_stuck)
@@ -60,6 +62,8 @@ class Peer:
         ({"leaving_since_s": NOW_S - 29}, []),
         ({"leaving_since_s": NOW_S - 30}, []),
         ({"leaving_since_s": NOW_S - 31}, ["abort"]),
+        ({"token_ends_s": NOW_S + 1}, []),
+        ({"token_ends_s": NOW_S}, ["the token of this connection has ended"]),
     ],
 )
 def test_a_connection_is_closed_when_its_time_is_over(fields: dict[str, Any], said: list[str]) -> None:

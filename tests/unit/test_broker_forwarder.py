@@ -95,7 +95,7 @@ class Bench:
     def __init__(self, count: int = 3, settled_s: float = 0.0, values: bytes = b"v") -> None:
         opening, self.owner = Opening(), Owner()
         self.owner.take = lambda number, data: self.land(data)
-        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner.connect_to)))
+        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner.connect_to, token=str)))
         self.services = replace(opening.services, runtime=runtime)
         self.counters = self.services.counters
         self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator

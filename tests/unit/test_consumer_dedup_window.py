@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.fetch.dedup_window import SLICES, DedupWindow, Novelty
+from memq.notification.dedup_window import SLICES, DedupWindow, Novelty
 
 WINDOW_MS = 1_000
 blocks = st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(0, 40))  # producer, block number, ms passed

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.queues.agenda import SPARE, Agenda
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
@@ -27,7 +26,7 @@ from memq.queues.decisions import (
 )
 from memq.queues.keys import DedupeKeys
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import ItemScheduler
+from memq.queues.scheduler import SPARE, Agenda, ItemScheduler
 from tests.unit.queue_shard import PLAIN, Shard
 
 ORDERED = ItemTerms(5, 4_000, 0, 0, "k", ordered=True)

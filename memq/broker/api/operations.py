@@ -11,6 +11,7 @@ from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
@@ -67,6 +68,7 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
@@ -95,6 +97,7 @@ from memq.protocol.transaction_messages import (
     PrepareTransaction,
     SettleTransaction,
 )
+from memq.queues.pop import topic_of
 
 _ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminRequest, Api.POLL: PollRequest}
 
@@ -177,6 +180,7 @@ def operations_of(
     holds: HoldRequests,
     transactions: TransactionRequests,
     queues: QueueRequests,
+    pops: PopRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -229,6 +233,9 @@ def operations_of(
             Operation("release-staged-unit", Api.ADMIN, ReleaseStagedUnit, _partition, holds.release_staged),
             *_transaction_operations(transactions),
             *_queue_operations(queues),
+            Operation("begin-pop", Api.ADMIN, BeginPop, _popped, pops.begin),
+            Operation("remove-pop", Api.ADMIN, RemovePop, _queue, pops.remove),
+            Operation("list-pops", Api.ADMIN, ListPops, _cluster, pops.list_groups),
         ]
     )
 
@@ -394,6 +401,10 @@ def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
 
 def _queue(call: Call[Any]) -> list[Resource]:
     return [Resource(ResourceKind.QUEUE, call.ask.queue)]
+
+
+def _popped(call: Call[BeginPop]) -> list[Resource]:
+    return [*_queue(call), *_one_topic(topic_of(call.ask.queue))]
 
 
 def _queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:

@@ -19,6 +19,7 @@ from memq.format.blocks.header import Buffer, check_block
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
 from memq.limits import (
+    BLOCK_RECORDS_MAX,
     HOLD_BYTES_MAX,
     QUEUE_ATTEMPTS_MAX,
     QUEUE_DEDUPE_MS_MAX,
@@ -71,7 +72,7 @@ from memq.queues.decisions import (
     queue_scope,
 )
 from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
-from memq.topic import check_name
+from memq.queues.pop import check_queue, is_place, is_pop_queue, place_of
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
@@ -89,6 +90,8 @@ class QueueRequests:
     async def enqueue(self, call: Call[EnqueueItems]) -> Answer:
         """Put blocks of items into a queue; answer when that is in the state log."""
         ask = call.ask
+        if is_pop_queue(ask.queue):
+            raise InvalidRequestError(f"'{ask.queue}' is a pop group", hint="send records to its topic")
         _check_count(len(ask.blocks), "blocks")
         now_ms = self._services.runtime.clock.wall_ms()
         data = [bytes(each) for each in _split(call.blocks, [each.length for each in ask.blocks])]
@@ -280,7 +283,7 @@ class QueueRequests:
 
     async def _home(self, call: Call[Any], queue: str) -> Home:
         """Return the keeper of a queue, or a link to its broker. Raises: as `find_service`; InvalidNameError."""
-        return await find_service(self._hosts, self._hosts.queues, check_name(queue, "queue"), call)
+        return await find_service(self._hosts, self._hosts.queues, check_queue(queue), call)
 
     async def _homes(self, call: Call[Any], wanted: Mapping[str, int]) -> dict[Home, dict[str, int]]:
         """Return the queues of each home."""
@@ -364,7 +367,7 @@ def _leases(items: Sequence[WireLeasedItems]) -> list[LeasedItems]:
         ends = each.ranges
         is_ordered = all(begin < end for begin, end in zip(ends[::2], ends[1::2], strict=False))
         is_ordered = is_ordered and all(end <= begin for end, begin in zip(ends[1::2], ends[2::2], strict=False))
-        if not ends or len(ends) % 2 or not is_ordered or ends[0] < 0 or ends[-1] > QUEUE_ITEMS_PER_REQUEST_MAX:
+        if not ends or len(ends) % 2 or not is_ordered or ends[0] < 0 or ends[-1] > BLOCK_RECORDS_MAX:
             raise InvalidRequestError(f"items {str(ends)[:60]} of a block are not possible")
         if each.grant < 0:
             raise InvalidRequestError(f"lease {each.grant} is not possible")
@@ -381,7 +384,16 @@ def _wire(found: Delivered, waited_ms: int) -> WireGrant:
         waited_ms=waited_ms,
         items=[WireGrantedItems(*each) for each in found.found.items],
         length=len(found.data),
+        at=_at(found.found.key, found.found.block.id.first),
     )
+
+
+def _at(key: str, first: int) -> tuple[int, int, int] | None:
+    """Return where a block of a pop group was read; None for one of a queue."""
+    if not is_place(key):
+        return None
+    place = place_of(key)
+    return place.partition, place.offset, first
 
 
 def _check_count(count: int, what: str) -> None:

@@ -17,6 +17,7 @@ from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
+from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
@@ -84,6 +85,7 @@ class Requests:
             HoldRequests(services, partitions, hosts),
             TransactionRequests(services, partitions, hosts),
             QueueRequests(services, hosts),
+            PopRequests(services, hosts, partitions),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2

@@ -23,6 +23,8 @@ from memq.broker.partition.opening import claim_epoch
 from memq.broker.partition.storing import key_valid_s
 from memq.broker.partitions import Partitions, not_owner
 from memq.broker.service_partitions.machines import ServiceMachines
+from memq.broker.service_partitions.pop_readers import PopReaders
+from memq.broker.service_partitions.topic_places import TopicPlaces
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.upkeep.deleted_topics import DeletedTopics
 from memq.errors import (
@@ -123,6 +125,7 @@ class ServiceHosts:
         self._drained = False
         self._merging = asyncio.Semaphore(1)  # runs of delayed records
         self._payloads = RecentPayloads(services.settings.memory_bytes_max // PAYLOADS_SHARE)  # of queue items
+        self._places = TopicPlaces(services)
         self.make_coordinator: Callable[..., GroupCoordinator] = GroupCoordinator  # the simulation observes it
         partitions.hosted = self.held
         partitions.refreshed = self._follow
@@ -311,8 +314,12 @@ class ServiceHosts:
             begin=partial(self._begin, opened, QUEUES_MACHINE),
             counters=services.counters,
             number=opened.partition,
+            places=self._places,
         )
-        return QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
+        keeper = QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
+        readers = PopReaders(services, self._partitions, keeper)
+        opened.tasks.start(readers.run(), f"pop groups {opened.partition}")
+        return keeper
 
     def _window_ms(self) -> int:
         """Return for how long a block may come again: the longest dedup window of all topics."""

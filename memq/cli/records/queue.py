@@ -9,6 +9,7 @@ import click
 
 from memq.cli.options import broker_options, brokers_of, json_option, raw_option
 from memq.cli.output import print_json, print_message, print_pairs, print_table, time_text, write_records
+from memq.cli.records.pop import pop
 from memq.cli.records.produce import parse_headers
 from memq.cli.records.programs import DAY_S, seconds_of
 from memq.cli.records.record_text import encode_record
@@ -29,6 +30,9 @@ NOTHING = 3  # exit code: no item is there
 @click.group()
 def queue() -> None:
     """Queues of items: list and describe them; enqueue, dequeue and cancel items."""
+
+
+queue.add_command(pop)
 
 
 @queue.command("list")
@@ -217,7 +221,9 @@ def _item_json(item: QueueItem) -> str:
         "lease_s": item.lease_s,
         "note": item.note.decode("utf-8", "replace"),
     }
-    return encode_record(identity, item.payload, None, item.metadata, None, None)
+    if item.position is not None:
+        identity |= {"topic": item.topic, "position": str(item.position)}
+    return encode_record(identity, item.payload, item.key, item.metadata, item.timestamp_ms or None, item.tag)
 
 
 @queue.command()

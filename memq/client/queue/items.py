@@ -41,10 +41,13 @@ from memq.limits import (
 )
 from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
 from memq.queues.decisions import ItemOutcome, queue_scope
+from memq.queues.pop import is_pop_queue, topic_of
 from memq.runtime.runtime import Runtime
+from memq.topic import Position
 
 BLOCK_RAW_BYTES = 64 * KIB  # a block takes no further item from this size on: each of its workers gets all of it
 ITEM_BYTES_MAX = HOLD_BYTES_MAX - 4 * KIB
+NUMBER_DIGITS_MAX = 7  # of an item in its block
 RECENT_BYTES_MAX = 4 * MIB  # of payloads of recent blocks at a worker
 
 
@@ -63,6 +66,9 @@ class QueueItem:
     `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack. The lease
     is for `lease_s` at a time; with 0 the item comes at most once, and needs no ack. A `memq.Worker` sets `lost` when
     the lease is over while the handler runs: another worker may have the item.
+
+    An item of a pop group is a record: `payload` is its value, `metadata` are its headers, and `key`, `tag`,
+    `timestamp_ms`, `topic` and `position` are those of the record.
     """
 
     id: str
@@ -75,6 +81,15 @@ class QueueItem:
     lease: ItemLease
     lease_s: float = 0.0
     lost: bool = False
+    key: bytes | None = None
+    tag: str | None = None
+    timestamp_ms: int = 0
+    position: Position | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic of a record of a pop group; "" for an item of a queue."""
+        return topic_of(self.queue) if is_pop_queue(self.queue) else ""
 
 
 class EnqueueTerms(NamedTuple):
@@ -222,10 +237,15 @@ def items_of(
         until_s = asked_s + (grant.waited_ms + grant.lease_ms) / 1_000
         for run in grant.items:
             for number in range(run.begin, run.end):
-                value, _, headers, *_ = records[number]
+                value, key, headers, timestamp_ms, tag = records[number]
                 id_, lease = f"{grant.queue}:{grant.block_id}:{number}", ItemLease(grant.block_id, number, grant.grant)
                 terms = run.attempt, run.note, until_s, lease, grant.lease_ms / 1_000
-                found.append(QueueItem(id_, grant.queue, value or b"", headers, *terms))
+                item = QueueItem(id_, grant.queue, value or b"", headers, *terms)
+                if grant.at is not None:
+                    partition, offset, first = grant.at
+                    item.key, item.tag, item.timestamp_ms = key, tag, timestamp_ms
+                    item.position = Position(partition, offset, first + number)
+                found.append(item)
     return found
 
 
@@ -254,7 +274,12 @@ def parsed_id(id_: str) -> tuple[str, ItemLease]:
         raise TypeError(f"id must be str, not {type(id_).__name__}")
     queue, _, rest = id_.partition(":")
     block, _, number = rest.partition(":")
-    if len(block) != 16 or set(block) - set("0123456789abcdef") or not number.isdecimal() or len(number) > 4:
+    if (
+        len(block) != 16
+        or set(block) - set("0123456789abcdef")
+        or not number.isdecimal()
+        or len(number) > NUMBER_DIGITS_MAX
+    ):
         raise InvalidRequestError(f"{id_[:300]!a} is no id of a queue item", hint="take the id that enqueue returns")
     return queue, ItemLease(block, int(number), 0)
 

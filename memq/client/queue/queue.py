@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from memq.client.admin import AsyncAdmin
 from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.settings import BEGINNING, Point
 from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
@@ -62,10 +64,10 @@ from memq.protocol.queue_messages import (
     WireLeasedItems,
 )
 from memq.queues.decisions import ItemOutcome, NackKind
+from memq.queues.pop import check_queue
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
-from memq.topic import check_name
 
 PRIORITY = 5
 LEASE_S = 60.0
@@ -95,6 +97,7 @@ class AsyncQueue(AsyncItemViews):
         self._timeout_s = timeout_ms / 1_000
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1_000
         self._runtime = runtime_of(runtime, tls)
+        self._brokers = brokers
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
@@ -151,7 +154,7 @@ class AsyncQueue(AsyncItemViews):
         self, queue: str, payloads: Sequence[BytesLike], metadata: Sequence[HeadersLike | None], terms: EnqueueTerms
     ) -> list[str]:
         self._check_loop()
-        check_name(queue, "queue")
+        check_queue(queue)
         items = [
             check_fields(as_bytes(payload, "payload"), None, headers)
             for payload, headers in zip(payloads, metadata, strict=True)
@@ -183,7 +186,7 @@ class AsyncQueue(AsyncItemViews):
         if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
             raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
         for queue, count in wanted.items():
-            check_name(queue, "queue")
+            check_queue(queue)
             check_number(f"items of queue '{queue}'", count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
         check_number("wait", wait, 0, WAIT_S_MAX)
         clock = self._runtime.clock
@@ -206,6 +209,17 @@ class AsyncQueue(AsyncItemViews):
             items = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
             if items or clock.monotonic() >= until_s:
                 return items
+
+    async def begin_pop(
+        self, topic: str, group: str, *, start: Point = BEGINNING, lease: float = LEASE_S, attempts_max: int = 0
+    ) -> str:
+        """Begin a pop group if it does not exist; return its queue. See `Queue.begin_pop`."""
+        self._check_loop()
+        connect_timeout_ms = round(self._connect_timeout_s * 1_000)
+        async with AsyncAdmin(self._brokers, connect_timeout_ms=connect_timeout_ms, runtime=self._runtime) as admin:
+            ask = await admin.pop_request(topic, group, start=start, lease=lease, attempts_max=attempts_max)
+        await self._surely(ask)
+        return ask.queue
 
     async def ack(self, item: QueueItem) -> None:
         """End an item. See `Queue.ack`."""
@@ -256,7 +270,7 @@ class AsyncQueue(AsyncItemViews):
         """End an item that no worker has; return what became of it. See `Queue.cancel`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
-        answer, _ = await self._surely(CancelItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
+        answer, _ = await self._surely(CancelItems(queue=check_queue(queue), items=wire_leases([place])))
         return outcomes_of(answer.about_queues)[0]
 
     async def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
@@ -264,7 +278,7 @@ class AsyncQueue(AsyncItemViews):
         self._check_loop()
         places = [parsed_id(each) for each in item_ids]
         return await self._of_queues(
-            [(check_name(queue, "queue"), place) for queue, place in places],
+            [(check_queue(queue), place) for queue, place in places],
             lambda queue, items: CancelItems(queue=queue, items=items),
         )
 
@@ -457,6 +471,18 @@ class Queue(ItemViews):
         If no item is ready, wait up to `wait` seconds for the first one. The leases count from the request on.
         """
         return self._background.run(self._core.dequeue(queues, wait=wait))
+
+    def begin_pop(
+        self, topic: str, group: str, *, start: Point = BEGINNING, lease: float = LEASE_S, attempts_max: int = 0
+    ) -> str:
+        """Begin a pop group if it does not exist; return its queue, `topic@group`.
+
+        The queue has the records of the topic as items. `start` is that of a consumer, and counts for a new group only.
+        Each lease lasts `lease` seconds at first. A record is dead after `attempts_max` leases (0: no limit). Both
+        count for records that are read from now on. Raises: NotFoundError without the topic.
+        """
+        work = self._core.begin_pop(topic, group, start=start, lease=lease, attempts_max=attempts_max)
+        return self._background.run(work)
 
     def ack(self, item: QueueItem) -> None:
         """End an item permanently; return when that is kept.

@@ -26,8 +26,8 @@ from memq.protocol.queue_messages import (
     WireQueue,
 )
 from memq.queues.decisions import ItemOutcome
+from memq.queues.pop import check_queue
 from memq.runtime.runtime import Runtime
-from memq.topic import check_name
 
 DEAD_LIMIT = 100
 
@@ -83,7 +83,7 @@ class AsyncItemViews(AsyncClosing):
         self._check_loop()
         queue, place = parsed_id(item_id)
         asked_s = self._runtime.clock.monotonic()
-        answer, _ = await self._surely(GetItems(queue=check_name(queue, "queue"), items=wire_leases([place])))
+        answer, _ = await self._surely(GetItems(queue=check_queue(queue), items=wire_leases([place])))
         for view in _views(queue, answer.about_queues, asked_s):
             return view
         raise NotFoundError(f"no queue knows item '{item_id}'", hint="it may have ended more than 10 minutes ago")
@@ -93,7 +93,7 @@ class AsyncItemViews(AsyncClosing):
         self._check_loop()
         check_number("count", count, 1, QUEUE_PEEK_MAX, int)
         asked_s = self._runtime.clock.monotonic()
-        answer, _ = await self._surely(PeekItems(queue=check_name(queue, "queue"), count=count))
+        answer, _ = await self._surely(PeekItems(queue=check_queue(queue), count=count))
         return _views(queue, answer.about_queues, asked_s)
 
     async def dead(self, queue: str, *, limit: int = DEAD_LIMIT, after: str | None = None) -> list[ItemView]:
@@ -102,7 +102,7 @@ class AsyncItemViews(AsyncClosing):
         check_number("limit", limit, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
         place = _places(queue, [after])[0][:2] if after is not None else None
         asked_s = self._runtime.clock.monotonic()
-        answer, _ = await self._surely(ListDeadItems(queue=check_name(queue, "queue"), count=limit, after=place))
+        answer, _ = await self._surely(ListDeadItems(queue=check_queue(queue), count=limit, after=place))
         return _views(queue, answer.about_queues, asked_s)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> dict[str, ItemOutcome]:
@@ -117,7 +117,7 @@ class AsyncItemViews(AsyncClosing):
         self, ask: type[RedriveItems | PurgeItems], queue: str, ids: Sequence[str] | None
     ) -> dict[str, ItemOutcome]:
         self._check_loop()
-        check_name(queue, "queue")
+        check_queue(queue)
         outcomes: dict[str, ItemOutcome] = {}
         if ids is not None:
             places = _places(queue, ids)

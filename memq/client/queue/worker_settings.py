@@ -12,7 +12,7 @@ from memq.client.listener.settings import CONCURRENCY_MAX, DELAYS_MAX
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX, QUEUE_NOTE_BYTES_MAX, QUEUES_PER_REQUEST_MAX
 from memq.queues.decisions import NackKind
-from memq.topic import check_name
+from memq.queues.pop import check_queue
 
 PROCESSES_MAX = 256
 SHORT_S = 1.0  # with handlers that take longer, a waiting item is better at another worker
@@ -36,7 +36,7 @@ class WorkerSettings:
         if not 0 < len(self.queues) <= QUEUES_PER_REQUEST_MAX:
             raise InvalidRequestError(f"{len(self.queues)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed")
         for queue in self.queues:
-            check_name(queue, "queue")
+            check_queue(queue)
         check_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX, int)
         if self.prefetch is not None:
             check_number("prefetch", self.prefetch, 0, CONCURRENCY_MAX, int)

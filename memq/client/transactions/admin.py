@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memq.client.group_admin import AsyncGroupAdmin, GroupAdmin
+from memq.client.pop_admin import AsyncPopAdmin, PopAdmin
 from memq.protocol.admin_messages import AdminRequest
 from memq.protocol.transaction_messages import ListTransactions, SettleTransaction
 
@@ -36,7 +36,7 @@ class ShownTransaction:
         return "asked" if self.tries else "prepared" if self.producer_group else "open"
 
 
-class AsyncTransactionAdmin(AsyncGroupAdmin):
+class AsyncTransactionAdmin(AsyncPopAdmin):
     """Shows and settles undecided transactions."""
 
     async def transactions(self, *, proven: bool = True) -> list[ShownTransaction]:
@@ -77,7 +77,7 @@ class AsyncTransactionAdmin(AsyncGroupAdmin):
         await self._ask(AdminRequest(ask=ask))
 
 
-class TransactionAdmin(GroupAdmin):
+class TransactionAdmin(PopAdmin):
     """The same, blocking."""
 
     _core: AsyncTransactionAdmin

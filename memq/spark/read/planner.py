@@ -22,7 +22,6 @@ from msgspec import structs
 from pyspark.sql.datasource import InputPartition
 
 from memq.client.consumer.fetch.cursor_outcomes import LeftOut
-from memq.client.consumer.fetch.dedup_window import DedupWindow
 from memq.client.consumer.fetch.pointer_slot import left_out_of
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
@@ -31,6 +30,7 @@ from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
 from memq.limits import MIB
 from memq.notification import Entry
+from memq.notification.dedup_window import DedupWindow
 from memq.notification.stored_blocks import stored_block
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.stores import StoreUrls

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.pointer_slot import part_between
 from memq.client.consumer.record_filter import RecordFilter, filter_of
@@ -27,6 +26,7 @@ from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.report import ReportedDamage, Stage, damage_of
+from memq.notification.dedup_window import DedupWindow, Novelty
 from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime

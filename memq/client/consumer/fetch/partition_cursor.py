@@ -21,7 +21,6 @@ from enum import Enum, auto
 
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.cursor_outcomes import Conflict, Counts, ReadyRange, Seen
-from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.pointer_slot import PartChoice, PointerSlot, left_out_part, part_between, slot_of
 from memq.client.consumer.progress import Gap, LogContinuity, ReadProgress, expired_error
 from memq.client.consumer.record_filter import RecordFilter
@@ -33,6 +32,7 @@ from memq.format.pointer import Pointer, SequencedBlock, read_pointer
 from memq.format.ranges import Range
 from memq.limits import KIB
 from memq.notification import Entries, Entry, Span
+from memq.notification.dedup_window import DedupWindow, Novelty
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
 from memq.topic import Committed, Position, ReadPartition, Totals
 
