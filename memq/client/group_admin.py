@@ -122,7 +122,10 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
             point = point_of(to, topic_partition_of(partition))
             position = await self._resolver.start_at(point, partition, found.settings)
             totals = await self._totals_before(found, partition, position)
-            resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
+            mark, offset = await self._resolver.checked_mark(partition, position), position.pointer_offset
+            writers = found.writers_of(partition)
+            covered = await self._resolver.covered_before(partition, offset, found.settings, writers)
+            resets[partition] = Committed(position, totals, mark, covered)
         if not dry_run and resets:
             await self._groups.commit(group, "", OUTSIDE_GENERATION, resets)
         return [

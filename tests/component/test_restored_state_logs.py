@@ -153,6 +153,23 @@ def test_a_group_continues_at_its_last_snapshot_after_the_queue_was_lost() -> No
     run(work())
 
 
+def test_a_group_that_was_reset_continues_there_after_the_queue_was_lost() -> None:
+    async def work() -> None:
+        async with rig() as made:
+            cluster = Cluster(made)
+            await cluster.fill()
+            async with AsyncAdmin(cluster.broker.address) as admin:
+                await admin.reset_group("report", "clicks", "end")
+            await cluster.lose()
+            await cluster.restore()
+            await cluster.start("b")
+            assert await cluster.read("report") == []
+            await cluster.send([ALL])
+            assert await cluster.read("report") == [ALL]
+
+    run(work())
+
+
 @pytest.mark.parametrize("published", [0, 1, ALL - 1, ALL])
 def test_an_interrupted_restore_of_groups_is_repeated_with_the_same_result(published: int) -> None:
     async def work() -> None:

@@ -129,7 +129,7 @@ class Scenario:
         states, calm = self.cluster.cloud.state_logs, plan.faults == LEVELS["calm"]()
         error_ms = plan.shape.clock_error_ms
         self.delays = DelayRules(states, world.fail, lambda: world.now, error_ms, calm=calm)
-        self.transactions = TransactionRules(states, world.fail, staged=PARTS in plan.constants)
+        self.transactions = TransactionRules(states, world.fail, self.checker.logs, staged=PARTS in plan.constants)
         self.staging = StagingDoors()
         for checker in (self.checker, self.cluster.transient):
             checker.on_delivered, checker.is_held = self._landed, states.names
@@ -512,8 +512,8 @@ class Scenario:
     async def _transaction_main(self, node: SimNode, runtime: Runtime, doors: Doors) -> None:
         self.staging.of[id(runtime)] = doors.store
         make, kill = partial(self._producer, node, runtime), partial(self._kill, node)
-        admin, life = AsyncAdmin(self.cluster.address_text(), runtime=runtime), self._lives[node.name]
-        await TransactionLife(self.plan, node, make, kill, admin, life, self.checker, self.transactions).run()
+        parts = (self.cluster.address_text(), runtime, make, kill, self._lives[node.name])
+        await TransactionLife(self.plan, node, *parts, self.checker, self.transactions).run()
         self.done[node.name] = True
 
     def _producer(

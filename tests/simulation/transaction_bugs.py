@@ -160,4 +160,12 @@ TRANSACTION_BUGS = (
         seed=1_056,
         aspects=("transaction",),
     ),
+    Planted(
+        "T3: a commit moves no positions",
+        MACHINE,
+        "TransactionMachine._move",
+        body("return None"),
+        level="breezy",
+        aspects=TRANSACTIONS,
+    ),
 )

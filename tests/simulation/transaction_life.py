@@ -2,7 +2,10 @@
 
 An operator commits some that were to be rolled back. The producer learns each end, also after a lost answer.
 
-In a part of the runs it has a database and a checker: a transaction is prepared, the database decides, and then the
+In a part of the runs its transactions also read: each takes a batch of records, and moves the position of its group.
+After a roll-back a new consumer reads the batch again.
+
+In another part it has a database and a checker: a transaction is prepared, the database decides, and then the
 process commits, or leaves that to the check-back, or dies.
 """
 
@@ -14,10 +17,12 @@ import random
 from collections.abc import Callable
 
 from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.client.transactions.transaction import AsyncTransaction
 from memq.client.transactions.undecided import CheckAnswer, UndecidedTransaction
 from memq.errors import MemqError, OutcomeUnknownError, ProducerFencedError, TransactionCommittedError
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Plan
@@ -34,6 +39,8 @@ LIVES = 4  # after which it does not kill itself any more
 RECORDS_MAX = 8
 SIZES = (10, 300, 3_000)
 GROUP, STRANGERS = "shop", "strangers"
+READERS = "readers"  # the group whose positions move
+READING_RATE = 0.6  # of the runs without a checker
 
 
 class _RollBackError(Exception):
@@ -51,9 +58,10 @@ class TransactionLife:
         self,
         plan: Plan,
         node: SimNode,
+        brokers: str,
+        runtime: Runtime,
         make: Callable[..., AsyncProducer],
         kill: Callable[[], None],
-        admin: AsyncAdmin,
         life: int,
         checker: Checker,
         rules: TransactionRules,
@@ -61,15 +69,21 @@ class TransactionLife:
         self._plan = plan
         self._node = node
         self._kill = kill
-        self._admin = admin
+        self._brokers = brokers
+        self._runtime = runtime
+        self._admin = AsyncAdmin(brokers, runtime=runtime)
         self._checker = checker
         self._rules = rules
         self._life = life
         self._checked = random.Random(f"{plan.seed}/check-back").random() < CHECKED_RATE
         self._working: SentTransaction | None = None
+        self._consumer: AsyncConsumer | None = None
+        is_cut = plan.faults.chaos.log_cut_every_s > 0  # then positions are of a log that is gone
+        reads = random.Random(f"{plan.seed}/positions").random() < READING_RATE
+        self._group = READERS if reads and not self._checked and not is_cut else ""
         settings = {"transactional_id": node.name, "transaction_timeout_ms": TIMEOUT_MS}
         if not self._checked:
-            self._producer = make(**settings)
+            self._producer = make(**settings, transaction_group=self._group or None)
             return
         self._producer = make(**settings, transaction_checker=self._check, producer_group=GROUP)
         stranger = {"transaction_checker": self._check_as_stranger, "producer_group": STRANGERS}
@@ -84,6 +98,7 @@ class TransactionLife:
         while self._checked and self._rules.missing():  # noqa: ASYNC110 - it comes by the check-back
             await asyncio.sleep(0.5)
         with contextlib.suppress(MemqError):
+            await self._forget_consumer()
             await self._producer.close()
             await self._admin.close()
             if self._checked:
@@ -111,6 +126,7 @@ class TransactionLife:
                 await self._settle(made, transaction)
             except TransactionCommittedError:
                 self._rules.answered(made, committed=True)
+                await self._forget_consumer()
             except (_RollBackError, MemqError):
                 await self._settle(made, transaction)
                 await asyncio.sleep(0.2)
@@ -125,7 +141,11 @@ class TransactionLife:
     async def _settle(self, made: SentTransaction, transaction: AsyncTransaction) -> None:
         """Learn the end of a transaction; if no broker says it, the next one settles it."""
         with contextlib.suppress(MemqError):
-            self._rules.answered(made, committed=await transaction.settle())
+            committed = await transaction.settle()
+            self._rules.answered(made, committed=committed)
+            if committed:
+                return
+        await self._forget_consumer()
 
     async def _make(self, made: SentTransaction, transaction: AsyncTransaction) -> None:
         draw = self._node.random
@@ -140,18 +160,53 @@ class TransactionLife:
                 await transaction.send("t", value, partition=partition)
                 if draw.random() < EARLY_RATE:
                     await transaction.flush()
+            if self._group:
+                await self._read(made, transaction)
             if draw.random() < SLOW_RATE:
                 await asyncio.sleep(TIMEOUT_MS / 1_000 * draw.uniform(0.5, 2))
             if draw.random() < ABORT_RATE:
                 if draw.random() < OPERATOR_RATE and not self._checked:
                     await transaction.flush()  # an operator commits what is held
                     made.committing = True
+                    made.inputs.clear()  # its positions do not move
                     with contextlib.suppress(MemqError):  # it may have landed
-                        await self._admin.commit_transaction(self._node.name)
+                        await self._admin.commit_transaction(self._node.name, self._group)
                 raise _RollBackError
             if self._checked:
                 await self._decide(made, transaction)
             made.committing = True
+
+    # ---- positions -------------------------------------------------------------------------------
+
+    async def _read(self, made: SentTransaction, transaction: AsyncTransaction) -> None:
+        """Take the next batch, and let the transaction move the position behind it."""
+        draw = self._node.random
+        if self._consumer is None:
+            self._consumer = AsyncConsumer(
+                self._brokers,
+                "t",
+                group=self._group,
+                auto_commit=False,
+                session_timeout_ms=draw.choice([1_000, 3_000]),
+                on_expired="skip",
+                audit=False,
+                runtime=self._runtime,
+            )
+            await self._consumer.__aenter__()
+        batch = await self._consumer.poll(timeout=draw.uniform(0.1, 0.5))
+        if batch is None:
+            return
+        made.inputs |= {
+            (batch.partition, record.position.pointer_offset, record.position.record_index) for record in batch
+        }
+        await transaction.commit_positions(self._consumer, batch)
+
+    async def _forget_consumer(self) -> None:
+        """Close the consumer: the next one continues at the stored positions."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(MemqError):
+                await consumer.close()
 
     # ---- check-back ------------------------------------------------------------------------------
 

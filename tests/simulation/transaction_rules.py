@@ -6,23 +6,29 @@ database says, and no other way; the questions about it are counted one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memq.format.held_object import HoldId
+from memq.groups.machine import unpack_positions
 from memq.holds.decisions import HoldState
 from memq.simulation.ports.groups import StateLogs
 from memq.state_log import Answer
+from memq.topic import Position, ReadPartition
 from memq.transactions.machine import (
     BeginDecision,
     CheckDecision,
+    CommitTransactionDecision,
     PrepareDecision,
     PreparedTransaction,
     SettledTransaction,
     TransactionDecision,
     lane_of,
 )
+from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered
+
+Place = tuple[int, int, int]  # read partition, offset, index in the batch
 
 
 @dataclass(slots=True)
@@ -38,12 +44,23 @@ class SentTransaction:
     in_database: bool | None = None  # of a prepared one: whether its database has committed it
     visible: bool = False  # its commit waits until all records are visible
     never_known: bool = False  # its checker never knows
+    inputs: set[Place] = field(default_factory=set)  # the records that it has read: its positions move behind them
 
 
 class TransactionRules:
     """`fail` gets each finding. `staged`: staged parts replace blocks, whose own holds are dropped then."""
 
-    def __init__(self, states: StateLogs, fail: Callable[[str], None], *, staged: bool = False) -> None:
+    def __init__(
+        self,
+        states: StateLogs,
+        fail: Callable[[str], None],
+        logs: Mapping[ReadPartition, ReadLog],
+        *,
+        staged: bool = False,
+    ) -> None:
+        self._logs = logs
+        self._read: dict[Place, SentTransaction] = {}  # records that transactions have read whose records landed
+        self._moved: dict[ReadPartition, Position] = {}  # where decisions have put the group
         self._staged = staged
         states.on_transaction = self.decided
         self.transactions: list[SentTransaction] = []
@@ -71,6 +88,8 @@ class TransactionRules:
         """A decision is in a state log, with the answer of its machine (T4)."""
         if isinstance(decision, BeginDecision):
             return
+        if isinstance(decision, CommitTransactionDecision) and isinstance(answer, SettledTransaction):
+            self._check_moves(decision, answer)
         lane = lane_of(decision.instance, decision.number)
         if isinstance(decision, PrepareDecision):
             found = self.named(decision.note.decode())
@@ -84,6 +103,33 @@ class TransactionRules:
         elif isinstance(answer, SettledTransaction) and lane in self._prepared:
             self._ended(self._prepared.pop(lane), committed=answer.committed)
             self._parked.discard(lane)
+
+    def _check_moves(self, decision: CommitTransactionDecision, answer: SettledTransaction) -> None:
+        """Positions move from where the last decision has put them, over records that a transaction has read."""
+        moves = decision.moves
+        if moves is None or not (answer.committed and answer.moved):
+            return
+        before = unpack_positions(moves.before)
+        for partition, committed in unpack_positions(moves.after).items():
+            new, log = committed.position, self._logs[partition]
+            old = self._moved.get(partition, Position(partition.partition, 0))
+            if old == new:
+                continue  # the answer to a decision that counted before
+            if partition in before and before[partition].position != old:
+                self._fail(f"a transaction moves a group from {before[partition].position}, and it is at {old}")
+            self._moved[partition] = new
+            first = max(log.index_of(old.pointer_offset, old.record_index), log.begin_index)
+            passed = log.stream[first : log.index_of(new.pointer_offset, new.record_index)]
+            read = {
+                place
+                for each in self.transactions
+                if each.committing and each.committed is not False
+                for place in each.inputs
+            }
+            left = [each for each in passed if (partition.partition, each.offset, each.record_index) not in read]
+            if left:
+                text = f"{len(left)} records, the first is {left[0].value[:40]!r}"
+                self._fail(f"a transaction moves a group from {old} to {new}, and no transaction has read {text}")
 
     def _ended(self, transaction: SentTransaction, *, committed: bool) -> None:
         name = transaction.name
@@ -116,6 +162,8 @@ class TransactionRules:
         if transaction is None:
             return
         name, partition = transaction.name, transaction.partitions[found.value]
+        if not transaction.landed:
+            self._note_read(transaction)
         transaction.landed.add(found.value)
         if transaction.committed is False:
             self._fail(f"transaction {name} was rolled back, and a record of it is delivered")
@@ -127,6 +175,15 @@ class TransactionRules:
         replaced = self._staged and state is HoldState.DROPPED
         if state not in (HoldState.RELEASED, None) and not replaced:  # a block is known by its first record
             self._fail(f"transaction {name} is delivered, and the state of a block is {state}")
+
+    def _note_read(self, transaction: SentTransaction) -> None:
+        """The records that a committed transaction has read are read by no other one (T3)."""
+        for place in transaction.inputs:
+            other = self._read.setdefault(place, transaction)
+            if other is not transaction:
+                self._fail(
+                    f"transactions {other.name} and {transaction.name} are committed, and both have read {place}"
+                )
 
     def missing(self) -> list[bytes]:
         """Return the records of committed transactions, and of visible ones, that are not in the log.

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.api import Ask, Call, WithBlocks, reader_requests
-from memq.broker.api.group_requests import HEARTBEAT_S, GroupRequests
+from memq.broker.api.group_requests import HEARTBEAT_S, REQUEST_S, GroupRequests
 from memq.broker.api.reader_requests import WAIT_MS_MAX, ReaderRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
@@ -552,7 +552,11 @@ def test_names_of_groups_are_checked_before_the_queue_is_asked() -> None:
     handling(work())
 
 
-def test_a_heartbeat_waits_for_the_owner_of_its_group_within_a_bound() -> None:
+BEAT = HeartbeatRequest(group="g", member="m", generation=1)
+
+
+@pytest.mark.parametrize("ask", [BEAT, JoinRequest(group="g", member="m"), CommitRequest(group="g")])
+def test_a_request_waits_for_the_owner_of_its_group_within_a_bound(ask: Any) -> None:
     """Another broker may be the owner by then. The member keeps its connection to this one."""
 
     class Hanging(Link):
@@ -561,13 +565,13 @@ def test_a_heartbeat_waits_for_the_owner_of_its_group_within_a_bound() -> None:
 
         async def request(self, api: Api, message: Any, answer: Any, *, timeout_s: float = 30.0, **_: Any) -> Any:
             await skip(timeout_s)
-            raise TimedOutError("no answer to HEARTBEAT")
+            raise TimedOutError(f"no answer to {api.name}")
 
     async def work() -> None:
-        handlers = Handlers(cast(Any, Hanging()))
-        with pytest.raises(NotReadyError, match="the owner of group 'g' does not answer: no answer to HEARTBEAT"):
-            await handlers.requests.heartbeat(call(HeartbeatRequest(group="g", member="m", generation=1)))
-        assert now_s() == HEARTBEAT_S
+        requests = Handlers(cast(Any, Hanging())).requests
+        with pytest.raises(NotReadyError, match="the owner of group 'g' does not answer: no answer to "):
+            await getattr(requests, type(ask).__name__.removesuffix("Request").lower())(call(ask))
+        assert now_s() == (HEARTBEAT_S if ask is BEAT else REQUEST_S)
 
     handling(work())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from memq.broker.api import Answer, Call, Reply
 from memq.broker.api.group_migration import GroupMigrator
@@ -40,8 +42,10 @@ from memq.protocol.link import Link
 from memq.protocol.messages import PartitionRef, encode_message
 from memq.topic import Committed, ReadPartition, check_group
 
+Found = TypeVar("Found", bound=msgspec.Struct)
 _UNCHANGED = encode_message(MembershipAnswer(generation=OUTSIDE_GENERATION, unchanged=True, waits=True))
 HEARTBEAT_S = 5.0  # time-out for the owner of a group: if it hangs, another broker may be the owner soon
+REQUEST_S = 10.0  # the same for joins and commits, which may wait for others
 
 
 class GroupRequests:
@@ -53,11 +57,11 @@ class GroupRequests:
         self._migrator = migrator
 
     async def join(self, call: Call[JoinRequest]) -> Answer:
-        """Enter or leave a group."""
+        """Enter or leave a group. Raises: NotReadyError if the group's owner does not answer."""
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
-            return await coordinator.request(Api.JOIN, ask, MembershipAnswer)
+            return await _of_owner(coordinator, Api.JOIN, ask, MembershipAnswer, REQUEST_S)
         if ask.leave:
             await coordinator.leave(ask.group, ask.member)
             return MembershipAnswer(generation=OUTSIDE_GENERATION)
@@ -74,10 +78,7 @@ class GroupRequests:
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
-            try:
-                return await coordinator.request(Api.HEARTBEAT, ask, MembershipAnswer, timeout_s=HEARTBEAT_S)
-            except TimedOutError as error:  # not as such: the client would give up its connection to this broker
-                raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
+            return await _of_owner(coordinator, Api.HEARTBEAT, ask, MembershipAnswer, HEARTBEAT_S)
         if ask.leave:
             await coordinator.leave(ask.group, ask.member, ask.generation)
             return MembershipAnswer(generation=OUTSIDE_GENERATION)
@@ -109,11 +110,11 @@ class GroupRequests:
         return _answer(membership, self._hosts.address_of(call.ask.group), waits=direct)
 
     async def commit(self, call: Call[CommitRequest]) -> Answer:
-        """Store positions of a group, or read them."""
+        """Store positions of a group, or read them. Raises: as `join`."""
         ask = call.ask
         coordinator = await self._coordinator(call, ask.group)
         if isinstance(coordinator, Link):
-            return await coordinator.request(Api.COMMIT, ask, CommitAnswer)
+            return await _of_owner(coordinator, Api.COMMIT, ask, CommitAnswer, REQUEST_S)
         if ask.positions:
             positions = committed_of(ask.positions)
             for partition in positions:
@@ -190,6 +191,18 @@ class GroupRequests:
         if isinstance(found, str):
             raise NotReadyError(f"the coordinator of group '{group}' is at {found}")
         return found
+
+
+async def _of_owner(owner: Link, api: Api, ask: Any, answer: type[Found], timeout_s: float) -> Found:
+    """Return the answer of the owner of a group.
+
+    Raises: NotReadyError if it does not answer. With a TimedOutError the client would give up its connection to this
+    broker.
+    """
+    try:
+        return await owner.request(api, ask, answer, timeout_s=timeout_s)
+    except TimedOutError as error:
+        raise NotReadyError(f"the owner of group '{ask.group}' does not answer: {error}") from error
 
 
 async def _all_known(partitions: Partitions, refs: Sequence[PartitionRef]) -> list[ReadPartition]:

@@ -15,11 +15,12 @@ from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, page_before, valid_seek, valid_span
 from memq.runtime.clock import Clock
-from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals
+from memq.topic import Covered, Position, ReadPartition, Topic, TopicSettings, Totals
 
 OwnerSpans = Callable[[ReadPartition], Awaitable[Sequence[Span]]]
 IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
 TAIL_OFFSETS = 16
+COVERED_OFFSETS = 1_024  # entries in which the last batch of a quiet writer is searched for
 END_TRIES = 4
 END_RETRY_S = 0.1  # doubled for each try: 1.5 s in all
 
@@ -220,6 +221,34 @@ class OffsetResolver:
         """Return the totals before the pointer at `offset`, including all that retention took."""
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
+
+    async def covered_before(
+        self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
+    ) -> Covered:
+        """Return the batches before `offset`, for a position that no reader has reached (G5).
+
+        They are known by the last batch of each writer, and by pointers from before the dedup window. A writer without
+        a batch in the last COVERED_OFFSETS entries is left out.
+        """
+        span = await valid_span(self._queue, partition)
+        end, back = min(offset, span.end), self._tail_offsets
+        while True:
+            first = max(span.begin, end - back)
+            last = [each async for each in self._pointers(partition, first, end)]
+            found = {pointer.partition for _, pointer in last if pointer.kind == "data"}
+            if found.issuperset(writers) or first == span.begin or back >= COVERED_OFFSETS:
+                break
+            back *= 4
+        now_ms = max((time_ms for time_ms, _ in last), default=0)
+        progress = ReadProgress(settings.reader_window_ms)
+        if last:
+            old = min(first, await valid_seek(self._queue, partition, now_ms - settings.reader_window_ms))
+            async for time_ms, pointer in self._pointers(partition, max(span.begin, old - self._tail_offsets), old):
+                progress.pass_over(pointer, time_ms)
+        for time_ms, pointer in last:
+            progress.pass_over(pointer, time_ms)
+        progress.pass_time(now_ms)
+        return progress.covered
 
     async def totals_of(self, cursor: PartitionCursor, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return the totals before the pointer at the position of `cursor`."""

@@ -263,6 +263,10 @@ class _CoveredPart:
         self.met_ms.setdefault(epoch, time_ms)
         reached = pointer.batch_sequence + 1 if pointer.kind == "data" else 0
         self.next_[epoch] = max(reached, self.next_.get(epoch, 0))
+        self.pass_time(time_ms, keep_ms)
+
+    def pass_time(self, time_ms: int, keep_ms: int) -> None:
+        """Cover all lower epochs than one that was met over `keep_ms` ago."""
         old = [each for each, met_ms in self.met_ms.items() if time_ms - met_ms > keep_ms and self.next_[each]]
         if old and max(old) > self.floor:
             self.floor = max(old)
@@ -302,6 +306,11 @@ class ReadProgress:
         self._part(pointer.partition).add(pointer)
         if self._keep_ms:
             self._covered.setdefault(pointer.partition, _CoveredPart()).note(pointer, time_ms, self._keep_ms)
+
+    def pass_time(self, time_ms: int) -> None:
+        """Note that the log has come to a queue time, by pointers of whichever writer."""
+        for part in self._covered.values():
+            part.pass_time(time_ms, self._keep_ms)
 
     @property
     def covered(self) -> Covered:

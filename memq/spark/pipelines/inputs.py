@@ -137,6 +137,7 @@ async def commit_positions(options: ReadOptions, group: str, positions: Mapping[
                 offset = position.pointer_offset
                 totals = await access.resolver.totals_before(partition, offset, topic.settings, writers)
                 mark = await access.resolver.checked_mark(partition, position)
-                commits[partition] = Committed(position, totals.plus(position.record_index, 0), mark)
+                covered = await access.resolver.covered_before(partition, offset, topic.settings, writers)
+                commits[partition] = Committed(position, totals.plus(position.record_index, 0), mark, covered)
         if commits:
             await access.groups.commit(group, "", OUTSIDE_GENERATION, commits)

@@ -23,6 +23,7 @@ from memq.runtime.network import Address, format_address, parse_address
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 CONNECT_S = 3.0  # an owner that can't be reached in this time is asked through other brokers
 AVOIDED_S = 5.0  # for so long
+REQUEST_S = 10.0  # time-out of joins and commits: an owner that hangs is left
 HEARTBEAT_S = 5.0  # time-out of a heartbeat in addition to its wait, or the wait once more: an owner that hangs is left
 
 
@@ -44,19 +45,16 @@ class GroupOwner:
         link = await self._link()
         if link is not None:
             try:
-                if isinstance(message, HeartbeatRequest):
-                    wait_s = message.wait_ms / 1_000
-                    found = await link.request(api, message, answer, timeout_s=wait_s + max(HEARTBEAT_S, wait_s))
-                else:
-                    found = await link.request(api, message, answer, timeout_s=timeout_s)
-                return self._learned(found)
+                within_s = min(timeout_s, _within_s(message))
+                return self._learned(await link.request(api, message, answer, timeout_s=within_s))
             except TimedOutError as error:
                 self._avoid(link.address)
                 link.abort(UnreachableError(f"connection to {format_address(link.address)} was given up: {error}"))
                 raise
             except (UnreachableError, DrainingError):
                 self._avoid(link.address)
-        return self._learned(await self._any_broker(api, message, answer, timeout_s=timeout_s))
+        within_s = min(timeout_s, CONNECT_S + (HEARTBEAT_S if isinstance(message, HeartbeatRequest) else REQUEST_S))
+        return self._learned(await self._any_broker(api, message, answer, timeout_s=within_s))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -87,3 +85,11 @@ class GroupOwner:
 
     def _avoid(self, owner: Address) -> None:
         self._owner, self._avoided = None, (owner, self._clock.monotonic() + AVOIDED_S)
+
+
+def _within_s(message: msgspec.Struct) -> float:
+    """Return how long the owner may take for a request."""
+    if not isinstance(message, HeartbeatRequest):
+        return REQUEST_S
+    wait_s = message.wait_ms / 1_000
+    return wait_s + max(HEARTBEAT_S, wait_s)
