@@ -62,7 +62,7 @@ from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
-BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 1 KB of memory each
+BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # that are known
 DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"

@@ -320,13 +320,12 @@ class QueueMachine:
             known = block.ranges(begin, end) if block is not None else ()
             if block is None and ended is not None:
                 known = ended.ranges(begin, end)
+            at = begin
             for first, last, status in known:
-                if begin < first:
-                    yield None, begin, first, None
                 yield block, first, last, status
-                begin = last
-            if begin < end:
-                yield None, begin, end, None
+                at = last
+            if at < end:
+                yield None, at, end, None
 
     def _put(self, block: QueueBlock, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
         """Set the status of items in a row, which have the status `former`."""

@@ -73,7 +73,7 @@ class Shard:
         decision = GrantDecision(self.grants, self.now.wall_ms, items)
         return self.machine.apply(encode_decision(decision))  # type: ignore[return-value]  # as the machine says
 
-    def settle(self, decision: ItemDecision) -> object:
+    def settle(self, decision: ItemDecision) -> tuple[ItemOutcome, ...]:
         """Cancel, redrive or purge items."""
         self.scheduler.hold(decision.items)
         outcomes = self.machine.apply(encode_decision(decision))

@@ -6,6 +6,7 @@ import math
 
 from memq.queues.decisions import (
     AckDecision,
+    CancelDecision,
     ExtendDecision,
     ItemOutcome,
     ItemRanges,
@@ -13,8 +14,8 @@ from memq.queues.decisions import (
     NackDecision,
     encode_decision,
 )
-from memq.queues.scheduler import ItemScheduler, Moment
-from tests.unit.queue_shard import Shard
+from memq.queues.scheduler import ENDS_AT_ONCE_MAX, ItemScheduler, Moment
+from tests.unit.queue_shard import Shard, ended
 
 
 def test_priority_is_first_then_the_due_time_then_arrival() -> None:
@@ -155,6 +156,25 @@ def test_lives_and_attempts_end() -> None:
         shard.scheduler.ended(each)
     assert shard.machine.totals == {"expired": 2, "dead": 1}
     assert not shard.scheduler.has_ends()
+
+
+def test_one_decision_ends_a_bounded_number_of_items() -> None:
+    shard = Shard()
+    for block in (1, 2, 3):
+        shard.enqueue(block, count=700, terms=ItemTerms(5, 4_000, 0, shard.now.wall_ms + 2_000))
+    shard.wait(2)
+    shard.scheduler.pass_time(shard.now)
+    assert [len(ended(shard)) for _ in range(4)] == [ENDS_AT_ONCE_MAX, ENDS_AT_ONCE_MAX, 100, 0]
+    assert shard.machine.totals == {"expired": 2_100}
+
+
+def test_items_that_no_queue_has_leave_no_memory() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=2)
+    entries = shard.scheduler.entries
+    for ranges in (ItemRanges(1, (2, 9)), ItemRanges(7, (0, 3))):
+        assert set(shard.settle(CancelDecision(0, (ranges,)))) == {ItemOutcome.UNKNOWN}
+    assert shard.scheduler.entries == entries
 
 
 def test_an_answer_has_the_blocks_that_fit_and_at_least_one() -> None:
