@@ -2,7 +2,8 @@
 
 Run it with `make queue-demo`. It starts `memq dev` on a fresh folder. Each flight goes into the queue of its airport.
 Late flights have priority, cancelled ones a delay. A pool of workers handles them. SIGKILL ends workers and the broker,
-each by its own process id. At the end, each job was acked exactly once, and the report has all redeliveries.
+each by its own process id. At the end, each job was acked exactly once. The report has all redeliveries, and the audit
+is clean.
 """
 
 from __future__ import annotations
@@ -188,6 +189,17 @@ def check_acks(address: str, jobs: Jobs) -> None:
     require(outcomes == {memq.ItemOutcome.ALREADY_ACKED: len(jobs.ids)}, f"not all jobs are acked: {outcomes}")
 
 
+def audit(address: str, jobs: Jobs) -> None:
+    """The audit has each job as acked once, by the logs and objects of the broker."""
+    command = [sys.executable, "-m", "memq", "queue", "audit", "-b", address, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    found = json.loads(done.stdout)
+    acked = found["items"]["acked"] + found["ended_before"]
+    require(found["verdict"] == "clean", f"the audit has findings: {found['findings']}")
+    require(acked == len(jobs.ids), f"the audit has {acked:,} acked items")
+    print(f"audit clean: {acked:,} items acked, {found['coverage']['entries']:,} entries of the logs read", flush=True)
+
+
 def check_order(jobs: Jobs, journal: list[Step]) -> None:
     """In one worker, first attempts of a queue come by priority, and no job comes before it is due."""
     last: dict[str, int] = {}
@@ -253,6 +265,7 @@ def main() -> int:
             work(broker, jobs, pool)
             check_acks(broker.address, jobs)
             report(jobs, pool)
+            audit(broker.address, jobs)
         print(f"each of {len(jobs.ids):,} jobs was acked exactly once, after {time.perf_counter() - started:.1f} s")
     return 0
 

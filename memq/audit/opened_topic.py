@@ -25,7 +25,7 @@ from memq.notification import Span
 from memq.notification.remote import Ask, RemoteQueue
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
-from memq.topic import ReadPartition, Topic
+from memq.topic import ReadPartition, Topic, is_state_topic
 
 METADATA_S_MAX = 10.0
 StateOf = Callable[[Topic, int, int], Awaitable[str]]  # of a delayed record: producer and sequence
@@ -95,7 +95,9 @@ async def opened_topic(
         found = _all_stores(metadata, stores) if direct else await _stores_with(topic, metadata, stores)
         through = THROUGH_STORE if len(found) == len(metadata.stores) else THROUGH_BROKER
         source = _source(found, None if direct else any_broker)
-        queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
+        owners = OwnerRequests(runtime, pool, metadata, SPANS_S_MAX)
+        # The owner of a state log has no partition of records: it would open one there, and publish a pointer.
+        queue = RemoteQueue(any_broker) if is_state_topic(topic.name) else OwnersQueue(any_broker, owners, topic)
         holders, groups = Holders(pool, any_broker), RemoteGroups(any_broker)
         asks = (holders.ask, holders.ask_released, holders.state_of)
         yield OpenedTopic(topic, metadata.cluster, queue, groups, source, through, *asks, found)

@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "queue": (
         "memq.cli.records.queue",
         "queue",
-        "list and describe queues of items; enqueue, dequeue and cancel items",
+        "list, describe and audit queues of items; enqueue, dequeue and cancel items",
     ),
     "worker": ("memq.cli.records.worker", "worker", "run a program for each item of queues"),
     "get": ("memq.cli.records.get", "get", "print one record, by its position"),

@@ -172,3 +172,24 @@ def test_records_of_a_topic_are_items_of_a_pop_group(shell: Shell) -> None:
 def _lag(shell: Shell) -> int:
     (group,) = json.loads(shell.run("queue", "pop", "list", "--json").stdout)
     return int(group["lag_records"])
+
+
+def test_the_audit_of_a_queue_is_clean_until_an_object_is_gone(shell: Shell, server: DevServer) -> None:
+    done = shell.run("queue", "enqueue", "audited", "--lease", "1h", text="a\nb\nc\n")
+    assert done.returncode == 0, done
+    assert shell.run("queue", "dequeue", "audited").stdout == "a\n"
+    assert shell.run("queue", "dequeue", "audited", "--no-ack").stdout == "b\n"
+    done = shell.run("queue", "audit", "audited")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "verdict: clean: queue 'audited', 3 items: 1 waiting, 1 leased, 1 acked\n" in done.stdout
+    assert shell.run("queue", "audit", "no/name").returncode == 2
+    found = json.loads(shell.run("queue", "audit", "audited", "--json").stdout)
+    assert (found["verdict"], found["items"]["acked"]) == ("clean", 1)
+    for path in server.data.rglob("held/*/*/*/*"):
+        if b"queue 5 3600000 " in path.read_bytes():
+            path.unlink()
+    done = shell.run("queue", "audit")
+    assert done.returncode == 1
+    assert "verdict: lost: all queues" in done.stdout
+    assert "missing payload" in done.stdout
+    assert ":1 and 1 more of its block: the store has no object" in done.stdout

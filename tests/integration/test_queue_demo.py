@@ -14,4 +14,5 @@ def test_the_queue_demo_acks_each_job_once_after_each_kill(tmp_path: Path) -> No
     assert printed.count("killed the broker with SIGKILL") == 2
     assert printed.count("killed worker-") == 3
     assert "handled twice, all of them by a killed worker first" in printed
+    assert "audit clean: 8,000 items acked" in printed
     assert "each of 8,000 jobs was acked exactly once" in printed

@@ -1,4 +1,4 @@
-"""`memq queue`: queues of items: list, describe, enqueue, dequeue, cancel."""
+"""`memq queue`: queues of items: list, describe, enqueue, dequeue, cancel, audit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from memq.cli.records.pop import pop
 from memq.cli.records.produce import parse_headers
 from memq.cli.records.programs import DAY_S, seconds_of
 from memq.cli.records.record_text import encode_record
+from memq.cli.run import FAILED, OK
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import LEASE_S, PRIORITY, Queue
 from memq.errors import NotFoundError
@@ -20,6 +21,7 @@ from memq.limits import QUEUE_ATTEMPTS_MAX, QUEUE_DELAY_MS_MAX, QUEUE_ITEMS_PER_
 from memq.protocol.queue_messages import WireQueue
 from memq.queues.decisions import ItemOutcome
 from memq.settings import Value
+from memq.topic import check_name
 
 HEADS = ("queue", "ready", "leased", "delayed", "dead", "oldest ready")
 DELAY_S_MAX = QUEUE_DELAY_MS_MAX / 1_000
@@ -29,7 +31,7 @@ NOTHING = 3  # exit code: no item is there
 
 @click.group()
 def queue() -> None:
-    """Queues of items: list and describe them; enqueue, dequeue and cancel items."""
+    """Queues of items: list, describe and audit them; enqueue, dequeue and cancel items."""
 
 
 queue.add_command(pop)
@@ -239,3 +241,31 @@ def cancel(ids: tuple[str, ...], as_json: bool, config: str | None, profile: str
     else:
         print_table(("id", "outcome"), [(id_, str(outcome)) for id_, outcome in found.items()])
     return 0 if set(found.values()) <= {ItemOutcome.CANCELLED} else 1
+
+
+@queue.command()
+@click.argument("name", metavar="[QUEUE]", default="")
+@broker_options
+@json_option
+def audit(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Check each item of QUEUE, or of all queues, by the logs, snapshots and objects.
+
+    It names items that were acked and came again, that are lost, or whose payload is missing or damaged. It reads the
+    store directly. Exits with 0 if the verdict is clean or incomplete, else with 1.
+    """
+    import asyncio
+
+    from memq.audit.items.opened import audit_items
+
+    verdict = asyncio.run(audit_items(brokers_of(config, profile, flags), check_name(name, "queue") if name else ""))
+    if as_json:
+        print_json(verdict.to_json())
+        return OK if verdict.passed else FAILED
+    if verdict.findings:
+        counts = [(fault.value, verdict.counts[fault]) for fault in verdict.counts]
+        print_table(("finding", "items"), counts)
+        for each in verdict.findings:
+            click.echo(f"{each.fault.value}: {each}")
+    click.echo(f"verdict: {verdict}")
+    click.echo(f"coverage: {verdict.basis}")
+    return OK if verdict.passed else FAILED
