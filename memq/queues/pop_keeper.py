@@ -155,7 +155,8 @@ class PopKeeper:
     async def read(self, group: PopGroup, begin: PopPosition, batch: PopBatch, lost: int) -> PopPosition | None:
         """Take the new blocks of a batch; return the new position. None: the group is not at `begin`.
 
-        Large batches are several decisions, and each one moves the position.
+        Large batches are several decisions, and each one moves the position. Without room for more, the new position
+        lies within the batch.
         """
         terms = ItemTerms(PRIORITY, group.lease_ms, group.attempts_max, 0).lane()
         target = Target(group.queue, group.topic_id, batch.partition)
@@ -183,6 +184,8 @@ class PopKeeper:
             for each, is_new in zip(some, found, strict=True):  # type: ignore[call-overload]  # as the machine says
                 self._shard.arrived(each.id, each.records if is_new else 0, each.data)
             begin, lost = end, 0
+            if rest and not self.has_room(group.queue):
+                break
         return begin
 
     async def move(self, group: PopGroup, begin: PopPosition, end: PopPosition) -> bool:

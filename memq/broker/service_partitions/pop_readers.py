@@ -116,6 +116,8 @@ class _GroupReader:
                 part = self._open[log.partition] = PopPartition(self._services, topic, log, self._pop, group)
                 await part.open()
             moved |= await part.read()
+            if part.is_done:
+                del self._open[log.partition]
         return moved
 
     async def _begin_of(self, log: ReadPartition) -> int:
