@@ -205,8 +205,12 @@ class PopKeeper:
             block
             for queue in list(self._machine.pops.blocks)
             for block in self.blocks_of(queue)
-            if self.group(queue, place_of(block.key).life) is None
+            if self.is_stray(block)
         ]
+
+    def is_stray(self, block: QueueBlock) -> bool:
+        """Whether the group of a block was removed, or begun again: its items end, and no worker gets them."""
+        return block.is_stream and self.group(block.topic, place_of(block.key).life) is None
 
     async def end(self, blocks: Iterable[QueueBlock], *, removed: bool) -> int:
         """End the items of blocks that no worker has; return how many have ended.

@@ -266,7 +266,8 @@ def test_a_group_is_removed_with_its_items_and_may_begin_again() -> None:
             await queue.begin_pop("orders", "billing")
             assert sorted(payloads(await drained(queue, 3))) == [b"one", b"three", b"two"]
             assert first.payload in (b"one", b"two", b"three")
-            await until(lambda: none_are(queue))  # items of the removed group end with their leases
+            assert await queue.dequeue(QUEUE, wait=2) == [], "an item of the former group comes when its lease is over"
+            await until(lambda: none_are(queue))
 
     run(work())
 
