@@ -72,6 +72,8 @@ QUEUE_PEEK_MAX = 100  # items with their payloads in one answer
 QUEUE_KEY_CHARS_MAX = 128  # of a key, and of a dedupe key
 QUEUE_DEDUPE_MS_MIN, QUEUE_DEDUPE_MS_MAX = 1_000, 86_400_000
 QUEUE_KNOWN_BLOCKS_MAX = 32  # that a request for items may name
+POP_RECORD_BYTES_MAX = 2 * MIB  # of a topic whose records are leased: `record_bytes_max` of its settings
+POP_BLOCK_BYTES_MAX = 2 * MIB + 768 * KIB  # of a block of such a topic: one answer has it as text
 QUEUE_WAIT_MS_MAX = 20_000  # of one request; clients ask again
 
 # Transactions.

@@ -252,6 +252,12 @@ class QueueKeeper:
         await self.pop.check(wanted)
         now = self._now()
         items = self._scheduler.take(wanted, bytes_max, now)
+        strays = [each for each in items if self.pop.is_stray(self._machine.blocks[each.block])]
+        if strays:
+            self._scheduler.released(strays)
+            items = [each for each in items if each not in strays]
+            blocks = [self._machine.blocks[each.block] for each in strays]
+            self._tasks.start(self._end_strays(blocks), "end items of former pop groups")
         return await self._to_its_end(self._grant(items, known, now)) if items else []
 
     async def _grant(self, items: Sequence[ItemRanges], known: Collection[int], now: Moment) -> list[Delivered]:
@@ -267,6 +273,11 @@ class QueueKeeper:
             self._scheduler.granted(items, blocks, now.steady_s)
             self._wake()
         return [Delivered(decision.number, each, data.get(each.block.id.producer, b"")) for each in blocks]
+
+    async def _end_strays(self, blocks: Sequence[QueueBlock]) -> None:
+        """End items that no worker is to get; after an error, the readers of pop groups do it."""
+        with suppress(MemqError):
+            await self.pop.end(blocks, removed=True)
 
     async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
         """Wait until a queue has a ready item; return whether that is so in this time. Raises: NotReadyError."""

@@ -157,7 +157,8 @@ class PopKeeper:
     async def read(self, group: PopGroup, begin: PopPosition, batch: PopBatch, lost: int) -> PopPosition | None:
         """Take the new blocks of a batch; return the new position. None: the group is not at `begin`.
 
-        Large batches are several decisions, and each one moves the position.
+        Large batches are several decisions, and each one moves the position. Without room for more, the new position
+        lies within the batch.
         """
         terms = ItemTerms(PRIORITY, group.lease_ms, group.attempts_max, 0).lane()
         target = Target(group.queue, group.topic_id, batch.partition)
@@ -185,6 +186,8 @@ class PopKeeper:
             for each, is_new in zip(some, found, strict=True):  # type: ignore[call-overload]  # as the machine says
                 self._shard.arrived(each.id, each.records if is_new else 0, each.data)
             begin, lost = end, 0
+            if rest and not self.has_room(group.queue):
+                break
         return begin
 
     async def move(self, group: PopGroup, begin: PopPosition, end: PopPosition) -> bool:
@@ -204,8 +207,12 @@ class PopKeeper:
             block
             for queue in list(self._machine.pops.blocks)
             for block in self.blocks_of(queue)
-            if self.group(queue, place_of(block.key).life) is None
+            if self.is_stray(block)
         ]
+
+    def is_stray(self, block: QueueBlock) -> bool:
+        """Whether the group of a block was removed, or begun again: its items end, and no worker gets them."""
+        return block.is_stream and self.group(block.topic, place_of(block.key).life) is None
 
     async def end(self, blocks: Iterable[QueueBlock], *, removed: bool) -> int:
         """End the items of blocks that no worker has; return how many have ended.

@@ -266,7 +266,8 @@ def test_a_group_is_removed_with_its_items_and_may_begin_again() -> None:
             await queue.begin_pop("orders", "billing")
             assert sorted(payloads(await drained(queue, 3))) == [b"one", b"three", b"two"]
             assert first.payload in (b"one", b"two", b"three")
-            await until(lambda: none_are(queue))  # items of the removed group end with their leases
+            assert await queue.dequeue(QUEUE, wait=2) == [], "an item of the former group comes when its lease is over"
+            await until(lambda: none_are(queue))
 
     run(work())
 
@@ -425,6 +426,55 @@ async def failing(producer: AsyncProducer) -> None:
     async with producer.transaction() as transaction:
         await transaction.send("orders", b"never")
         raise ZeroDivisionError
+
+
+def test_a_batch_of_many_blocks_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_keeper, "BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(pop_keeper, "AHEAD_ITEMS", 10)
+
+    async def work() -> None:
+        async with popping(1, 1, seal_when_idle=False, batch_age_ms_max=2_000) as (_, brokers, queue, admin):
+            noise = random.Random(7)
+            sent = [b"%d " % number + noise.randbytes(3_000) for number in range(60)]
+            async with AsyncProducer(brokers[0].address, block_bytes=8_192, linger_ms=0) as producer:
+                await producer.send_many("orders", sent)
+                await producer.flush()
+            await queue.begin_pop("orders", "billing")
+            (first,) = await queue.dequeue(QUEUE, wait=10)
+            assert await queue.dequeue("nothing", wait=0.7) == [], "it may read further meanwhile"
+            (group,) = await admin.pop_groups()
+            assert group.items <= 16, "a decision takes at most two blocks beyond the budget"
+            assert group.records == 60
+            await queue.ack(first)
+            found = [first, *await drained(queue, 59, size=4)]
+            assert Counter(payloads(found)) == Counter(sent)
+            assert len({item.position for item in found}) == 60
+
+    run(work())
+
+
+def test_large_records_come_and_larger_ones_are_refused_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with popping(1, 1, record_bytes_max=2 << 20) as (_, brokers, queue, admin):
+            large = random.Random(7).randbytes((2 << 20) - 4_096)
+            async with AsyncProducer(brokers[0].address, linger_ms=0) as producer:
+                await producer.send("orders", large)
+                await producer.flush()
+                await queue.begin_pop("orders", "billing")
+                (item,) = await queue.dequeue(QUEUE, wait=10)
+                assert item.payload == large
+                assert (await queue.get(item.id)).payload == large
+                await queue.ack(item)
+                monkeypatch.setattr(pop_partition, "POP_BLOCK_BYTES_MAX", 1 << 20)
+                await producer.send("orders", large)
+                await producer.send("orders", b"small")
+                await producer.flush()
+            assert payloads(await drained(queue, 1)) == [b"small"]
+            await admin.create_topic("wide", settings={"record_bytes_max": 3 << 20})
+            with pytest.raises(InvalidRequestError, match="a pop group at most 2097152"):
+                await queue.begin_pop("wide", "billing")
+
+    run(work())
 
 
 def test_only_committed_and_due_records_come() -> None:

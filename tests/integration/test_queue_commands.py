@@ -154,11 +154,12 @@ def test_records_of_a_topic_are_items_of_a_pop_group(shell: Shell) -> None:
     assert (done.returncode, done.stdout) == (0, "orders@billing\n"), done
     first = json.loads(shell.run("queue", "dequeue", "orders@billing", "--wait", "10s", "--json").stdout)
     assert (first["topic"], first["attempt"], first["lease_s"]) == ("orders", 1, 20.0)
-    script = 'value=$(cat); echo "$value $ITEM_QUEUE" >> "$WRITTEN"; [ "$value" = c ] && exit 65; true'
+    script = 'value=$(cat); echo "$value $ITEM_TOPIC $ITEM_POSITION" >> "$WRITTEN"; [ "$value" = c ] && exit 65; true'
     working = worker(shell, "orders@billing", script)
     until(lambda: _lag(shell) == 0)
     working.send_signal(signal.SIGTERM)
     working.communicate(timeout=WAIT_S)
+    assert all(line.split()[1] == "orders" and line.split()[2].count(":") == 2 for line in shell.lines)
     values = sorted([*[line.split()[0] for line in shell.lines], first["value"]])
     assert values == ["a", "b", "c", "d"]
     dead = 0 if first["value"] == "c" else 1

@@ -12,7 +12,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError, NotReadyError
-from memq.limits import QUEUE_ATTEMPTS_MAX, QUEUE_LEASE_MS_MAX, QUEUE_LEASE_MS_MIN
+from memq.limits import POP_RECORD_BYTES_MAX, QUEUE_ATTEMPTS_MAX, QUEUE_LEASE_MS_MAX, QUEUE_LEASE_MS_MIN
 from memq.notification import check_position
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.link import Link
@@ -98,6 +98,10 @@ def _decision(ask: BeginPop, topic: Topic) -> BeginPopDecision:
         raise InvalidRequestError(f"lease is {ask.lease_ms} ms, {text} are allowed")
     if not 0 <= ask.attempts_max <= QUEUE_ATTEMPTS_MAX:
         raise InvalidRequestError(f"attempts_max is {ask.attempts_max}, 0 to {QUEUE_ATTEMPTS_MAX} are allowed")
+    if topic.settings.record_bytes_max > POP_RECORD_BYTES_MAX:
+        text = f"topic '{topic.name}' takes records of {topic.settings.record_bytes_max} bytes"
+        hint = "lower record_bytes_max of the topic"
+        raise InvalidRequestError(f"{text}, a pop group at most {POP_RECORD_BYTES_MAX}", hint=hint)
     logs = read_partitions(topic)
     if [each.partition for each in ask.positions] != [log.partition for log in logs]:
         raise InvalidRequestError(f"topic '{topic.name}' has {len(logs)} read partitions: each one needs a position")

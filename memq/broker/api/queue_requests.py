@@ -187,7 +187,7 @@ class QueueRequests:
 
     async def ack(self, call: Call[AckItems]) -> Answer:
         """End items that are done; answer what became of each."""
-        return await self._change(call, lambda home: home.ack(_leases(call.ask.items)))
+        return await self._change(call, lambda home: home.ack(_leases(call.ask)))
 
     async def nack(self, call: Call[NackItems]) -> Answer:
         """Give items back; answer what became of each."""
@@ -198,25 +198,25 @@ class QueueRequests:
         if ask.kind not in set(NackKind):
             raise InvalidRequestError(f"{ask.kind[:60]!a} is no reason to give items back: {', '.join(NackKind)}")
         kind = NackKind(ask.kind)
-        return await self._change(call, lambda home: home.nack(_leases(ask.items), ask.after_ms, ask.note, kind))
+        return await self._change(call, lambda home: home.nack(_leases(ask), ask.after_ms, ask.note, kind))
 
     async def extend(self, call: Call[ExtendItems]) -> Answer:
         """Let leases last longer; answer what became of each."""
         ask = call.ask
         _check_span("lease", ask.lease_ms, QUEUE_LEASE_MS_MIN, QUEUE_LEASE_MS_MAX)
-        return await self._change(call, lambda home: home.extend(_leases(ask.items), ask.lease_ms))
+        return await self._change(call, lambda home: home.extend(_leases(ask), ask.lease_ms))
 
     async def cancel(self, call: Call[CancelItems]) -> Answer:
         """End items that no worker has; answer what became of each."""
-        return await self._change(call, lambda home: home.cancel([each.items for each in _leases(call.ask.items)]))
+        return await self._change(call, lambda home: home.cancel([each.items for each in _leases(call.ask)]))
 
     async def redrive(self, call: Call[RedriveItems]) -> Answer:
         """Let dead items be ready again; answer what became of each."""
-        return await self._change(call, lambda home: home.redrive([each.items for each in _leases(call.ask.items)]))
+        return await self._change(call, lambda home: home.redrive([each.items for each in _leases(call.ask)]))
 
     async def purge(self, call: Call[PurgeItems]) -> Answer:
         """End dead items; answer what became of each."""
-        return await self._change(call, lambda home: home.purge([each.items for each in _leases(call.ask.items)]))
+        return await self._change(call, lambda home: home.purge([each.items for each in _leases(call.ask)]))
 
     async def get(self, call: Call[GetItems]) -> Answer:
         """Show items with their payloads."""
@@ -225,7 +225,7 @@ class QueueRequests:
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return await forward(home, ask)
-        items = [each.items for each in _leases(ask.items)]
+        items = [each.items for each in _leases(ask)]
         return _shown(await home.get([(each.block, number) for each in items for number in each]))
 
     async def peek(self, call: Call[PeekItems]) -> Answer:
@@ -360,14 +360,15 @@ def _count(items: Sequence[WireLeasedItems]) -> int:
     return sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in items)
 
 
-def _leases(items: Sequence[WireLeasedItems]) -> list[LeasedItems]:
+def _leases(ask: Change | GetItems) -> list[LeasedItems]:
     """Return items as a decision names them, in the order of the request. Raises: InvalidRequestError."""
     found: list[LeasedItems] = []
-    for each in items:
+    most = BLOCK_RECORDS_MAX if is_pop_queue(ask.queue) else QUEUE_ITEMS_PER_REQUEST_MAX  # items of a block
+    for each in ask.items:
         ends = each.ranges
         is_ordered = all(begin < end for begin, end in zip(ends[::2], ends[1::2], strict=False))
         is_ordered = is_ordered and all(end <= begin for end, begin in zip(ends[1::2], ends[2::2], strict=False))
-        if not ends or len(ends) % 2 or not is_ordered or ends[0] < 0 or ends[-1] > BLOCK_RECORDS_MAX:
+        if not ends or len(ends) % 2 or not is_ordered or ends[0] < 0 or ends[-1] > most:
             raise InvalidRequestError(f"items {str(ends)[:60]} of a block are not possible")
         if each.grant < 0:
             raise InvalidRequestError(f"lease {each.grant} is not possible")

@@ -317,7 +317,7 @@ class ServiceHosts:
             places=self._places,
         )
         keeper = QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
-        readers = PopReaders(services, self._partitions, keeper)
+        readers = PopReaders(services, self._partitions, keeper, opened.tasks)
         opened.tasks.start(readers.run(), f"pop groups {opened.partition}")
         return keeper
 

@@ -14,7 +14,7 @@ from memq.format.blocks.header import check_block
 from memq.format.held_object import Target
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, pointer_mark
-from memq.limits import KIB
+from memq.limits import KIB, POP_BLOCK_BYTES_MAX
 from memq.notification import Entry
 from memq.notification.dedup_window import DedupWindow, Novelty
 from memq.notification.log_reader import entries_between, first_of, page_before, valid_seek, valid_span
@@ -32,7 +32,7 @@ LOST_LOOKS = 3
 class PopPartition:
     """Reads one read partition from the position of its group on.
 
-    After an error it is of no use: what was judged may not be in the state.
+    After an error, or when it `is_done`, another one takes its place: some blocks were judged that the state lacks.
     """
 
     def __init__(self, services: Services, topic: Topic, log: ReadPartition, pop: PopKeeper, group: PopGroup) -> None:
@@ -48,6 +48,7 @@ class PopPartition:
         self._resolver = PointerResolver(services, log, str(log))
         self._window = DedupWindow(topic.settings.reader_window_ms)
         self._records = dict(position.records)  # before the next pointer, by write partition
+        self.is_done = False  # it has read a part of a batch only: there was no room for the rest
         self._mark = position.mark  # of the last pointer that was read; 0: unknown
         self._gapped: dict[int, None] = {}  # write partitions of which retention may have taken records
 
@@ -128,7 +129,7 @@ class PopPartition:
             self._gapped = dict.fromkeys(self._records)
             self.next, self._mark = first, 0
         for entry in page:
-            if not self._pop.has_room(self._queue):
+            if self.is_done or not self._pop.has_room(self._queue):
                 break
             await self._take(entry)
         return True
@@ -151,7 +152,7 @@ class PopPartition:
             found = await self._pop.read(self._group(), self._position, batch, lost)
             if found is None:
                 raise _moved(self._queue)
-            self._position = found
+            self._position, self.is_done = found, found.offset == entry.offset
         self.next, self._mark = entry.offset + 1, mark
 
     def _lost_before(self, pointer: Pointer) -> int:
@@ -180,6 +181,12 @@ class PopPartition:
             sequences = block.producer_id, block.first_sequence, block.next_sequence
             if first < start:
                 self._window.note(pointer.partition, *sequences)
+                continue
+            if block.length > POP_BLOCK_BYTES_MAX:
+                at = f"offset {entry.offset}, index {first} of {self._log}"
+                size = f"their block has {block.length} bytes, {POP_BLOCK_BYTES_MAX} are allowed"
+                text = f"pop group '{self._queue}' passes over {block.count} records at {at}: {size}"
+                self._services.events.error("pop-block-large", text)
                 continue
             salt = 0
             if self._window.judge(pointer.partition, *sequences) is Novelty.SEEN:

@@ -18,6 +18,7 @@ from memq.notification.log_reader import valid_span
 from memq.queues.block import QueueBlock
 from memq.queues.keeper import QueueKeeper
 from memq.queues.pop import BeginPopDecision, PopGroup, PopPosition, place_of, topic_of
+from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, read_partitions
 
 WAIT_S = 1.0  # for new pointers, or for room
@@ -29,30 +30,30 @@ FAILED_PAUSE_S = 1.0
 class PopReaders:
     """Reads for all pop groups of one service partition, while its log is open here."""
 
-    def __init__(self, services: Services, partitions: Partitions, keeper: QueueKeeper) -> None:
+    def __init__(self, services: Services, partitions: Partitions, keeper: QueueKeeper, tasks: TaskOwner) -> None:
         self._services = services
         self._partitions = partitions
         self._keeper = keeper
+        self._tasks = tasks
 
     async def run(self) -> None:
         """Read until cancelled."""
         pop = self._keeper.pop
-        async with asyncio.TaskGroup() as tasks:
-            running: dict[tuple[str, int], asyncio.Task[None]] = {}
-            while True:
-                pop.changed.clear()
-                for group in list(pop.groups.values()):
-                    key = group.queue, group.life
-                    if key not in running or running[key].done():
-                        reader = _GroupReader(self._services, self._partitions, self._keeper, group)
-                        running[key] = tasks.create_task(reader.run(), name=f"read for {group.queue}")
-                running = {key: task for key, task in running.items() if not task.done()}
-                strays = pop.strays()
-                if strays:
-                    await self._end(strays)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(WAIT_S if strays else None):
-                        await pop.changed.wait()
+        running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        while True:
+            pop.changed.clear()
+            running = {key: task for key, task in running.items() if not task.done()}
+            for group in list(pop.groups.values()):
+                key = group.queue, group.life
+                if key not in running:
+                    reader = _GroupReader(self._services, self._partitions, self._keeper, group)
+                    running[key] = self._tasks.start(reader.run(), f"read for {group.queue}")
+            strays = pop.strays()
+            if strays:
+                await self._end(strays)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S if strays else None):
+                    await pop.changed.wait()
 
     async def _end(self, strays: list[QueueBlock]) -> None:
         """End the items of groups that were removed; those that workers have end with their leases."""
@@ -116,6 +117,8 @@ class _GroupReader:
                 part = self._open[log.partition] = PopPartition(self._services, topic, log, self._pop, group)
                 await part.open()
             moved |= await part.read()
+            if part.is_done:
+                del self._open[log.partition]
         return moved
 
     async def _begin_of(self, log: ReadPartition) -> int:

@@ -114,6 +114,8 @@ def item_environment(item: QueueItem) -> Mapping[str, str | bytes]:
         "ATTEMPT": str(item.attempt),
         "NOTE": item.note,
     }
+    if item.position is not None:
+        fields |= {"TOPIC": item.topic, "POSITION": str(item.position), "KEY": item.key, "TAG": item.tag}
     return program_environment("ITEM_", "ITEM_METADATA_", item.metadata, fields)
 
 
