@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+import memq
 from memq.audit.finding import Outcome
 from memq.audit.items.auditor import ItemAuditor
 from memq.audit.items.report import ItemFault, ItemVerdict
+from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
 from memq.format.key import held_prefix, state_snapshot_key
 from memq.format.state_log.entry import (
@@ -36,6 +38,7 @@ from memq.queues.decisions import (
     ranges_of,
 )
 from memq.queues.machine import QueueMachine
+from memq.queues.pop import ReadPopDecision
 from memq.state_log import state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads
@@ -281,3 +284,34 @@ def log_of_trimmed(cluster: Rig) -> Log:
     """Return the state log that begins last."""
     logs = [log for each, log in cluster.queue.logs.items() if is_state_topic(each.topic)]
     return max(logs, key=lambda log: log.begin)
+
+
+def test_records_of_a_pop_group_are_items_of_the_audit() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            async with memq.aio.Producer(broker.address, audit=False) as producer:
+                for number in range(6):
+                    await (await producer.send("orders", b"%d" % number))
+            async with AsyncQueue(broker.address) as queue:
+                name = await queue.begin_pop("orders", "billing", lease=60)
+                items: list[QueueItem] = []
+                while len(items) < 3:
+                    items += await queue.dequeue({name: 3 - len(items)}, wait=10)
+                await queue.ack(items[0])
+                await queue.nack(items[1], kind="dead")
+                await until(lambda: len(queued(cluster)) == 6)
+            await broker.close()
+            found = await audit(cluster, name)
+            assert (found.outcome, found.findings) == (Outcome.CLEAN, [])
+            assert (found.states["acked"], found.states["leased"], found.states["dead"]) == (1, 1, 1)
+
+    run(work())
+
+
+def queued(cluster: Rig) -> list[int]:
+    """Return the sequences of the records that a pop group has read."""
+    _, log = log_of_items(cluster)
+    reads = [each for entry in entries_of(log) for each in decisions_of(entry) if isinstance(each, ReadPopDecision)]
+    blocks = [block for each in reads for lane in each.lanes for block in lane.blocks]
+    return [number for block in blocks for number in range(block.id.first, block.next)]

@@ -361,7 +361,10 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0])]), "items .0. of a block"),
                 (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0, 2, 1, 3])]), "are not possible"),
                 (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0, 1_025])]), "1025 items in one"),
-                (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [1_048_576, 1_048_577])]), "are not possible"),
+                (
+                    AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [1_048_576, 1_048_577])]),
+                    "are not possible",
+                ),
                 (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, -1, [0, 1])]), "lease -1"),
             ):
                 with pytest.raises(InvalidRequestError, match=text):

@@ -171,7 +171,8 @@ class ItemAuditor:
 
     async def _check_payloads(self, log: ReadPartition, shard: ShardItems, verdict: ItemVerdict) -> None:
         """Read the payload of each block with a live item; name those that are missing or damaged."""
-        wanted = [block for block in shard.fold.blocks.values() if block.place is not None and block.is_needed]
+        stored = [block for block in shard.fold.blocks.values() if block.place is not None and not block.is_stream]
+        wanted = [block for block in stored if block.is_needed]
         wanted = [block for block in wanted if verdict.queue in ("", block.queue)]
         limit = asyncio.Semaphore(READS_AT_ONCE)
 

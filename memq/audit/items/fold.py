@@ -25,6 +25,7 @@ from memq.queues.decisions import (
     CancelDecision,
     Dedupe,
     EndDecision,
+    EndPopDecision,
     EnqueueDecision,
     ExtendDecision,
     FormerBlock,
@@ -34,6 +35,7 @@ from memq.queues.decisions import (
     LeasedItems,
     NackDecision,
     NackKind,
+    PopDecision,
     PurgeDecision,
     RedriveDecision,
     SavedBlock,
@@ -41,7 +43,9 @@ from memq.queues.decisions import (
     decode_decision,
     terms_of,
 )
+from memq.queues.pop import BeginPopDecision, ReadPopDecision, RemovePopDecision
 
+PopPlaces = dict[int, tuple[int, int]]  # by read partition: pointer offset and record index
 LIVE = (ItemState.READY, ItemState.LEASED)
 OVER = (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED)
 ATTEMPTS_MAX = (1 << 16) - 1
@@ -83,6 +87,7 @@ class Block:
     place: HeldBlock | None
     count: int
     items: dict[int, Item] = field(default_factory=dict)  # those that a decision has named
+    is_stream: bool = False  # its records lie in a topic, where a pop group has read them
 
     def item(self, number: int) -> Item:
         """Return an item, to be changed."""
@@ -125,11 +130,15 @@ class ItemFold:
         self._ordered: dict[tuple[str, str], dict[int, Block]] = {}  # by arrival, in this order
         self._holders: dict[tuple[str, str], tuple[Block, int]] = {}  # the last item of each key that was granted
         self._found: list[ItemFinding] = []
+        self._pops: dict[str, tuple[str, int, PopPlaces]] = {}  # pop groups by queue: topic id, life, positions
         if base is not None:
             self._begin(base)
 
     def _begin(self, base: SavedQueues) -> None:
         self._last_grant, self._arrivals, self._ends = base.last_grant, base.arrivals, dict(base.totals)
+        for group in base.pops:
+            places = {each.partition: (each.offset, each.index) for each in group.positions}
+            self._pops[group.queue] = group.topic_id, group.life, places
         for saved in sorted(_blocks_of(base), key=lambda each: each.arrival):
             self._insert(saved)
         for id_, ended in base.ended:
@@ -164,6 +173,8 @@ class ItemFold:
                 self._end(decision)
             case CancelDecision() | PurgeDecision() | RedriveDecision():
                 self._settle(decision)
+            case _:
+                self._pop(decision)
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -177,6 +188,7 @@ class ItemFold:
         terms = terms_of(lane.lane)
         count = place.next - place.id.first
         block = Block(place.id.producer, self._arrivals + 1, lane.target.topic, key, terms, place, count)
+        block.is_stream = bool(lane.target.topic_id)
         if terms.dedupe is not None and not self._is_first(terms.dedupe, block.id):
             block.items = {number: Item(ItemState.CANCELLED, ended_ms=terms.dedupe.since_ms) for number in range(count)}
             block.queue, block.place = "", None  # it was never an item: `former` and the account leave it out
@@ -320,6 +332,55 @@ class ItemFold:
                 ):
                     self._over(block, item, ItemState.CANCELLED, decision.now_ms)
 
+    def _pop(self, decision: PopDecision | EndPopDecision) -> None:
+        """Fold a decision about a pop group."""
+        match decision:
+            case BeginPopDecision():
+                self._begin_pop(decision)
+            case ReadPopDecision():
+                self._read_pop(decision)
+            case RemovePopDecision():
+                self._remove_pop(decision)
+            case EndPopDecision():
+                self._end_pop(decision)
+
+    def _begin_pop(self, decision: BeginPopDecision) -> None:
+        self._arrivals += 1
+        places = {each.partition: (each.offset, each.index) for each in decision.positions}
+        known = self._pops.get(decision.queue)
+        if known is None or (decision.replaced and known[0] == decision.replaced):
+            self._pops[decision.queue] = decision.topic_id, self._arrivals, places
+        elif known[0] == decision.topic_id:
+            self._pops[decision.queue] = *known[:2], places | known[2]
+
+    def _read_pop(self, decision: ReadPopDecision) -> None:
+        """Take the blocks between two positions of a pop group, if it is at the first one."""
+        _, life, places = self._pops.get(decision.queue, ("", 0, PopPlaces()))
+        begin, end = decision.begin, decision.end
+        if life != decision.life or places.get(begin.partition) != (begin.offset, begin.index):
+            return
+        if end.partition == begin.partition:
+            places[end.partition] = end.offset, end.index
+            for lane in decision.lanes:
+                for place in lane.blocks:
+                    self._enqueue(decision.place, lane, place)
+
+    def _remove_pop(self, decision: RemovePopDecision) -> None:
+        if decision.queue in self._pops and decision.life in (0, self._pops[decision.queue][1]):
+            del self._pops[decision.queue]
+
+    def _end_pop(self, decision: EndPopDecision) -> None:
+        """End records that retention took, or whose group was removed; a dead one, too."""
+        for lease in decision.leases:
+            block = self.blocks.get(lease.items.block)
+            if block is None or not block.is_stream:
+                continue
+            for number in lease.items:
+                item = block.item(number)
+                if 0 <= number < block.count and item.state not in OVER and item.grant == lease.grant:
+                    state = ItemState.CANCELLED if decision.removed else ItemState.EXPIRED
+                    self._over(block, item, state, decision.now_ms)
+
     def _over(self, block: Block, item: Item, state: ItemState, now_ms: int) -> None:
         item.state, item.ended_ms = state, now_ms
         self._ends[WORDS[state]] = self._ends.get(WORDS[state], 0) + 1
@@ -412,7 +473,10 @@ def _blocks_of(saved: SavedQueues) -> Iterator[Block]:
 def _untouched(saved: SavedBlock | FormerBlock) -> Block:
     (place,) = saved.lane.blocks
     terms, count = terms_of(saved.lane.lane), place.next - place.id.first
-    return Block(place.id.producer, saved.arrival, saved.lane.target.topic, saved.key, terms, place, count)
+    target = saved.lane.target
+    block = Block(place.id.producer, saved.arrival, target.topic, saved.key, terms, place, count)
+    block.is_stream = bool(target.topic_id)
+    return block
 
 
 def _ends_of(runs: Iterable[tuple[int, int, int]]) -> Iterator[tuple[ItemState, int]]:
