@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from memq.errors import InvalidRequestError, NotFoundError, TimedOutError, Topic
 from memq.format.held_object import Target
 from memq.format.key import held_prefix
 from memq.holds.machine import HoldMachine
+from memq.protocol.link import Link
 from memq.state_log.log_reading import read_state_log
 from memq.storage_handlers import confirmed_reads
 from memq.topic import STATE_TOPIC, Topic
@@ -107,6 +109,32 @@ def test_a_delayed_record_comes_when_it_is_due() -> None:
                 at = datetime(2020, 1, 1, tzinfo=UTC)  # over: due at once
                 await (await producer.send("clicks", b"at", deliver_at=at))
                 assert len(await read(brokers, 3)) == 3
+
+    run(work())
+
+
+@pytest.mark.parametrize("of_broker", [False, True])
+def test_a_record_is_held_though_the_handshake_of_a_connection_was_slow(
+    monkeypatch: pytest.MonkeyPatch, of_broker: bool
+) -> None:
+    """By the clock of such a connection each record is too old. The connection is opened again."""
+    late: list[Link] = []
+    clock_ms = Link.clock_ms
+
+    def late_clock_ms(link: Link, monotonic_s: float) -> int:
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.startswith("memq.broker") is of_broker and (not late or link in late):
+            late[:] = [link]
+            return clock_ms(link, monotonic_s) - 1_000_000
+        return clock_ms(link, monotonic_s)
+
+    async def work() -> None:
+        async with delaying() as (_, brokers, _topic), AsyncProducer(brokers[0].address) as producer:
+            monkeypatch.setattr(Link, "clock_ms", late_clock_ms)
+            for partition in range(PARTITIONS):  # another broker holds the records of one of them
+                ack = await (await producer.send("clicks", b"late", partition=partition, deliver_after=60))
+                assert ack.records == 1
+            assert [link.open for link in late] == [False]
 
     run(work())
 

@@ -264,6 +264,8 @@ class Checker:
             self._fail(f"object '{key}' is deleted, and only pointers that the log lost had all its records")
         if self.compaction.names(key):
             self._fail(f"object '{key}' is deleted while a compacted part names it")
+        if self.is_held(key):
+            self._fail(f"object '{key}' is deleted while a state log names it")
 
     def published(
         self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float

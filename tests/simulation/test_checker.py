@@ -162,6 +162,12 @@ def named_object_deleted(log: Log) -> None:
     log.checker.deleted("1-0")
 
 
+def held_object_deleted(log: Log) -> None:
+    log.checker.is_held = {"held"}.__contains__
+    log.checker.deleted("other")
+    log.checker.deleted("held")
+
+
 def ranges_missing(log: Log) -> None:
     sealed = block(0, log.send(0))
     log.objects["k"] = bytes(sealed.data)
@@ -281,6 +287,7 @@ def last_pointer_taken(log: Log) -> None:
         (epoch_not_opened, "which it has not opened"),
         (acked_out_of_order, "comes after number 1"),
         (named_object_deleted, "pointers name it"),
+        (held_object_deleted, "'held' is deleted while a state log names it"),
         (ranges_missing, "is not in its ranges"),
         (copy_beyond_the_window, "resumed at"),
         (consumed_wrong_value, "not what lies there"),

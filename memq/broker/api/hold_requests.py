@@ -11,7 +11,14 @@ from memq.broker.partition.appender import sealed_error
 from memq.broker.partitions import Partitions
 from memq.broker.service_partitions.hosts import ServiceHosts, shard_name
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, NotFoundError, TooLargeError, TooOldError
+from memq.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    TooLargeError,
+    TooOldError,
+    UnreachableError,
+)
 from memq.format.blocks.header import check_block, scope_of
 from memq.format.held_object import HoldId, Target
 from memq.format.key import is_manifest_key
@@ -34,6 +41,7 @@ from memq.protocol.hold_messages import (
     WireWaiting,
 )
 from memq.protocol.link import Link
+from memq.runtime.network import format_address
 from memq.topic import CLOCK_ERROR_MS, Topic, is_internal
 
 
@@ -67,7 +75,15 @@ class HoldRequests:
         keeper = await self._keeper(call, topic.id, ask.partition)
         if isinstance(keeper, Link):
             ask.sent_ms = keeper.clock_ms(sent_s)
-            return await forward(keeper, ask)
+            try:
+                return await forward(keeper, ask)
+            except TooOldError as error:
+                if (clock.monotonic() - sent_s) * 1_000 > topic.settings.delivery_timeout_ms:
+                    raise
+                # The answer to the handshake was late, so the clock of that connection is, too.
+                slow = UnreachableError(f"the handshake with {format_address(keeper.address)} was too slow: {error}")
+                keeper.abort(slow)
+                raise NotReadyError(str(slow)) from error
         return AdminAnswer(holds=[state.name.lower() for state in await keeper.hold(holds)])
 
     async def cancel(self, call: Call[CancelHolds]) -> Answer:

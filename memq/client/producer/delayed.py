@@ -29,6 +29,8 @@ from memq.errors import (
     RetryableError,
     TimedOutError,
     TooLargeError,
+    TooOldError,
+    UnreachableError,
 )
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_sequences import delayed_sequence, held_minute, is_held
@@ -38,6 +40,7 @@ from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.hold_messages import CancelHolds, HoldRecords, WireHold, WireHoldId
 from memq.runtime.clock import backoff_s
+from memq.runtime.network import format_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic
@@ -346,6 +349,13 @@ class DelayedRecords:
             if isinstance(error, TimedOutError) or not link.open:
                 self._router.give_up(link, error)
             raise
+        except TooOldError as error:
+            if any(self._now_s() > record.deadline_s for record in records):
+                raise
+            # The answer to the handshake was late, so the clock of this connection is, too.
+            slow = UnreachableError(f"the handshake with {format_address(link.address)} was too slow: {error}")
+            link.abort(slow)
+            raise slow from error
 
     async def _refused(self, records: Sequence[DelayedRecord], error: MemqError) -> None:
         """Settle a refused record; of several, each is sent alone, because the error may be of one.
