@@ -93,7 +93,10 @@ class BrokerSettings:
     memory_bytes_max: int = _setting(
         256 * MIB, "budget for blocks in memory; when it is used up, sockets are not read", 32 * MIB, 1 << 44
     )
-    connections_max: int = _setting(10_000, "bound on open connections; further ones are closed", 1, 1_000_000)
+    connections_max: int = _setting(10_000, "bound on open connections; further ones are refused", 1, 1_000_000)
+    connections_per_address_max: int = _setting(
+        2_500, "bound on open connections of one address; further ones are refused", 1, 1_000_000
+    )
     hello_timeout_ms: int = _setting(10_000, "time after which a connection without HELLO is closed", 100, 600_000)
     frame_timeout_ms: int = _setting(30_000, "time after which a partial frame closes its connection", 100, 3_600_000)
     shared_age_ms_max: int = _setting(

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from memq.broker.ingest.intake import Intake, Region, sound_run
+from memq.broker.ingest.intake import Intake, sound_run
+from memq.broker.ingest.partial_frames import Region
 from memq.broker.ingest.quotas import Limiters
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import (
@@ -52,7 +53,7 @@ from memq.protocol.frames import (
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 from memq.runtime.clock import Clock
-from memq.runtime.network import peer_text
+from memq.runtime.network import host_of, peer_text
 
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # of unsent answers to the requests of one read; more close the connection
@@ -86,8 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.half_since_s: float | None = None  # when the incomplete frame began, or reading resumed
         self.opened_s = services.runtime.clock.monotonic()
         self.ready_s = 0.0
-        self.peer = ""
-        self.turned_away = False  # over the broker's bound on connections
+        self.peer = self.host = ""
         self.program = ""  # its software, by its HELLO, without the version
         self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._region: Region | None = None
-        self._waiting: tuple[bytes, int] | None = None  # beginning and length of a frame that got no region
+        self._waiting: Region | None = None  # received bytes of a frame that got no region, or no larger one
         self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
@@ -110,16 +110,19 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the broker's connections."""
         self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
-        self.peer = peer_text(transport.get_extra_info("peername"))
+        name = transport.get_extra_info("peername")
+        self.peer, self.host = peer_text(name), host_of(name)
         self._services.counters.connections += 1
         self._intake.readers[self] = None
-        if self.turned_away:
-            self.refuse(ThrottledError("the broker has as many connections as its connections_max allows"))
+        refusal = self._services.connection_limits.joined(self)
+        if refusal is not None:
+            self._services.counters.turned_away_connections += 1
+            self.refuse(refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where received bytes go."""
         if self._region is not None:
-            self._region = self._intake.follow(self._region)
+            self._region = self._intake.follow(self, self._region)
         return self._intake.buffer(self._region)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -140,27 +143,39 @@ class Connection(asyncio.BufferedProtocol):
         except MemqError as error:
             self.refuse(error)
             at, need = end, 0
-        if region is not None and at == start and end - start < need <= region.end - start:
+        if region is not None and at == start and end < region.end and need <= region.need:
             region.filled = end
         else:
             self._keep_rest(slab, at, end, need)
-            if region is not None:
-                self._services.pool.release(region.slab)
         intake.after_read(self)
 
     def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
         """Reserve a region for an incomplete frame; without memory, wait for one."""
+        held = self._region
         if at == end:
-            self._region = None
-            self.half_since_s = None
+            self._region = self.half_since_s = None
+            if held is not None:
+                self._intake.partial.forget(self)
+                self._services.pool.release(held.slab)
             return
-        self.half_since_s = self._services.runtime.clock.monotonic()
-        self._region = self._intake.reserve(slab, at, end, need)
-        if self._region is None and need > self._intake.frame_bytes_max:
+        if self.half_since_s is None or held is None or at != held.start:  # the time of a frame is never extended
+            self.half_since_s = self._services.runtime.clock.monotonic()
+        if need > self._intake.partial.frame_bytes_max:
             self.refuse(ProtocolError(f"a frame of {need} bytes is larger than the memory of this broker"))
-        elif self._region is None:
-            self._waiting = (bytes(slab.view[at:end]), need)
+            return
+        self._region = self._intake.reserve(self, slab, at, end, need)
+        if self._region is None and held is not None and held.own:  # its bytes stay in it until there is memory
+            held.filled, held.need = end, need
+            self._region = self._waiting = held
             self._intake.wait(self)
+            return
+        if self._region is None:
+            kept = Slab(end - at)
+            kept.view[:] = slab.view[at:end]
+            self._waiting = Region(kept, 0, end - at, end - at, need)
+            self._intake.wait(self)
+        if held is not None:
+            self._services.pool.release(held.slab)
 
     def pause_writing(self) -> None:
         """Stop reading requests until the client reads its answers."""
@@ -182,6 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             self._services.pool.release(self._region.slab)
             self._region = None
         self._intake.forget(self)
+        self._services.connection_limits.left(self)
         for stream in self.streams.values():
             stream.target.close_stream(stream)
         self.streams.clear()
@@ -202,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def reads_on(self) -> bool:
         """Whether it may read while memory is short: its frame has a region, or it sends no blocks."""
-        return self._region is not None or not (self.streams or self._waiting or self._forwards)
+        return self._waiting is None and (self._region is not None or not (self.streams or self._forwards))
 
     def pause(self) -> None:
         """Stop reading the socket: the memory budget is used up."""
@@ -212,20 +228,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def take_region(self) -> bool:
         """Get a region for the waiting frame and resume reading; False when memory is still short."""
-        assert self._waiting is not None, "no frame waits for a region"
-        beginning, need = self._waiting
-        free = self._intake.allocate(need)
-        if free is None:
+        frame = self._waiting
+        assert frame is not None, "no frame waits for a region"
+        region = self._intake.reserve(self, frame.slab, frame.start, frame.filled, frame.need)
+        if region is None:
             return False
-        slab, at = free
-        slab.view[at : at + len(beginning)] = beginning
-        self._region = Region(slab, at, at + len(beginning), at + need)
-        self._waiting = None
+        if frame is self._region:
+            self._services.pool.release(frame.slab)
+        self._region, self._waiting = region, None
         self.resume()
         return True
 
     def resume(self) -> None:
-        """Read the socket again; the time-out of an incomplete frame starts now."""
+        """Read the socket again, unless a frame waits for memory; an incomplete frame gets its full time."""
+        if self._waiting is not None:
+            return
         if self.half_since_s is not None:
             self.half_since_s = self._services.runtime.clock.monotonic()
         if self.paused and self._transport is not None and not self._transport.is_closing():
@@ -415,6 +432,7 @@ class Connection(asyncio.BufferedProtocol):
         self.conversation.sent(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
+            self._services.connection_limits.greeted(self)
         if api == Api.READ:
             self.outbox.write(prefix)
             self.outbox.write(body)  # joining the two would copy the body
