@@ -6,12 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
-from memq.limits import BLOCK_BYTES_MAX, KIB, MIB
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import scope_of
+from memq.limits import BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, KIB, MIB
 from memq.protocol.frames import HELLO_MAGIC, PREFIX, Api
+from memq.protocol.messages import Nack, decode_message
 from memq.topic import Topic
-from tests.brokers import BareClient, block_of, log_lines, run, running_broker, until, write_frame
+from tests.brokers import PRODUCER, BareClient, block_of, log_lines, run, running_broker, until, write_frame
 
 BUDGET = 64 * MIB
 WAIT_S = 30.0
@@ -111,6 +115,59 @@ def test_a_connection_without_an_accepted_hello_has_few_bytes() -> None:
             assert broker.services.pool.leased_bytes - idle <= 200 * 64 * KIB
             for client in strangers:
                 await client.close()
+
+    run(work())
+
+
+def poisoned(topic: Topic, first: int) -> bytes:
+    """Return a block with a right checksum, whose first value is longer than the block."""
+    block = bytearray(block_of(topic, first, [b"a", b"b"]))
+    block[BLOCK_HEADER_BYTES + 2] ^= 0x40
+    block[4:8] = crc32c(bytes(block[8:])).to_bytes(4, "little")
+    return bytes(block)
+
+
+def test_the_first_block_of_a_stream_is_opened_and_refused_when_no_reader_can_read_it() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client = await BareClient.connect(broker)
+            topic = await client.topic()
+            await client.open(topic)
+            client.write(write_frame(poisoned(topic, 0)))
+            error = await client.error()
+            assert (error.code, "no reader can read" in error.text) == ("corrupt-data", True)
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            assert (await client.frame()).api == Api.ACK
+            await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_the_broker_refuses_a_record_over_the_bound_of_its_topic(codec: str) -> None:
+    """Only clients checked it. Small blocks in front of a large one are taken."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client = await BareClient.connect(broker)
+            topic = await client.topic()
+            await client.open(topic)
+            builder = BlockBuilder()
+            builder.append(b"small")
+            builder.append(bytes(topic.settings.record_bytes_max), key=b"k")
+            scope = scope_of(topic.id_bytes, 0)
+            large = builder.seal(producer_id=PRODUCER, first_sequence=2, scope=scope, now_ms=1_000, codec=codec).data
+            small = [write_frame(block_of(topic, first, [b"a"])) for first in range(2)]
+            client.write(b"".join((*small, write_frame(bytes(large)))))
+            frame = await client.frame()
+            while frame.api == Api.ACK:
+                assert frame.argument <= 2
+                frame = await client.frame()
+            nack = decode_message(frame.body, Nack)
+            assert (frame.api, nack.code, "record_bytes_max" in nack.text) == (Api.NACK, "too-large", True)
+            assert broker.services.counters.received_records == 2
+            await client.close()
 
     run(work())
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from memq.broker.ingest.block_contents import check_contents, first_sequence_of, first_to_open
 from memq.broker.ingest.intake import Intake, sound_run
 from memq.broker.ingest.partial_frames import Region
 from memq.broker.ingest.quotas import Limiters
@@ -309,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
         """Append the sound blocks from `at` on to their partition; return where they end, 0 without any."""
         target = stream.target
         blocks_max, bytes_max = target.room(stream, now_s)
-        if not blocks_max:
+        if not blocks_max or not stream.checked:
             return 0
         run = sound_run(
             stream,
@@ -320,6 +321,12 @@ class Connection(asyncio.BufferedProtocol):
             blocks_max=blocks_max,
             bytes_max=bytes_max,
         )
+        large = first_to_open(run.extents, target.topic.settings.record_bytes_max)
+        if large is not None:
+            next_ = first_sequence_of(run.extents[large])
+            extents = run.extents[:large]
+            size = sum(stop - start for _, start, stop in extents)
+            run = BlockRun(extents, run.first, next_, size)
         if not run.extents:
             return 0
         self._append(stream, run, now_s)
@@ -350,6 +357,9 @@ class Connection(asyncio.BufferedProtocol):
             timeout_ms = stream.target.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
+            if not stream.checked or header.raw_length > stream.target.topic.settings.record_bytes_max:
+                check_contents(slab.view[start:stop], header, stream.target.topic)
+                stream.checked = True
         except MemqError as error:
             self._turn_away(stream, turned_away(error))
             return stop

@@ -468,9 +468,9 @@ class ConsumerCore:
             assert piece.cause is not None
             position = Position(source.partition, first.pointer_offset, piece.first)
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
-        report = None if self.settings.on_damaged == "fail" else self._report
+        policy = self.settings.on_damaged
         span, writer = (first, delivery.behind.marked_position), delivery.pointer.partition if delivery.pointer else 0
-        return Batch(source, span, delivery.slices, damaged, key, report, writer, delivery.behind)
+        return Batch(source, span, delivery.slices, damaged, key, self._report, writer, delivery.behind, policy)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread.
