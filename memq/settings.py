@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import KAFKA_ALL, kafka_hint
 from memq.limits import KIB, MIB, PARTITIONS_MAX
+from memq.redaction import Redacted, shown
 from memq.topic import check_name
 
 PREFIX = "MEMQ_"
@@ -138,8 +139,8 @@ class BrokerSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartSettings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PartSettings(Redacted):
     """The locations of a cluster's parts, each a URL, and the sections with more settings."""
 
     store: str = _setting("file:memq-data/objects", "location of the objects: file:FOLDER or s3://BUCKET/PREFIX")
@@ -169,8 +170,8 @@ class ClientSettings:
     metadata_timeout_ms: int = _setting(10_000, "time that a producer waits for a topic's metadata", 100, 86_400_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditorSettings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AuditorSettings(Redacted):
     """Settings of an auditor."""
 
     audit_state: str = _setting(
@@ -215,8 +216,8 @@ RULES: dict[str, Rule] = {name: rule for owner in OWNERS for name, rule in rules
 DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in defaults_of(owner).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, repr=False)
+class Settings(Redacted):
     """All settings with their origins: `--port`, `MEMQ_PORT`, `memq.toml`, a profile, `default`."""
 
     values: Mapping[str, Value]
@@ -316,6 +317,7 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
         return _parse_number(name, raw, origin, rule)
     text = str(raw)
     if not isinstance(raw, str | int) or isinstance(raw, bool):
+        text = str(shown(name, text))
         raise InvalidSettingError(f"setting {name} = '{text[:60]}' from {origin} is no text", hint="write it in quotes")
     if any(char < " " or char == "\x7f" for char in text):  # not shown: it may be a secret
         raise InvalidSettingError(

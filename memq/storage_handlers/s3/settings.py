@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from memq.errors import DeniedError, InvalidSettingError, UnknownSettingError
 from memq.limits import MIB
+from memq.redaction import Redacted
 from memq.settings import Section, did_you_mean, read_section, section_setting
 from memq.storage_handlers import check_prefix
 
@@ -35,8 +36,8 @@ _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _KEYS_TTL = timedelta(minutes=6)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Settings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class S3Settings(Redacted):
     """The section `[s3]`.
 
     Without keys in it, boto3 searches the usual ones: environment variables, profile, role of the machine.
