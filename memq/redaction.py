@@ -10,7 +10,8 @@ T = TypeVar("T")
 MASK = "***"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|sasl.jaas|auth|key[._]pem", re.IGNORECASE)
 _USER_INFO = re.compile(r"(://)([^\s/@'\"]*)@")
-# The beginning of user and password, where a message has cut the URL. A port has digits.
+# The beginning of user and password, where a message has cut the URL after 60 or 120 characters. A port has digits.
+_CUT_BYTES_MIN = 55
 _CUT_USER_INFO = re.compile(r"(://[^\s/@:?#'\"\[]+:)(?!PORT|\d{1,5}(?!\w))[^\s/@?#'\"]+(?=['\"…]|$)")
 _PARAMETER = re.compile(r"((?:secret|password|passwd|token|credential)[\w.]*=)[^\s&;,'\"]+", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
@@ -26,8 +27,13 @@ def redacted(text: str) -> str:
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text:
-        text = _CUT_USER_INFO.sub(rf"\1{MASK}", _USER_INFO.sub(rf"\1{MASK}@", text))
+        text = _CUT_USER_INFO.sub(_without_cut_password, _USER_INFO.sub(rf"\1{MASK}@", text))
     return _PARAMETER.sub(rf"\1{MASK}", text) if "=" in text else text
+
+
+def _without_cut_password(found: re.Match[str]) -> str:
+    quoted = found.end() - 1 - found.string.rfind("'", 0, found.start())
+    return f"{found[1]}{MASK}" if quoted >= _CUT_BYTES_MIN else found[0]
 
 
 def shown(name: str, value: T) -> T | str:

@@ -87,7 +87,7 @@ def test_settings_do_not_show_secrets(configured: Path) -> None:
     "text",
     [
         f"can't reach http://user:{CANARY}@host:9000/path: refused",
-        f"'http://user:{CANARY}' is no URL",
+        f"'s3://a-bucket-with-a-long-name/prefix?endpoint=http://user:{CANARY}' is no URL",
         f"https://{CANARY}@host",
         f"at s3://b?secret_access_key={CANARY}&region=x",
         f"key -----BEGIN RSA PRIVATE KEY-----\n{CANARY}\n-----END RSA PRIVATE KEY----- end",
@@ -118,6 +118,7 @@ def test_a_text_is_shown_without_its_secret(text: str, caplog: pytest.LogCapture
         "write http(s)://HOST:PORT",
         "at s3://bucket/prefix?endpoint=http://[::1]:9000&region=us-east-1",
         "store 'http://host:80'",
+        "'kafka://a:b' does not name a Kafka",
     ],
 )
 def test_addresses_are_shown_as_they_are(text: str) -> None:
