@@ -62,6 +62,13 @@ class DeniedError(MemqError):
     default_hint = "ask for the permission that the message names"
 
 
+class UntrustedStoreError(DeniedError):
+    """A broker names a store to which the client's configuration sends no keys."""
+
+    code = "untrusted-store"
+    default_hint = "name its endpoint in [s3] if it is right"
+
+
 class FencedError(MemqError):
     """Stop: another owner, member or instance took over."""
 

@@ -93,7 +93,7 @@ class ConsumerCore:
         self._groups = RemoteGroups(self._group_owner)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
-        self._stores = OpenStores(self._metadata, runtime, settings.s3)
+        self._stores = OpenStores(self._metadata, runtime, settings.s3, required=settings.read == "direct")
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
