@@ -78,6 +78,10 @@ class BrokerSettings:
 
     data: str = _setting("memq-data", "folder with all data of memq dev")
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    insecure: bool = _setting(
+        default=False,
+        doc="let a broker listen beyond loopback, though it has no encryption and no identity",
+    )
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
     advertise: str = _setting("", "HOST:PORT that clients use; default: the listening address, or the machine's name")

@@ -13,6 +13,7 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
+from memq.broker.exposure import check_exposure
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.services import BROKER_PROGRAM
@@ -161,6 +162,7 @@ async def serve_cluster(
 
     Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
+    check_exposure(settings)
     runtime = runtime or Runtime()
     opened: list[Callable[[], Awaitable[None]]] = []
     try:
