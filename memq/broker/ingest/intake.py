@@ -97,7 +97,8 @@ class Intake:
         """
         held = self.partial.take(reader)
         if need > self.pool.slab_bytes or (held is not None and held.own):
-            region = self.partial.grow(reader, slab, start, filled, need)
+            region = self.partial.whole(reader, slab, start, filled, need) if held is None or not held.own else None
+            region = region or self.partial.grow(reader, slab, start, filled, need)
             if region is None and held is not None and held.own:
                 self.partial.add(reader, held)
             return region

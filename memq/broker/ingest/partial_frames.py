@@ -1,9 +1,9 @@
 """Memory of incomplete frames: it follows the received bytes, not the declared length.
 
-A frame up to one slab gets all of its memory at once, because its rest is nearly always on its way. The memory is
-given up when other frames need it: the frame is parked, which moves its received bytes to memory of its own. A frame
-larger than a slab has memory of its own from its start. Such memory has at most GROWTH times the received bytes and
-grows with them, so a byte that was not sent reserves nothing.
+A frame up to one slab gets all of its memory at once, because its rest is nearly always on its way. So does a larger
+one while half of the budget is free. The memory is given up when other frames need it: the frame is parked, which moves
+its received bytes to memory of its own. Such memory has at most GROWTH times the received bytes and grows with them. So
+a byte that was not sent reserves nothing for long.
 
 All frames with memory of their own share `own_bytes_max`. So honest producers keep the rest of the budget as their
 floor, whatever strangers send. At that bound, slow frames of the host that holds most make room, the oldest first.
@@ -123,6 +123,17 @@ class PartialFrames:
         own.view[: filled - start] = slab.view[start:filled]
         return self.add(reader, Region(own, 0, filled - start, size, need, own=True))
 
+    def whole(self, reader: SlabReader, slab: Slab, start: int, filled: int, need: int) -> Region | None:
+        """Give a frame larger than a slab all of its memory, while half of the budget is free; else None."""
+        if self._pool.leased_bytes + need > self._pool.budget_bytes // 2:
+            return None
+        large = self._pool.lease(need, exact=True)
+        if large is None:
+            return None
+        self.growing.pop(reader, None)
+        large.view[: filled - start] = slab.view[start:filled]
+        return self.add(reader, Region(large, 0, filled - start, need, need))
+
     def park(self) -> bool:
         """Give up memory that is reserved for bytes which have not come; return whether there was any."""
         return self._park(
@@ -140,6 +151,10 @@ class PartialFrames:
     def _park(self, regions: list[Region]) -> bool:
         for region in regions:
             received = region.filled - region.start
+            if region.need > self._pool.slab_bytes and GROWTH * received >= region.need:  # it may have its memory
+                region.own = True
+                self.own_bytes += region.slab.size
+                continue
             own = self._pool.lease(min(region.need, received + OWN_BYTES_MIN), exact=True)
             if own is None:
                 return region is not regions[0]
