@@ -85,6 +85,7 @@ class RealServers(ConcurrentRuns):
             self.kafka = Process(stack.enter_context(kafka))
             self.s3 = Process(self._s3)
             self.s3_environment = {
+                "MEMQ_S3_TRUSTED_ENDPOINTS": self._s3.endpoint,
                 "AWS_ACCESS_KEY_ID": self._s3.access_key,
                 "AWS_SECRET_ACCESS_KEY": self._s3.secret_key,
                 "AWS_DEFAULT_REGION": self._s3.region,

@@ -69,6 +69,7 @@ def cluster(data: Path) -> Iterator[dict[str, Server]]:
             print(f"{server.launch.kind} runs at {server.address}", flush=True)
             if isinstance(server, S3Server):  # consumer and auditor read the objects themselves
                 os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
+                os.environ["MEMQ_S3_TRUSTED_ENDPOINTS"] = server.endpoint
         config = write_settings(data.absolute())
         assert config is not None, "all three are up"
         brokers = {}

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from memq.redaction import redacted
+
 
 class MemqError(Exception):
     """Base of all errors of memq."""
@@ -29,8 +31,8 @@ class MemqError(Exception):
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str = "", retry_after_ms: int = 0) -> None:
-        super().__init__(message)
-        self.hint = hint or self.default_hint
+        super().__init__(redacted(message))
+        self.hint = redacted(hint or self.default_hint)
         if self.hint:
             self.add_note(f"hint: {self.hint}")  # tracebacks show it
         self.retry_after_ms = retry_after_ms
@@ -58,6 +60,13 @@ class DeniedError(MemqError):
 
     code = "denied"
     default_hint = "ask for the permission that the message names"
+
+
+class UntrustedStoreError(DeniedError):
+    """A broker names a store to which the client's configuration sends no keys."""
+
+    code = "untrusted-store"
+    default_hint = "name its endpoint in [s3] if it is right"
 
 
 class FencedError(MemqError):

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import KAFKA_ALL, kafka_hint
 from memq.limits import KIB, MIB, PARTITIONS_MAX
+from memq.redaction import Redacted, shown
 from memq.topic import check_name
 
 PREFIX = "MEMQ_"
@@ -77,6 +78,10 @@ class BrokerSettings:
 
     data: str = _setting("memq-data", "folder with all data of memq dev")
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    insecure: bool = _setting(
+        default=False,
+        doc="let a broker listen beyond loopback without TLS and an identity of each client",
+    )
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
     advertise: str = _setting("", "HOST:PORT that clients use; default: the listening address, or the machine's name")
@@ -93,7 +98,10 @@ class BrokerSettings:
     memory_bytes_max: int = _setting(
         256 * MIB, "budget for blocks in memory; when it is used up, sockets are not read", 32 * MIB, 1 << 44
     )
-    connections_max: int = _setting(10_000, "bound on open connections; further ones are closed", 1, 1_000_000)
+    connections_max: int = _setting(10_000, "bound on open connections; further ones are refused", 1, 1_000_000)
+    connections_per_address_max: int = _setting(
+        2_500, "bound on open connections of one address; further ones are refused", 1, 1_000_000
+    )
     hello_timeout_ms: int = _setting(10_000, "time after which a connection without HELLO is closed", 100, 600_000)
     frame_timeout_ms: int = _setting(30_000, "time after which a partial frame closes its connection", 100, 3_600_000)
     shared_age_ms_max: int = _setting(
@@ -135,8 +143,8 @@ class BrokerSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartSettings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PartSettings(Redacted):
     """The locations of a cluster's parts, each a URL, and the sections with more settings."""
 
     store: str = _setting("file:memq-data/objects", "location of the objects: file:FOLDER or s3://BUCKET/PREFIX")
@@ -166,8 +174,8 @@ class ClientSettings:
     metadata_timeout_ms: int = _setting(10_000, "time that a producer waits for a topic's metadata", 100, 86_400_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditorSettings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AuditorSettings(Redacted):
     """Settings of an auditor."""
 
     audit_state: str = _setting(
@@ -212,8 +220,8 @@ RULES: dict[str, Rule] = {name: rule for owner in OWNERS for name, rule in rules
 DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in defaults_of(owner).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, repr=False)
+class Settings(Redacted):
     """All settings with their origins: `--port`, `MEMQ_PORT`, `memq.toml`, a profile, `default`."""
 
     values: Mapping[str, Value]
@@ -313,6 +321,7 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
         return _parse_number(name, raw, origin, rule)
     text = str(raw)
     if not isinstance(raw, str | int) or isinstance(raw, bool):
+        text = str(shown(name, text))
         raise InvalidSettingError(f"setting {name} = '{text[:60]}' from {origin} is no text", hint="write it in quotes")
     if any(char < " " or char == "\x7f" for char in text):  # not shown: it may be a secret
         raise InvalidSettingError(

@@ -17,6 +17,7 @@ from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import pytest
 from awscrt.checksums import crc32c, crc64nvme
 
 from tests.s3_servers import BUCKET, S3Place
@@ -248,7 +249,7 @@ ACCEPT_TURNS = 3  # of the loop, until the server knows of a connection that it 
 
 @asynccontextmanager
 async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3]:
-    """Serve on a free port while the block runs."""
+    """Serve on a free port while the block runs; clients of this process trust its endpoint."""
     store = FaultyS3()
     running: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
     over = False
@@ -266,7 +267,9 @@ async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3
     store.endpoint = f"{'https' if tls else 'http'}://{host}:{port}"
     closed = asyncio.create_task(server.wait_closed())  # begun before the close, it waits for handshakes, too
     try:
-        yield store
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("MEMQ_S3_TRUSTED_ENDPOINTS", store.endpoint)
+            yield store
     finally:
         for _ in range(ACCEPT_TURNS):
             await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
-from memq.broker.identity import TlsSettings, TokenSettings, broker_networks, tokens_of
+from memq.broker.identity import TlsSettings, TokenSettings, broker_networks, check_exposure, tokens_of
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.services import BROKER_PROGRAM
@@ -165,6 +165,7 @@ async def serve_cluster(
 
     Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
+    check_exposure(settings, parts.sections)
     networks = broker_networks(parts.section("tls"), EventLog(SystemClock()))
     runtime = runtime or Runtime(network=networks.data)
     opened: list[Callable[[], Awaitable[None]]] = []

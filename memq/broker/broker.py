@@ -353,10 +353,7 @@ class Broker:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _accept(self) -> Connection:
-        connection = Connection(self.services, self.intake, self.requests)
-        if len(self.intake.readers) >= self.services.settings.connections_max:
-            connection.turned_away = True
-        return connection
+        return Connection(self.services, self.intake, self.requests)
 
     def _task_failed(self, error: BaseException) -> None:
         self.services.events.error("broker-failed", repr(error), error)
@@ -458,6 +455,8 @@ class Broker:
             connections = [each for each in readers if isinstance(each, Connection) and not _is_quiet(each, now_s)]
             for connection in connections:
                 _close_overdue(connection, now_s, settings)
+            self.intake.partial.park_slow(now_s)
+            services.counters.slow_frames += self.intake.partial.shed(now_s)
             _shed(connections, settings.memory_bytes_max // UNSENT_SHARE)
             at_work = self.partitions.at_work()
             first = first if first < len(at_work) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,9 +13,9 @@ from memq.errors import DeniedError, InvalidSettingError
 from memq.protocol.connection import Principal
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Network, SocketNetwork, client_network
+from memq.runtime.network import Network, SocketNetwork, client_network, is_loopback
 from memq.runtime.tls import FollowedContext, Tls, client_context, followed_server
-from memq.settings import Section, read_section, section_setting
+from memq.settings import BrokerSettings, Section, read_section, section_setting
 
 LEEWAY_S = 10  # between the clocks of issuer and broker
 PRINCIPAL_CHARS_MAX = 200
@@ -50,6 +51,33 @@ class TokenSettings:
     audience: str = section_setting("", "a value of the claim `aud` of a token")
     claim: str = section_setting("sub", "claim that names the principal")
     required: bool = section_setting(False, "refuse clients that have neither a token nor a certificate")
+
+
+_EXPOSED = "without encryption and identity: everybody who reaches its port can read, write and delete all data"
+
+
+def check_exposure(settings: BrokerSettings, sections: Mapping[str, Section]) -> None:
+    """Refuse to listen beyond loopback without TLS and an identity of each client, unless the operator accepts that.
+
+    Raises: InvalidSettingError, UnknownSettingError.
+    """
+    if is_loopback(settings.host) or settings.insecure:
+        return
+    tls = read_section("tls", sections.get("tls", {}), TlsSettings)
+    tokens = read_section("tokens", sections.get("tokens", {}), TokenSettings)
+    if tls.cert_file and (tls.clients == "required" or tokens.required):
+        return
+    raise InvalidSettingError(
+        f"the broker would listen on {settings.host} {_EXPOSED}",
+        hint='give it certificates in [tls] with clients = "required", or set insecure = true in a network that only '
+        "trusted machines reach",
+    )
+
+
+def warn_if_exposed(settings: BrokerSettings, events: EventLog, *, encrypted: bool) -> None:
+    """Log at each start that strangers of other machines reach the broker."""
+    if not is_loopback(settings.host) and (settings.insecure or not encrypted):
+        events.warning("insecure", f"the broker listens on {settings.host} {_EXPOSED}")
 
 
 class BrokerNetworks(NamedTuple):

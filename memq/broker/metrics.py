@@ -112,6 +112,8 @@ class Counters:
     read_bytes: int = 0
     connections: int = 0
     rejected_connections: int = 0
+    turned_away_connections: int = 0
+    slow_frames: int = 0
     swept_objects: int = 0
     swept_bytes: int = 0
     kept_objects: int = 0

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from memq import kernel
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
+from memq.broker.identity import warn_if_exposed
 from memq.broker.metrics import CounterCollector, QueueCollector, QuotaCollector, StoreCollector
 from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep
@@ -70,6 +71,7 @@ async def run_broker(
         if http_address:
             events.info("http-ready", f"{http.scheme}://{http_address}/healthz, /readyz, /metrics")
         where = f"broker '{settings.broker_id}' at {broker.address}"
+        warn_if_exposed(settings, events, encrypted=runtime.network.encrypted)
         events.info("broker-started", f"{where}, memq {VERSION}, kernel: {kernel.description()}")
         ready(broker.address)
         return await _run(broker, settings, signals, companion)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memq.broker.identity import Tokens
+from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
@@ -116,10 +117,13 @@ class Services:
     pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)
     groups: OwnGroups = field(init=False)
+    connection_limits: ConnectionLimits = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
+        limits = ConnectionLimits(self.settings.connections_max, self.settings.connections_per_address_max)
+        object.__setattr__(self, "connection_limits", limits)
         steady = SteadyClock(self.runtime.clock, self.events, self.settings.sweep_confirm_ms)
         object.__setattr__(self, "deletion_clock", steady)
         object.__setattr__(self, "manifests", ManifestFiles(self.settings.cluster, self.store))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import click
 
@@ -99,7 +100,12 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
 
 def s3_values(settings: Settings) -> dict[str, object]:
     """Return the settings of the section `s3`, by name."""
-    return {setting: value for setting, (value, _) in settings.parts().section("s3").items()}
+    parts = settings.parts()
+    values: dict[str, object] = {setting: value for setting, (value, _) in parts.section("s3").items()}
+    endpoint = dict(parse_qsl(urlsplit(parts.store).query)).get("endpoint", "")
+    if endpoint:  # of the store that this configuration names: brokers may name it, too
+        values["trusted_endpoints"] = ",".join(filter(None, (str(values.get("trusted_endpoints", "")), endpoint)))
+    return values
 
 
 def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> str:

@@ -13,6 +13,8 @@ from typing import Self
 
 import click
 
+from memq.redaction import redacted
+
 _SHOWN_AS_THEY_ARE = frozenset("\n\t\u200c\u200d")  # the last two join letters and emoji
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # JSON escapes those below 0x20
 
@@ -213,9 +215,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and those of the traceback when there is one."""
-        line = f"{_time(record)} {record.levelname.lower()} {one_line(record.getMessage())}"
+        line = f"{_time(record)} {record.levelname.lower()} {one_line(redacted(record.getMessage()))}"
         if record.exc_info:
-            line += "".join(f"\n  {part}" for part in self.formatException(record.exc_info).splitlines())
+            line += "".join(f"\n  {part}" for part in redacted(self.formatException(record.exc_info)).splitlines())
         return line
 
 
@@ -225,11 +227,11 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object."""
         event = str(getattr(record, "event", record.name))  # a library's line has the name of its logger
-        text = record.getMessage().removeprefix(f"{event}: ")
+        text = redacted(record.getMessage()).removeprefix(f"{event}: ")
         found: dict[str, str] = {"time": _time(record), "level": record.levelname.lower()}
         found |= {"logger": record.name, "event": event, "text": text}
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)
+            found["traceback"] = redacted(self.formatException(record.exc_info))
         return json_text(found)
 
 

@@ -29,6 +29,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.kafka_words import KCAT_MODES, kafka_hint
+from memq.redaction import redacted
 
 OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
 
@@ -142,9 +143,10 @@ def report_output(error: OSError) -> int:
 
 def _report(error: Exception) -> int:
     if os.environ.get("MEMQ_DEBUG"):
-        traceback.print_exception(error)
+        print_message(redacted("".join(traceback.format_exception(error))).rstrip())
     text, hint = _describe(error)
-    print_message(f"{_error_word()} {one_line(text)}" + (f" ({one_line(hint)})" if hint else ""))
+    text = one_line(redacted(text))
+    print_message(f"{_error_word()} {text}" + (f" ({one_line(redacted(hint))})" if hint else ""))
     return exit_code_of(error)
 
 

@@ -11,8 +11,9 @@ from urllib.request import url2pathname
 
 from memq.client.consumer.fetch.fetcher import RangeReader
 from memq.client.metadata import ClusterMetadata
-from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
+from memq.errors import InvalidSettingError, MemqError, UnknownSettingError, UntrustedStoreError
 from memq.format.blocks.header import Buffer
+from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits
 from memq.settings import Section, environment_settings
@@ -31,7 +32,8 @@ class OpenStores:
     """The stores that metadata names, opened on demand: local folders, and buckets with keys.
 
     `s3` has the section `[s3]`; without it that of this process: `MEMQ_S3_…` and memq.toml in its folder.
-    `patient`: requests may take as long as those of a broker, because no other way exists.
+    `patient`: requests may take as long as those of a broker, because no other way exists. With it, or `required`, an
+    endpoint that only a broker names is an error. Else such a store is not opened, and an event says so.
     """
 
     def __init__(
@@ -41,19 +43,28 @@ class OpenStores:
         s3: Mapping[str, object] | None = None,
         *,
         patient: bool = False,
+        required: bool = False,
     ) -> None:
         self._s3 = s3
+        self._required = patient or required
+        self._events = EventLog(runtime.clock)
         self._times = {} if patient else _S3_TIMES
         self._metadata = metadata
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
 
     def __call__(self, store: str) -> StorageHandler | None:
-        """Return a reader of the store; None when there is no way to it from here."""
+        """Return a reader of the store; None when there is no way to it. Raises: UntrustedStoreError."""
         if store in self._opened:
             return self._opened[store]
         for known in self._metadata.stores:
-            handler = self._open(known.url) if known.name == store else None
+            try:
+                handler = self._open(known.url) if known.name == store else None
+            except UntrustedStoreError as error:
+                if self._required:
+                    raise
+                self._events.warning("client.store-untrusted", f"{error}; brokers read for this client; {error.hint}")
+                return None
             if handler is not None:
                 self._opened[store] = handler
                 return handler
@@ -127,20 +138,34 @@ def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None, ti
 
     Raises: InvalidSettingError, UnknownSettingError for the content of `s3`.
     """
-    from memq.storage_handlers.s3 import open_store  # it takes its time, and few need it
+    from memq.storage_handlers.s3 import check_trust, open_store  # it takes its time, and few need it
 
     try:
         if s3 is None:
             section = _with_times(environment_settings({}, None, None).parts().section("s3"), times)
         else:
             section = _section_of(s3, times)
+        check_trust(url, section, own_endpoints())
         return open_store(url, runtime, section)
+    except UntrustedStoreError:
+        raise
     except (InvalidSettingError, UnknownSettingError):
         if s3 is not None:
             raise
     except MemqError:
         pass
     return None
+
+
+def own_endpoints(config: str | None = None, profile: str | None = None) -> list[str]:
+    """Return the stores and endpoints that this process's configuration names, some of them with commas."""
+    named = [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+    with suppress(MemqError):  # a configuration with a mistake names none
+        parts = environment_settings({}, config, profile).parts()
+        section = parts.section("s3")
+        named.append(parts.store)
+        named += [str(section[name][0]) for name in ("endpoint", "trusted_endpoints") if name in section]
+    return named
 
 
 def _with_times(section: Section, times: Section) -> Section:

@@ -122,6 +122,8 @@ BROKER = (
     _broker_counter("read_bytes", "bytes", "bytes sent in answer to READ"),
     _broker_counter("connections", "connections", "connections accepted"),
     _broker_counter("rejected_connections", "connections", "connections closed because of forbidden or missing frames"),
+    _broker_counter("turned_away_connections", "connections", "connections refused by a bound, in all or per address"),
+    _broker_counter("slow_frames", "frames", "slow frames whose connections were closed because memory was short"),
     _broker_counter("swept_objects", "objects", "objects deleted that no pointer named"),
     _broker_counter("swept_bytes", "bytes", "bytes of objects deleted that no pointer named"),
     _broker_counter(

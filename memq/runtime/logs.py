@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from memq.redaction import redacted
 from memq.runtime.clock import Clock
 
 LINES_MAX = 10  # for one event
@@ -96,7 +97,7 @@ class EventLog:
             return
         if suppressed:
             text = f"{text} ({suppressed} more of {event} were not logged)"
-        self._logger.log(level, "%s: %s", event, text, exc_info=error, extra={"event": event})
+        self._logger.log(level, "%s: %s", event, redacted(text), exc_info=error, extra={"event": event})
 
 
 class Outage:

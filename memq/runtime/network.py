@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import os
 import re
 import socket
@@ -279,6 +280,14 @@ def peer_text(name: object) -> str:
 def host_of(name: object) -> str:
     """Return the peer's host from a transport's `peername`, or other text of the network."""
     return str(name[0]) if isinstance(name, tuple) and name else str(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def connection_to_close(connections: Mapping[ConnectionT, str], is_idle: Callable[[ConnectionT], bool]) -> ConnectionT:

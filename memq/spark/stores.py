@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.stores import own_endpoints
 from memq.errors import DeniedError, InvalidSettingError, MemqError
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
@@ -110,9 +111,11 @@ class TaskStores:
                 )
             return FilesystemHandler(root, root, _THREADS_MAX, shared=True)
         if scheme == "s3":
-            from memq.storage_handlers.s3 import open_store  # it takes its time
+            from memq.storage_handlers.s3 import check_trust, open_store  # it takes its time
 
             parts = environment_settings({}, self._urls.config, self._urls.profile).parts()
+            if url != self._urls.urls.get(ANY):  # it is not from the option 'store'
+                check_trust(url, parts.section("s3"), own_endpoints(self._urls.config, self._urls.profile))
             return open_store(url, self._runtime, parts.section("s3"))
         raise InvalidSettingError(
             f"store '{name}' at '{url[:120]}' can't be opened by tasks", hint="use file:/FOLDER or s3://BUCKET/PREFIX"

@@ -213,7 +213,7 @@ def test_a_broker_on_every_interface_is_advertised_by_the_name_of_its_machine(pa
             ("0.0.0.0", "outside:99", "outside:99"),
             ("127.0.0.1", "", ""),
         ):
-            broker = await parts.serve(dataclasses.replace(SETTINGS, host=host, advertise=advertise))
+            broker = await parts.serve(dataclasses.replace(SETTINGS, host=host, advertise=advertise, insecure=True))
             assert broker.services.settings.advertise == expected
 
     assembled(work())

@@ -106,10 +106,10 @@ def test_many_frames_of_nearly_the_whole_budget_all_end(loop: Loop) -> None:
             for number, client in enumerate(clients):
                 await client.open(topic, producer=PRODUCER + number)
             for number, client in enumerate(clients):
-                block = block_of(topic, 0, [bytes([number]) * (BUDGET * 5 // 8)], producer=PRODUCER + number)
+                block = block_of(topic, 0, [bytes([number]) * (BUDGET * 5 // 64)] * 8, producer=PRODUCER + number)
                 client.write(write_frame(block))
             for client in clients:
-                assert (await client.frame()).argument == 1
+                assert (await client.frame()).argument == 8
                 await client.close()
 
     run(work(), loop)
@@ -124,9 +124,9 @@ def test_a_stream_that_rests_pins_no_memory(loop: Loop) -> None:
             topic = await client.topic()
             for stream in range(1, 9):
                 await client.open(topic, stream=stream, producer=stream)
-                block = block_of(topic, 0, [bytes(BUDGET // 2)], producer=stream)
+                block = block_of(topic, 0, [bytes(BUDGET // 16)] * 8, producer=stream)
                 client.write(write_frame(block, stream=stream))
-                assert (await client.frame()).argument == 1
+                assert (await client.frame()).argument == 8
             broker.services.recent_batches.clear()
             slots = [stream.run_slot for connection in broker.intake.readers for stream in streams_of(connection)]
             assert len(slots) == 8
@@ -171,8 +171,8 @@ def test_clients_that_never_read_answers_cost_bounded_memory_and_are_closed(loop
             producer = await BareClient.connect(broker)
             topic = await producer.topic()
             await producer.open(topic)
-            producer.write(write_frame(block_of(topic, 0, [bytes(3 * MIB)])))
-            assert (await producer.frame()).argument == 1
+            producer.write(write_frame(block_of(topic, 0, [bytes(MIB // 2)] * 6)))
+            assert (await producer.frame()).argument == 6
             (key,) = broker.services.store.objects  # type: ignore[attr-defined]  # the memory store
             ask = encode_message(ReadRequest(store="main", key=key, offset=0, length=1 * MIB))
             deaf = [await BareClient.connect(broker) for _ in range(3)]

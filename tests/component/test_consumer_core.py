@@ -16,7 +16,6 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     ClosedError,
-    CorruptDataError,
     DeniedError,
     InvalidRequestError,
     MemqError,
@@ -412,15 +411,11 @@ def test_damage_that_shows_while_it_is_read_follows_the_policy(policy: Any) -> N
         found: list[bytes | None] = []
         async with reader(broker, end="end", on_damaged=policy) as consumer:
             async for batch in consumer:
-                try:
-                    found += batch.values()
-                except CorruptDataError:
-                    assert policy == "fail"
+                found += batch.values()  # a consumer that stops at damage passes over this, too: no copy is better
             stats = consumer.stats()
         assert len(batches) == 3
         assert found == [b"0", b"0", b"2", b"2"]
-        passed = (0, 0) if policy == "fail" else (1, 2)
-        assert (stats.counts.damaged_blocks, stats.counts.damaged_records) == passed
+        assert (stats.counts.damaged_blocks, stats.counts.damaged_records) == (1, 2)
         assert stats.dead_letters == int(policy == "dead-letter")
         if policy == "dead-letter":
             async with reader(broker, "clicks.dlq", end="end") as letters:

@@ -45,8 +45,8 @@ class SecondFails(Batch):
 
     made = 0
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         SecondFails.made += 1
         if SecondFails.made == 2:
             raise MemoryError("no memory for a batch")

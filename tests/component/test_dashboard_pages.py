@@ -19,12 +19,12 @@ from urllib.parse import urlencode
 import pytest
 
 import memq
-from memq.audit.dashboard.exposure import is_loopback
 from memq.audit.dashboard.poller import shown
 from memq.audit.dashboard.server import CONNECTIONS_MAX, Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.finding import Finding, Kind
 from memq.errors import InvalidSettingError, UnreachableError
+from memq.runtime.network import is_loopback
 from memq.settings import DashboardSettings
 from memq.testing import Cluster
 from tests.dashboards import Served, WrittenAudit, events, lines, served

@@ -31,6 +31,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def reads_s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """Let consumers and commands of this test read the objects themselves."""
+    monkeypatch.setenv("MEMQ_S3_TRUSTED_ENDPOINTS", s3.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     return s3

@@ -393,8 +393,11 @@ def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "host"),
     [
-        (["--host", "0.0.0.0"], platform.node()),  # to a client elsewhere 0.0.0.0 would be its own machine
-        (["--host", "0.0.0.0", "--advertise", "here:0"], "here"),
+        (
+            ["--host", "0.0.0.0", "--insecure"],
+            platform.node(),
+        ),  # elsewhere 0.0.0.0 is the client
+        (["--host", "0.0.0.0", "--insecure", "--advertise", "here:0"], "here"),
         (["--host", "127.0.0.1"], "127.0.0.1"),
     ],
 )

@@ -82,7 +82,7 @@ async def stored_batches(
                 for value in VALUES:
                     await (await producer.send("clicks", value))
             broker.services.recent_batches.clear()
-            yield broker, proxy, {**keys, **times, "data_path": data_path}
+            yield broker, proxy, {**keys, **times, "trusted_endpoints": proxy.endpoint, "data_path": data_path}
         finally:
             proxy.choose = lambda method, ranged: None
             await broker.close()

@@ -130,6 +130,7 @@ async def _produce_and_consume(store: S3Handler, monkeypatch: pytest.MonkeyPatch
     runtime = Runtime()
     settings = BrokerSettings(port=0, audit=False)  # reports are records, too: here those of the bucket are counted
     broker = Broker(settings, runtime, {"main": store}, MemoryQueue(runtime.clock), MemoryCoordinator(MemoryCluster()))
+    monkeypatch.setenv("MEMQ_S3_TRUSTED_ENDPOINTS", store.bucket.settings.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER.secret_key)
     await broker.start()

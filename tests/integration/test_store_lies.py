@@ -69,7 +69,7 @@ async def stored_batches(place: S3Place, proxy: FaultProxy) -> AsyncIterator[tup
             for number in range(BATCHES):
                 await (await producer.send("clicks", b"%d" % number))
         broker.services.recent_batches.clear()  # READ must ask the store
-        yield broker.address, keys
+        yield broker.address, {**keys, "trusted_endpoints": proxy.endpoint}
     finally:
         await broker.close()
         await store.close()

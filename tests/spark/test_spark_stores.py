@@ -65,6 +65,7 @@ def test_all_stores_and_queues_read_alike(spark: SparkSession, tmp_path: Path, k
         sent = send_mixed(broker.address, TOPIC, COUNT)
         store = f"s3://{BUCKET}/{folder.name}?endpoint={place.endpoint}"
         with pytest.MonkeyPatch.context() as environment:  # the consumer that is compared with reads the store, too
+            environment.setenv("MEMQ_S3_TRUSTED_ENDPOINTS", place.endpoint)
             environment.setenv("AWS_ACCESS_KEY_ID", place.access_key_id)
             environment.setenv("AWS_SECRET_ACCESS_KEY", place.secret_access_key)
             check_mixed(read(spark, broker.address, TOPIC, config=str(config)), broker.address, TOPIC, sent)

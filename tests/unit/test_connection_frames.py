@@ -12,7 +12,7 @@ import pytest
 
 from memq.broker.ingest import connection as connection_module
 from memq.broker.ingest.connection import JOINED_BYTES_MAX, UNSENT_BYTES_MAX, Connection
-from memq.broker.ingest.intake import Region
+from memq.broker.ingest.partial_frames import Region, SlabReader
 from memq.broker.ingest.quotas import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import BlockRun, ProducerState, Refused, Stream, Throttled
@@ -116,9 +116,9 @@ def test_a_frame_that_comes_in_pieces_keeps_its_place(monkeypatch: pytest.Monkey
     def work(bench: Bench) -> None:
         reserve, reserved = bench.house.intake.reserve, list[int]()
 
-        def noted(slab: Slab, start: int, filled: int, need: int) -> Region | None:
+        def noted(reader: SlabReader, slab: Slab, start: int, filled: int, need: int) -> Region | None:
             reserved.append(need)
-            return reserve(slab, start, filled, need)
+            return reserve(reader, slab, start, filled, need)
 
         monkeypatch.setattr(bench.house.intake, "reserve", noted)
         bench.receive(encode_frame(Api.METADATA, 0, 1, b"x" * 30))  # the place is not at the start of the slab
@@ -170,6 +170,7 @@ def test_a_large_block_of_an_unknown_stream_gets_no_memory() -> None:
 
 def test_sound_blocks_go_the_short_way_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
+        bench.stream.checked = True  # no first block, which is opened
         monkeypatch.setattr(connection_module, "BlockRun", None)  # the long way makes one
         bench.stream.limiters = bench.connection.limiters = (limiter(requests_s=1_000, bytes_s=1_000_000),)
         bench.receive(bench.blocks(0, 1, 2), bench.blocks(3, 4))
@@ -447,6 +448,21 @@ def test_a_connection_that_is_lost_leaves_nothing_behind(monkeypatch: pytest.Mon
         assert bench.house.intake.readers == {}
         assert bench.house.intake.slab.references == 1
         assert bench.house.pool.leased_bytes <= leased
+
+    with_bench(work)
+
+
+def test_the_time_of_a_frame_is_not_extended_by_its_bytes() -> None:
+    """Its beginning, its whole prefix and each growth of its memory have one deadline."""
+
+    def work(bench: Bench) -> None:
+        frame = PREFIX.pack(500_000, Api.METADATA, 0, 0, 1) + bytes(400_000)
+        bench.receive(frame[:10])
+        began_s = bench.connection.half_since_s
+        for start in range(10, 300_010, 60_000):
+            bench.clock.advance(1_000)
+            bench.receive(frame[start : start + 60_000])
+            assert bench.connection.half_since_s == began_s
 
     with_bench(work)
 

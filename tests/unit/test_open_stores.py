@@ -24,6 +24,12 @@ BUCKET = "s3://memq/data?endpoint=http://127.0.0.1:1"
 KEYS = {"access_key_id": "id", "secret_access_key": "secret"}
 
 
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration names the endpoint of the store."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+
+
 def test_a_folder_that_this_user_may_not_read_is_left_to_the_brokers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 
 from memq.errors import InvalidSettingError
+from memq.runtime.network import is_loopback
 from memq.settings import DashboardSettings
 
 TOKEN_CHARS_MIN = 16
@@ -17,14 +17,6 @@ def check_settings(settings: DashboardSettings) -> None:
     check_exposure(settings)
     read_token(settings)
     tls_of(settings)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(settings: DashboardSettings) -> str:

@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from memq.audit.dashboard.audited import LiveSource
-from memq.audit.dashboard.exposure import check_exposure, is_loopback, read_token, tls_of
+from memq.audit.dashboard.exposure import check_exposure, read_token, tls_of
 from memq.audit.dashboard.history import SPANS
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, ObjectInspector, Query, RecordReader
@@ -51,7 +51,15 @@ from memq.errors import (
 )
 from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
-from memq.runtime.network import BoundPort, ProtocolFactory, SocketNetwork, connection_to_close, format_address, host_of
+from memq.runtime.network import (
+    BoundPort,
+    ProtocolFactory,
+    SocketNetwork,
+    connection_to_close,
+    format_address,
+    host_of,
+    is_loopback,
+)
 from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
 from memq.topic import check_name

@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from memq.broker.ingest.intake import Intake, Region, sound_run
+from memq.broker.ingest.block_contents import check_contents, first_sequence_of, first_to_open
+from memq.broker.ingest.intake import Intake, sound_run
+from memq.broker.ingest.partial_frames import Region
 from memq.broker.ingest.quotas import Limiters
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import (
@@ -53,7 +55,7 @@ from memq.protocol.frames import (
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 from memq.runtime.clock import Clock
-from memq.runtime.network import peer_text
+from memq.runtime.network import host_of, peer_text
 from memq.runtime.tls import subject_of
 
 THROTTLE_MS = 100
@@ -88,8 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self.half_since_s: float | None = None  # when the incomplete frame began, or reading resumed
         self.opened_s = services.runtime.clock.monotonic()
         self.ready_s = 0.0
-        self.peer = ""
-        self.turned_away = False  # over the broker's bound on connections
+        self.peer = self.host = ""
         self.program = ""  # its software, by its HELLO, without the version
         self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
@@ -105,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._region: Region | None = None
-        self._waiting: tuple[bytes, int] | None = None  # beginning and length of a frame that got no region
+        self._waiting: Region | None = None  # received bytes of a frame that got no region, or no larger one
         self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
@@ -113,18 +114,21 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the broker's connections."""
         self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
-        self.peer = peer_text(transport.get_extra_info("peername"))
-        if name := subject_of(transport.get_extra_info("peercert")):
-            self.principal = Principal(name)
+        name = transport.get_extra_info("peername")
+        self.peer, self.host = peer_text(name), host_of(name)
+        if subject := subject_of(transport.get_extra_info("peercert")):
+            self.principal = Principal(subject)
         self._services.counters.connections += 1
         self._intake.readers[self] = None
-        if self.turned_away:
-            self.refuse(ThrottledError("the broker has as many connections as its connections_max allows"))
+        refusal = self._services.connection_limits.joined(self)
+        if refusal is not None:
+            self._services.counters.turned_away_connections += 1
+            self.refuse(refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where received bytes go."""
         if self._region is not None:
-            self._region = self._intake.follow(self._region)
+            self._region = self._intake.follow(self, self._region)
         return self._intake.buffer(self._region)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -145,27 +149,39 @@ class Connection(asyncio.BufferedProtocol):
         except MemqError as error:
             self.refuse(error)
             at, need = end, 0
-        if region is not None and at == start and end - start < need <= region.end - start:
+        if region is not None and at == start and end < region.end and need <= region.need:
             region.filled = end
         else:
             self._keep_rest(slab, at, end, need)
-            if region is not None:
-                self._services.pool.release(region.slab)
         intake.after_read(self)
 
     def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
         """Reserve a region for an incomplete frame; without memory, wait for one."""
+        held = self._region
         if at == end:
-            self._region = None
-            self.half_since_s = None
+            self._region = self.half_since_s = None
+            if held is not None:
+                self._intake.partial.forget(self)
+                self._services.pool.release(held.slab)
             return
-        self.half_since_s = self._services.runtime.clock.monotonic()
-        self._region = self._intake.reserve(slab, at, end, need)
-        if self._region is None and need > self._intake.frame_bytes_max:
+        if self.half_since_s is None or held is None or at != held.start:  # the time of a frame is never extended
+            self.half_since_s = self._services.runtime.clock.monotonic()
+        if need > self._intake.partial.frame_bytes_max:
             self.refuse(ProtocolError(f"a frame of {need} bytes is larger than the memory of this broker"))
-        elif self._region is None:
-            self._waiting = (bytes(slab.view[at:end]), need)
+            return
+        self._region = self._intake.reserve(self, slab, at, end, need)
+        if self._region is None and held is not None and held.own:  # its bytes stay in it until there is memory
+            held.filled, held.need = end, need
+            self._region = self._waiting = held
             self._intake.wait(self)
+            return
+        if self._region is None:
+            kept = Slab(end - at)
+            kept.view[:] = slab.view[at:end]
+            self._waiting = Region(kept, 0, end - at, end - at, need)
+            self._intake.wait(self)
+        if held is not None:
+            self._services.pool.release(held.slab)
 
     def pause_writing(self) -> None:
         """Stop reading requests until the client reads its answers."""
@@ -187,6 +203,7 @@ class Connection(asyncio.BufferedProtocol):
             self._services.pool.release(self._region.slab)
             self._region = None
         self._intake.forget(self)
+        self._services.connection_limits.left(self)
         for stream in self.streams.values():
             stream.target.close_stream(stream)
         self.streams.clear()
@@ -207,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def reads_on(self) -> bool:
         """Whether it may read while memory is short: its frame has a region, or it sends no blocks."""
-        return self._region is not None or not (self.streams or self._waiting or self._forwards)
+        return self._waiting is None and (self._region is not None or not (self.streams or self._forwards))
 
     def pause(self) -> None:
         """Stop reading the socket: the memory budget is used up."""
@@ -217,20 +234,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def take_region(self) -> bool:
         """Get a region for the waiting frame and resume reading; False when memory is still short."""
-        assert self._waiting is not None, "no frame waits for a region"
-        beginning, need = self._waiting
-        free = self._intake.allocate(need)
-        if free is None:
+        frame = self._waiting
+        assert frame is not None, "no frame waits for a region"
+        region = self._intake.reserve(self, frame.slab, frame.start, frame.filled, frame.need)
+        if region is None:
             return False
-        slab, at = free
-        slab.view[at : at + len(beginning)] = beginning
-        self._region = Region(slab, at, at + len(beginning), at + need)
-        self._waiting = None
+        if frame is self._region:
+            self._services.pool.release(frame.slab)
+        self._region, self._waiting = region, None
         self.resume()
         return True
 
     def resume(self) -> None:
-        """Read the socket again; the time-out of an incomplete frame starts now."""
+        """Read the socket again, unless a frame waits for memory; an incomplete frame gets its full time."""
+        if self._waiting is not None:
+            return
         if self.half_since_s is not None:
             self.half_since_s = self._services.runtime.clock.monotonic()
         if self.paused and self._transport is not None and not self._transport.is_closing():
@@ -297,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         """Append the sound blocks from `at` on to their partition; return where they end, 0 without any."""
         target = stream.target
         blocks_max, bytes_max = target.room(stream, now_s)
-        if not blocks_max:
+        if not blocks_max or not stream.checked:
             return 0
         run = sound_run(
             stream,
@@ -308,6 +326,12 @@ class Connection(asyncio.BufferedProtocol):
             blocks_max=blocks_max,
             bytes_max=bytes_max,
         )
+        large = first_to_open(run.extents, target.topic.settings.record_bytes_max)
+        if large is not None:
+            next_ = first_sequence_of(run.extents[large])
+            extents = run.extents[:large]
+            size = sum(stop - start for _, start, stop in extents)
+            run = BlockRun(extents, run.first, next_, size)
         if not run.extents:
             return 0
         self._append(stream, run, now_s)
@@ -338,6 +362,9 @@ class Connection(asyncio.BufferedProtocol):
             timeout_ms = stream.target.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
+            if not stream.checked or header.raw_length > stream.target.topic.settings.record_bytes_max:
+                check_contents(slab.view[start:stop], header, stream.target.topic)
+                stream.checked = True
         except MemqError as error:
             self._turn_away(stream, turned_away(error))
             return stop
@@ -420,6 +447,7 @@ class Connection(asyncio.BufferedProtocol):
         self.conversation.sent(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
+            self._services.connection_limits.greeted(self)
         if api == Api.READ:
             self.outbox.write(prefix)
             self.outbox.write(body)  # joining the two would copy the body

@@ -4,6 +4,9 @@ Reads are synchronous, so one current slab serves all connections. Each read sta
 keeps its region until the rest arrives. A connection whose region is the last one in the current slab may
 read beyond its frame. Other connections read up to the end of their frame.
 
+A declared length reserves memory only for a short time. A frame larger than a slab, and one that is slow, has memory of
+its own, at most GROWTH times its received bytes (`memq.broker.ingest.partial_frames`).
+
 `sound_run` accepts only blocks without any doubt. Any other block (damaged, too old, out of sequence, repeated, of
 another stream, incomplete) ends the run. The connection then checks that block alone and in full. Values that are the
 same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
@@ -13,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
+from memq.broker.ingest.partial_frames import PartialFrames, Region, SlabReader
 from memq.broker.ingest.slabs import READ_BYTES_MIN, Slab, SlabPool
 from memq.broker.partition.append import BlockRun, Stream
 from memq.kernel.blocks import scan_blocks
@@ -27,46 +30,13 @@ MOVED_BYTES_MAX = 64 * KIB  # an incomplete frame up to this size may be moved t
 _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
-class Region:
-    """The memory of an incomplete frame: `start` to `end` in a slab, filled up to `filled`."""
-
-    __slots__ = ("end", "filled", "slab", "start")
-
-    def __init__(self, slab: Slab, start: int, filled: int, end: int) -> None:
-        self.slab = slab
-        self.start = start
-        self.filled = filled
-        self.end = end
-
-
-class SlabReader(Protocol):
-    """A connection, as the intake sees it."""
-
-    def pause(self) -> None:
-        """Stop reading."""
-        ...
-
-    def resume(self) -> None:
-        """Read again."""
-        ...
-
-    def take_region(self) -> bool:
-        """Get a region for the waiting frame and resume reading; False when memory is still short."""
-        ...
-
-    @property
-    def reads_on(self) -> bool:
-        """Whether it may read while memory is short: its frame has a region, or it sends no blocks."""
-        ...
-
-
 class Intake:
     """The current slab of a broker and the connections that fill it.
 
     An eighth of the budget is reserved for incomplete frames, so that they can be completed. When the rest is used up,
     the intake is starved: it pauses connections that send blocks until memory is released. Then incomplete frames
     without a region get one first, in order. Connections without blocks (polls, heartbeats) continue in the slab
-    `aside`, from which complete frames are copied.
+    `aside`, from which complete frames are copied. Before the intake is starved, slow frames give up reserved memory.
     """
 
     def __init__(self, pool: SlabPool) -> None:
@@ -76,7 +46,7 @@ class Intake:
         self.waiting: dict[SlabReader, None] = {}  # with an incomplete frame that got no region
         self.aside = Slab(ASIDE_BYTES)
         self.starving: Callable[[], None] = lambda: None  # called when memory has become short
-        self.frame_bytes_max = pool.budget_bytes - 2 * pool.slab_bytes  # a larger frame would wait for ever
+        self.partial = PartialFrames(pool)
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
         slab = pool.lease(pool.slab_bytes)
         assert slab is not None, "budget below one slab"
@@ -91,22 +61,22 @@ class Intake:
             return self.slab.view[region.filled :]
         return region.slab.view[region.filled : region.end]
 
-    def follow(self, region: Region) -> Region:
+    def follow(self, reader: SlabReader, region: Region) -> Region:
         """Move the start of a small frame to the cursor, so that the next read follows it, or leave it.
 
         In its old region, only the rest of the frame can be read. With many connections that send small blocks, every
         second read would get some hundred bytes, at the cost of a read of 100 KiB.
         """
-        need, length = region.end - region.start, region.filled - region.start
+        need, length = region.need, region.filled - region.start
         fits = self.slab.size - self.cursor >= need + READ_BYTES_MIN
-        if need > MOVED_BYTES_MAX or not fits or self.starved or self.at_cursor(region):
+        if need > MOVED_BYTES_MAX or not fits or self.starved or region.own or self.at_cursor(region):
             return region
         at = self.cursor
         self.slab.view[at : at + length] = region.slab.view[region.start : region.filled]
         self.cursor += need
         self.slab.references += 1
         self.pool.release(region.slab)
-        return Region(self.slab, at, at + length, at + need)
+        return self.partial.add(reader, Region(self.slab, at, at + length, at + need, need))
 
     def at_cursor(self, region: Region | None) -> bool:
         """Whether `buffer` returned the end of the current slab for this region."""
@@ -119,38 +89,44 @@ class Intake:
         assert reader.reads_on, "read on without memory"
         return self.aside, 0
 
-    def reserve(self, slab: Slab, start: int, filled: int, need: int) -> Region | None:
-        """Give the frame that begins at `start` of `slab` `need` bytes; None when memory is short.
+    def reserve(self, reader: SlabReader, slab: Slab, start: int, filled: int, need: int) -> Region | None:
+        """Give memory to the frame of `need` bytes that begins at `start`; None when memory is short.
 
-        The frame stays where it is if its rest fits there. Otherwise its beginning is copied to a free range. The
-        region has a reference on its slab.
+        A frame up to a slab gets all of it: it stays where it is if its rest fits there, else its beginning is copied
+        to a free range. The region has a reference on its slab.
         """
+        held = self.partial.take(reader)
+        if need > self.pool.slab_bytes or (held is not None and held.own):
+            region = self.partial.whole(reader, slab, start, filled, need) if held is None or not held.own else None
+            region = region or self.partial.grow(reader, slab, start, filled, need)
+            if region is None and held is not None and held.own:
+                self.partial.add(reader, held)
+            return region
         if slab is self.slab and filled == self.cursor and start + need <= slab.size:
             self.cursor = max(self.cursor, start + need)
             slab.references += 1
-            return Region(slab, start, filled, start + need)
-        free = self.allocate(need)
-        if free is None:
-            return None
-        other, at = free
-        length = filled - start
-        other.view[at : at + length] = slab.view[start:filled]
-        return Region(other, at, at + length, at + need)
-
-    def allocate(self, need: int) -> tuple[Slab, int] | None:
-        """Allocate `need` bytes: in the current slab, a new one, or a separate slab for a large frame."""
-        if need <= self.pool.slab_bytes:
-            if self.cursor + need > self.slab.size and not self._renew(0):
+        else:
+            free = self._allocate(need)
+            if free is None:
                 return None
-            at = self.cursor
-            self.cursor += need
-            self.slab.references += 1
-            return self.slab, at
-        slab = self.pool.lease(need)
-        return None if slab is None else (slab, 0)
+            length = filled - start
+            free[0].view[free[1] : free[1] + length] = slab.view[start:filled]
+            (slab, start), filled = free, free[1] + length
+        return self.partial.add(reader, Region(slab, start, filled, start + need, need))
+
+    def _allocate(self, need: int) -> tuple[Slab, int] | None:
+        """Allocate up to a slab, in the current slab or a new one; leave a slab for parked frames."""
+        if self.cursor + need > self.slab.size and not self._renew(self.pool.slab_bytes):
+            return None
+        at = self.cursor
+        self.cursor += need
+        self.slab.references += 1
+        return self.slab, at
 
     def _renew(self, leave_bytes: int) -> bool:
         slab = self.pool.lease(self.pool.slab_bytes, leave_bytes=leave_bytes)
+        if slab is None and self.partial.park():
+            slab = self.pool.lease(self.pool.slab_bytes, leave_bytes=leave_bytes)
         if slab is None:
             return False
         self.pool.release(self.slab)
@@ -166,9 +142,14 @@ class Intake:
             self._starve()
 
     def wait(self, reader: SlabReader) -> None:
-        """Let an incomplete frame wait for memory; it gets a region before any new frame."""
-        self.waiting[reader] = None
+        """Let an incomplete frame wait for memory; it gets a region before any new frame.
+
+        A frame that waits for the bound on frames with memory of their own stops no other connection.
+        """
         reader.pause()
+        if reader in self.partial.growing:
+            return
+        self.waiting[reader] = None
         self._starve()
 
     def _starve(self) -> None:
@@ -182,6 +163,7 @@ class Intake:
 
     def feed(self) -> None:
         """Give released memory to waiting frames first; then all connections read again."""
+        self.partial.feed()
         for reader in list(self.waiting):
             if not reader.take_region():
                 return
@@ -194,6 +176,7 @@ class Intake:
     def forget(self, reader: SlabReader) -> None:
         """Forget a closed connection; the next waiting one may get its memory."""
         self.readers.pop(reader, None)
+        self.partial.forget(reader)
         if reader in self.waiting:
             del self.waiting[reader]
             self.feed()

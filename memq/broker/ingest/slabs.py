@@ -15,6 +15,7 @@ from memq.limits import MIB
 SLAB_BYTES = 1 * MIB
 TRIM_SHARE = 8  # each trim returns an eighth of the unused slabs to the system
 READ_BYTES_MIN = 16 * 1024  # a read into less room than this is not worth its system call
+_MAPPED_BYTES_MIN = 256 * 1024  # smaller memory is of the heap: it may have any size
 
 
 class Slab:
@@ -23,7 +24,7 @@ class Slab:
     __slots__ = ("_memory", "references", "size", "view")
 
     def __init__(self, size: int) -> None:
-        self._memory = _prefaulted(size)
+        self._memory = _prefaulted(size) if size >= _MAPPED_BYTES_MIN else bytearray(size)
         self.size = size
         self.view = memoryview(self._memory)
         self.references = 0
@@ -65,12 +66,12 @@ class SlabPool:
         """Bytes that the pool has from the system: leased and spare."""
         return self.leased_bytes + len(self._spare) * self.slab_bytes
 
-    def lease(self, size: int, *, leave_bytes: int = 0) -> Slab | None:
+    def lease(self, size: int, *, leave_bytes: int = 0, exact: bool = False) -> Slab | None:
         """Return a slab of at least `size` bytes with one reference, or None at the bound.
 
-        The bound is the budget less `leave_bytes`: new frames leave room for incomplete ones.
+        The bound is the budget less `leave_bytes`: new frames leave room for incomplete ones. `exact`: of this size.
         """
-        size = max(size, self.slab_bytes)
+        size = size if exact else max(size, self.slab_bytes)
         bound = self.budget_bytes - leave_bytes
         if self.leased_bytes + size > bound:
             self.reclaim(self.leased_bytes + size - bound)

@@ -190,6 +190,7 @@ class Stream:
 
     __slots__ = (
         "acks",
+        "checked",
         "expected",
         "limiters",
         "number",
@@ -225,4 +226,5 @@ class Stream:
         self.limiters = limiters
         self.expected = sequence
         self.open = True
+        self.checked = False  # whether a block of it was opened
         self.positions = positions

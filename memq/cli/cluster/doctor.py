@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from memq import __version__, kernel
 from memq.cli.options import broker_options, json_option, settings_of, settings_options, shown_value
 from memq.cli.output import colored, count_text, one_line, print_json, print_table, size_text
 from memq.errors import LogLostError, MemqError
+from memq.redaction import shown
 from memq.runtime.clock import SystemClock
 from memq.settings import RULES, BrokerSettings, PartSettings, Settings, Value, rules_of
 
@@ -29,7 +29,6 @@ EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'me
 DISK_BYTES_LEAST = 1 << 30
 IMPORT_S_MAX = 60
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
-_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # never printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,21 +222,22 @@ def config(show_origin: bool, as_json: bool, config: str | None, profile: str | 
     """
     settings = _checked_settings(config, profile)
     sections = {
-        f"{section}.{name}": ("***" if _SECRET.search(name) else value, origin)
+        f"{section}.{name}": (shown(name, value), origin)
         for section, named in settings.sections.items()
         for name, (value, origin) in named.items()
     }
+    values = {name: shown(name, value) for name, value in settings.values.items()}
     if as_json:
-        plain: dict[str, object] = {**settings.values, **{name: value for name, (value, _) in sections.items()}}
+        plain: dict[str, object] = {**values, **{name: value for name, (value, _) in sections.items()}}
         origins = {**settings.origins, **{name: origin for name, (_, origin) in sections.items()}}
         full = {name: {"value": value, "origin": origins[name]} for name, value in plain.items()}
         print_json(full if show_origin else plain)
         return
     if show_origin:
-        rows = [(name, shown_value(name, value), settings.origins[name]) for name, value in settings.values.items()]
+        rows = [(name, shown_value(name, value), settings.origins[name]) for name, value in values.items()]
         rows += [(name, str(value), origin) for name, (value, origin) in sections.items()]
         print_table(("setting", "value", "origin"), rows)
     else:
-        rows = [(name, shown_value(name, value), RULES[name].doc) for name, value in settings.values.items()]
+        rows = [(name, shown_value(name, value), RULES[name].doc) for name, value in values.items()]
         rows += [(name, str(value), "of this section") for name, (value, _) in sections.items()]
         print_table(("setting", "value", "meaning"), rows)

@@ -14,7 +14,7 @@ from memq.errors import CorruptDataError, MemqError
 from memq.format.batch import BlockPiece
 from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
-from memq.format.blocks.header import HEADERS
+from memq.format.blocks.header import HEADERS, Buffer, check_block
 from memq.topic import Committed, Position, ReadPartition
 
 if TYPE_CHECKING:
@@ -119,13 +119,16 @@ class Batch:
 
     `damaged` lists the skipped blocks; all blocks are of one `write_partition`. A block's payload is unpacked when it
     is read, one block at a time, so a batch takes little more memory than its stored bytes while it is iterated.
-    Reading raises CorruptDataError for a payload that can't be unpacked, unless `on_damaged` skips damage.
+    A block whose checksum is right, but whose records no reader can read, is reported and skipped: its producer made
+    it so, and no other copy has its records. For other damage, `on_damaged` decides whether reading raises
+    CorruptDataError.
     """
 
     __slots__ = (
         "_behind",
         "_finished",
         "_object_key",
+        "_on_damaged",
         "_report",
         "_slices",
         "damaged",
@@ -146,6 +149,7 @@ class Batch:
         report: Callable[[Batch, Damage], None] | None = None,
         write_partition: int = 0,
         behind: Committed | None = None,
+        on_damaged: str = "skip",
     ) -> None:
         self.topic, self.partition = source
         self.write_partition = write_partition
@@ -154,6 +158,7 @@ class Batch:
         self._slices = slices
         self._object_key = object_key
         self._report = report  # None: damage that is found while reading is raised
+        self._on_damaged = on_damaged
         self._finished = False
         self._behind = behind or Committed(self.next)
 
@@ -241,7 +246,7 @@ class Batch:
             return read(reader, low=part.low, high=part.high, mask=part.mask)
         except CorruptDataError as error:
             damage = self._damage_of(part, error)
-            if self._report is None:
+            if self._report is None or (self._on_damaged == "fail" and not _is_sound(part.piece.data)):
                 raise CorruptDataError(str(damage)) from error
             if all(known.block != damage.block for known in self.damaged):
                 self.damaged.append(damage)
@@ -251,6 +256,15 @@ class Batch:
     def _damage_of(self, part: Slice, error: MemqError) -> Damage:
         position = Position(self.first.read_partition, self.first.pointer_offset, part.piece.first)
         return Damage(self._object_key, part.piece.number, position, part.piece.records, bytes(part.piece.data), error)
+
+
+def _is_sound(data: Buffer) -> bool:
+    """Whether a block is as its producer made it."""
+    try:
+        check_block(data)
+    except MemqError:
+        return False
+    return True
 
 
 def _rows(

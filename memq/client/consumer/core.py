@@ -93,7 +93,7 @@ class ConsumerCore:
         self._groups = RemoteGroups(self._group_owner)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
-        self._stores = OpenStores(self._metadata, runtime, settings.s3)
+        self._stores = OpenStores(self._metadata, runtime, settings.s3, required=settings.read == "direct")
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
@@ -468,9 +468,9 @@ class ConsumerCore:
             assert piece.cause is not None
             position = Position(source.partition, first.pointer_offset, piece.first)
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
-        report = None if self.settings.on_damaged == "fail" else self._report
+        policy = self.settings.on_damaged
         span, writer = (first, delivery.behind.marked_position), delivery.pointer.partition if delivery.pointer else 0
-        return Batch(source, span, delivery.slices, damaged, key, report, writer, delivery.behind)
+        return Batch(source, span, delivery.slices, damaged, key, self._report, writer, delivery.behind, policy)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread.

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from memq.errors import InvalidSettingError
+from memq.redaction import Redacted
 from memq.settings import section_setting
 
 SCHEME = "zookeeper"
@@ -23,8 +24,8 @@ _TOGETHER = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZookeeperSettings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ZookeeperSettings(Redacted):
     """Settings of the connection to ZooKeeper. Those of TLS and SASL are passed to kazoo."""
 
     session_timeout_ms: int = section_setting(10_000, "silence after which a broker counts as dead", 1_000, 300_000)

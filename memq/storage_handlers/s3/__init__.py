@@ -11,7 +11,9 @@ from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings, Section
 from memq.storage_handlers.s3.data_path import DataPath
 from memq.storage_handlers.s3.handler import S3Handler
-from memq.storage_handlers.s3.settings import Bucket, read_bucket
+from memq.storage_handlers.s3.settings import Bucket, check_trust, read_bucket
+
+__all__ = ["check_trust", "open_from_settings", "open_store"]
 
 
 def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:

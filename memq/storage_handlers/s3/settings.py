@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from memq.errors import DeniedError, InvalidSettingError, UnknownSettingError
+from memq.errors import DeniedError, InvalidSettingError, UnknownSettingError, UntrustedStoreError
 from memq.limits import MIB
+from memq.redaction import Redacted
 from memq.settings import Section, did_you_mean, read_section, section_setting
 from memq.storage_handlers import check_prefix
 
@@ -35,8 +37,8 @@ _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _KEYS_TTL = timedelta(minutes=6)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Settings:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class S3Settings(Redacted):
     """The section `[s3]`.
 
     Without keys in it, boto3 searches the usual ones: environment variables, profile, role of the machine.
@@ -53,6 +55,9 @@ class S3Settings:
     access_key_id: str = section_setting("", "key id; empty: boto3 searches for keys")
     secret_access_key: str = section_setting("", "secret of that key id")
     session_token: str = section_setting("", "token of temporary keys")
+    trusted_endpoints: str = section_setting(
+        "", "endpoints that may get signed requests though only brokers name them, with commas"
+    )
     profile: str = section_setting("", "profile in the shared configuration of the machine")
     ca_file: str = section_setting(
         "", "PEM file of a certificate authority, trusted in addition to the system's; aiobotocore: instead of them"
@@ -131,6 +136,41 @@ def read_bucket(url: str, section: Section) -> Bucket:
     _check_together(settings)
     folder = parts.path.strip("/")
     return Bucket(parts.netloc, check_prefix(f"{folder}/") if folder else "", settings)
+
+
+def check_trust(url: str, section: Section, own_urls: Iterable[str]) -> None:
+    """Check that the user's own configuration names the endpoint in a URL that came from a broker.
+
+    A request is signed with the user's keys, and has their session token. A false broker would collect them. `own_urls`
+    are endpoints and stores of the configuration. Without an endpoint, the requests go to AWS.
+    Raises: UntrustedStoreError; errors of the settings.
+    """
+    read_bucket(url, section)
+    named = _endpoint_of(url)
+    if not named:
+        return
+    settings = read_section("s3", section, S3Settings)
+    own = {settings.endpoint, *settings.trusted_endpoints.split(",")}
+    for each in own_urls:
+        own |= {_endpoint_of(each)} if _endpoint_of(each) else set(each.split(","))
+    if _plain(named) not in {_plain(each) for each in own}:
+        raise UntrustedStoreError(
+            f"a broker names the store '{url[:200]}', and the endpoint '{named[:120]}' is not in your configuration",
+            hint=f"if it is right, set trusted_endpoints = '{named[:120]}' in [s3], or MEMQ_S3_TRUSTED_ENDPOINTS",
+        )
+
+
+def _endpoint_of(url: str) -> str:
+    """Return the endpoint in the URL of a store; empty without one."""
+    try:
+        query = urlsplit(url).query
+    except ValueError:
+        return ""
+    return dict(parse_qsl(query)).get("endpoint", "") if url.startswith("s3:") else ""
+
+
+def _plain(endpoint: str) -> str:
+    return endpoint.strip().rstrip("/").lower()
 
 
 def _check_together(settings: S3Settings) -> None:

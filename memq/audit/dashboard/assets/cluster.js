@@ -44,10 +44,16 @@ function ahead(ms) {
   return ms > 0 ? duration(ms / 1000) : "–";
 }
 
+/** Brokers have no TLS and no identity, so one that other machines reach is insecure. */
+function isLoopback(address) {
+  return /^(127\.|localhost:|\[::1\])/.test(address);
+}
+
 function card(row) {
   const memory = row.memory_bytes === null ? null : row.memory_bytes / row.memory_bytes_max;
   return h("section", { class: "card", "aria-label": row.broker },
-    h("h2", {}, `${row.broker} `, row.governs ? h("span", { class: "badge ok" }, "governor") : null, row.draining ? h("span", { class: "badge warn" }, "draining") : null),
+    h("h2", {}, `${row.broker} `, row.governs ? h("span", { class: "badge ok" }, "governor") : null, row.draining ? h("span", { class: "badge warn" }, "draining") : null,
+      isLoopback(row.address) ? null : h("span", { class: "badge warn" }, "no encryption, no identity: everybody who reaches it can change all data")),
     facts([
       ["Address", h("code", {}, row.address)],
       ["Zone", row.zone],
