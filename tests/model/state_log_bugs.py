@@ -47,7 +47,7 @@ BUGS: dict[str, tuple[Planted, ...]] = {
     ),
     "S2: the entries just before the own `opened` are not read": bug(
         OPENING,
-        "LogScan.fold",
+        "LogScan.begin_fold",
         instead(
             "fold.meet",
             "for offset, entry, _ in self._entries:\n"
