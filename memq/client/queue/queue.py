@@ -36,6 +36,7 @@ from memq.errors import (
     RetryableError,
     ThrottledError,
     TooLargeError,
+    UnreachableError,
 )
 from memq.limits import (
     KIB,
@@ -199,7 +200,7 @@ class AsyncQueue(AsyncItemViews):
                 answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                if clock.monotonic() > give_up_s:
+                if clock.monotonic() > give_up_s or _is_foreign(error):
                     raise
                 await self._pause(error, tries)
                 continue
@@ -327,7 +328,7 @@ class AsyncQueue(AsyncItemViews):
             except RetryableError as error:
                 tries += 1
                 unsure |= is_sent and not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
-                if clock.monotonic() > until_s and not unsure:
+                if not unsure and (clock.monotonic() > until_s or _is_foreign(error)):
                     raise
                 if clock.monotonic() > until_s:
                     text = f"no broker has answered in {self._timeout_s:g} s: {error}"
@@ -341,6 +342,11 @@ class AsyncQueue(AsyncItemViews):
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
+
+
+def _is_foreign(error: RetryableError) -> bool:
+    """Say whether all addresses are those of other servers, so that waiting changes nothing."""
+    return isinstance(error, UnreachableError) and error.foreign
 
 
 class Queue(ItemViews):
