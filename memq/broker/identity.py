@@ -57,7 +57,9 @@ _EXPOSED = "without encryption and identity: everybody who reaches its port can 
 
 
 def check_exposure(settings: BrokerSettings, sections: Mapping[str, Section]) -> None:
-    """Refuse to listen beyond loopback without TLS and an identity of each client, unless the operator accepts that.
+    """Refuse to listen beyond loopback without TLS and an identity of each client.
+
+    With the setting `insecure` the operator accepts it.
 
     Raises: InvalidSettingError, UnknownSettingError.
     """

@@ -243,7 +243,9 @@ class LinkPool:
                     return
             if foreign or clock.monotonic() + _REACH_AGAIN_S >= deadline_s:
                 hint = own_hint or "check the address, and that a broker runs there"
-                raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}", hint=hint)
+                unreached = UnreachableError(f"no broker answers: {'; '.join(failures[:5])}", hint=hint)
+                unreached.foreign = foreign
+                raise unreached
             await asyncio.sleep(_REACH_AGAIN_S)
 
     async def session(self, address: Address) -> Session:

@@ -43,7 +43,8 @@ class ThreadPool:
         """Run `function` in a thread and return what it returns.
 
         A cancellation waits for a call that runs already, because its thread may still read the caller's buffers. A
-        call that has no thread yet is dropped at once.
+        call that has no thread yet is dropped at once. SystemExit and KeyboardInterrupt of the function become a
+        RuntimeError: raised in a task, they would end the event loop, and all callers would wait for ever.
         Raises: ClosedError, and the errors of the function.
         """
         if self._closed:
@@ -55,6 +56,9 @@ class ThreadPool:
             if not call.cancel():
                 await _settle(waiting)
             raise
+        ended = waiting.exception()
+        if isinstance(ended, SystemExit | KeyboardInterrupt):
+            raise RuntimeError(f"the function ended with {type(ended).__name__}: {ended}") from ended
         return waiting.result()
 
     async def close(self, last: Callable[[], object] | None = None, within_s: float | None = None) -> bool:

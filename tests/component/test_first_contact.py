@@ -113,6 +113,17 @@ def test_a_port_of_http_is_named_at_once(client: Callable[[str, int], None]) -> 
         assert len(asked) == 2, "to try again changes nothing"
 
 
+@pytest.mark.parametrize(
+    "call", [lambda queue: queue.enqueue("jobs", b"v"), lambda queue: queue.dequeue("jobs", wait=60)]
+)
+def test_a_queue_at_a_port_of_http_fails_at_once(call: Callable[[memq.Queue], object]) -> None:
+    asked: list[bytes] = []
+    with web_server(asked) as address, memq.Queue(address) as queue:
+        with pytest.raises(UnreachableError, match=f"{address} does not speak memq's protocol: its answer is HTTP"):
+            call(queue)
+        assert len(asked) == 1, "to try again changes nothing"
+
+
 @each_client
 def test_a_port_of_http_does_not_end_the_wait_for_a_broker(client: Callable[[str, int], None]) -> None:
     asked: list[bytes] = []

@@ -330,6 +330,12 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 (queue.enqueue("jobs", b"x" * 600_000), TooLargeError, "item of 600000 bytes"),
                 (queue.enqueue("jobs", b"x", metadata={"a": b"x" * 20_000}), TooLargeError, "metadata of 20001 bytes"),
                 (queue.enqueue("jobs", 7), TypeError, "payload must be"),  # type: ignore[arg-type]
+                (queue.enqueue_many("jobs", "abc"), TypeError, "payloads must be a list of payloads, not str"),
+                (queue.enqueue_many("jobs", None), TypeError, "a list of payloads, not NoneType"),  # type: ignore[arg-type]
+                (queue.dequeue(["jobs"]), TypeError, "queues must be the name of one, or {name"),  # type: ignore[arg-type]
+                (queue.ack_many(7), TypeError, "items must be a list of memq.QueueItem"),  # type: ignore[arg-type]
+                (queue.cancel_many("jobs:1:0"), TypeError, "ids must be a list of ids, not str"),
+                (queue.cancel(f"jobs:{'0' * 16}:0"), InvalidRequestError, "no id of a queue item"),
                 (queue.dequeue({}), InvalidRequestError, "0 queues"),
                 (queue.dequeue({"jobs": 0}), InvalidSettingError, "items of queue 'jobs' = 0"),
                 (queue.cancel("nonsense"), InvalidRequestError, "no id of a queue item"),

@@ -71,6 +71,25 @@ def test_a_worker_acks_what_its_handler_returns_for_and_gives_back_what_it_raise
         assert (counts["jobs"].ready, counts["jobs"].leased, counts["jobs"].dead) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("ended", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"])
+def test_a_handler_that_ends_its_thread_fails_and_the_worker_continues(cluster: Cluster, ended: BaseException) -> None:
+    notes = list[bytes]()
+
+    def handler(item: memq.QueueItem) -> object:
+        notes.append(item.note)
+        if item.attempt == 1:
+            raise ended
+        return None
+
+    with memq.Queue(cluster.address) as queue:
+        queue.enqueue("jobs", b"job")
+        with memq.Worker(handler, "jobs", brokers=cluster.address, retry_delays_s=[0.01]) as worker:
+            worker.start()
+            until(lambda: worker.stats().done == 1)
+    assert notes[0] == b""
+    assert f"the function ended with {type(ended).__name__}".encode() in notes[1]
+
+
 def test_leases_are_extended_while_handlers_run_and_items_wait(cluster: Cluster) -> None:
     async def work() -> None:
         begun, leave = asyncio.Event(), asyncio.Event()

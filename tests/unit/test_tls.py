@@ -136,6 +136,17 @@ def test_certificates_have_errors_that_say_what_to_do(
     assert '"hosts":[]' in capsys.readouterr().out.replace(" ", "")
 
 
+def test_a_folder_of_certificates_is_shown_without_its_keys(
+    authority: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority.issue("shown")
+    cert, key = str(authority.folder / "shown.pem"), str(authority.folder / "shown-key.pem")
+    assert run.run(["certs", "show", cert, key, "--json"]) == run.OK
+    assert capsys.readouterr().out.count('"file":') == 1
+    assert run.run(["certs", "show", key]) == run.USAGE, "asked for alone, it is a mistake"
+    assert "has no certificate" in capsys.readouterr().err
+
+
 def test_keys_are_for_their_owner_alone(authority: Certificates) -> None:
     tls = authority.issue("b1", "localhost", again=True)
     assert Path(tls.key_file).stat().st_mode & 0o777 == 0o600

@@ -104,8 +104,12 @@ def issue(name: str, hosts: Sequence[str], folder: str, days: int, *, replace: b
 @click.argument("files", nargs=-1, required=True)
 @json_option
 def show(files: Sequence[str], *, as_json: bool) -> int:
-    """Show names, hosts and validity of certificates. The exit code is 1 if one is not valid now."""
-    found = [_described(Path(file)) for file in files]
+    """Show names, hosts and validity of certificates. The exit code is 1 if one is not valid now.
+
+    Of several files, those that have a key alone are left out, so that certs/*.pem shows a whole folder.
+    """
+    several = len(files) > 1
+    found = [_described(Path(file)) for file in files if not (several and _is_key(Path(file)))]
     if as_json:
         print_json(found)
     else:
@@ -231,6 +235,15 @@ def _certificate(file: Path) -> x509.Certificate:
         raise NotFoundError(f"there is no file '{file}'") from error
     except (OSError, ValueError) as error:
         raise InvalidSettingError(f"'{file}' has no certificate: {error}", hint="it is a PEM file") from error
+
+
+def _is_key(file: Path) -> bool:
+    """Say whether a file has a private key, and no certificate."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return False  # `_certificate` names the fault
+    return b"PRIVATE KEY-----" in content and b"BEGIN CERTIFICATE-----" not in content
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from memq.client.arguments import check_number, check_switch
 from memq.client.producer.fields import RecordFields
@@ -49,6 +49,8 @@ BLOCK_RAW_BYTES = 64 * KIB  # a block takes no further item from this size on: e
 ITEM_BYTES_MAX = HOLD_BYTES_MAX - 4 * KIB
 NUMBER_DIGITS_MAX = 7  # of an item in its block
 RECENT_BYTES_MAX = 4 * MIB  # of payloads of recent blocks at a worker
+
+Listed = TypeVar("Listed")
 
 
 class ItemLease(NamedTuple):
@@ -268,18 +270,21 @@ def outcomes_of(answer: QueueAnswer) -> list[ItemOutcome]:
     return [outcome for word, count in answer.outcomes for outcome in (ItemOutcome(word),) * count]
 
 
+def listed(name: str, values: Iterable[Listed], of: str) -> list[Listed]:
+    """Return values as a list. Raises: TypeError for a text: each letter of it would be a value."""
+    if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of {of}, not {type(values).__name__}")
+    return list(values)
+
+
 def parsed_id(id_: str) -> tuple[str, ItemLease]:
     """Return the queue and the place of an item. Raises: InvalidRequestError, TypeError."""
     if not isinstance(id_, str):
         raise TypeError(f"id must be str, not {type(id_).__name__}")
     queue, _, rest = id_.partition(":")
     block, _, number = rest.partition(":")
-    if (
-        len(block) != 16
-        or set(block) - set("0123456789abcdef")
-        or not number.isdecimal()
-        or len(number) > NUMBER_DIGITS_MAX
-    ):
+    is_block = len(block) == 16 and not set(block) - set("0123456789abcdef") and 0 < int(block, 16) < PRODUCER_ID_END
+    if not is_block or not number.isdecimal() or len(number) > NUMBER_DIGITS_MAX:
         raise InvalidRequestError(f"{id_[:300]!a} is no id of a queue item", hint="take the id that enqueue returns")
     return queue, ItemLease(block, int(number), 0)
 

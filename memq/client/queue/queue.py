@@ -23,6 +23,7 @@ from memq.client.queue.items import (
     checked_terms,
     error_of,
     items_of,
+    listed,
     outcomes_of,
     parsed_id,
     wire_leases,
@@ -38,6 +39,7 @@ from memq.errors import (
     RetryableError,
     ThrottledError,
     TooLargeError,
+    UnreachableError,
 )
 from memq.limits import (
     KIB,
@@ -146,6 +148,7 @@ class AsyncQueue(AsyncItemViews):
         """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
         terms = with_keys(terms, key, ordered=ordered)
+        payloads = listed("payloads", payloads, "payloads")
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
         return await self._enqueue(queue, payloads, metadata or [None] * len(payloads), terms)
@@ -182,6 +185,8 @@ class AsyncQueue(AsyncItemViews):
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
         self._check_loop()
+        if not isinstance(queues, str | Mapping):
+            raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
         wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
         if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
             raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
@@ -202,7 +207,7 @@ class AsyncQueue(AsyncItemViews):
                 answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                if clock.monotonic() > give_up_s:
+                if clock.monotonic() > give_up_s or _is_foreign(error):
                     raise
                 await self._pause(error, tries)
                 continue
@@ -276,7 +281,7 @@ class AsyncQueue(AsyncItemViews):
     async def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
         """End items that no worker has; return the outcome of each. See `Queue.cancel_many`."""
         self._check_loop()
-        places = [parsed_id(each) for each in item_ids]
+        places = [parsed_id(each) for each in listed("ids", item_ids, "ids")]
         return await self._of_queues(
             [(check_queue(queue), place) for queue, place in places],
             lambda queue, items: CancelItems(queue=queue, items=items),
@@ -289,7 +294,8 @@ class AsyncQueue(AsyncItemViews):
     ) -> list[ItemOutcome]:
         """Ask about items; return the outcome of each."""
         self._check_loop()
-        return await self._of_queues([(_checked(item).queue, item.lease) for item in items], ask)
+        leases = [(_checked(item).queue, item.lease) for item in listed("items", items, "memq.QueueItem")]
+        return await self._of_queues(leases, ask)
 
     async def _of_queues(
         self,
@@ -341,7 +347,7 @@ class AsyncQueue(AsyncItemViews):
             except RetryableError as error:
                 tries += 1
                 unsure |= is_sent and not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
-                if clock.monotonic() > until_s and not unsure:
+                if not unsure and (clock.monotonic() > until_s or _is_foreign(error)):
                     raise
                 if clock.monotonic() > until_s:
                     text = f"no broker has answered in {self._timeout_s:g} s: {error}"
@@ -355,6 +361,11 @@ class AsyncQueue(AsyncItemViews):
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
+
+
+def _is_foreign(error: RetryableError) -> bool:
+    """Say whether all addresses are those of other servers, so that waiting changes nothing."""
+    return isinstance(error, UnreachableError) and error.foreign
 
 
 class Queue(ItemViews):

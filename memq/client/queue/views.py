@@ -9,7 +9,7 @@ from typing import Any
 
 from memq.client.arguments import check_number
 from memq.client.lifecycle import AsyncClosing, BlockingClient
-from memq.client.queue.items import ItemLease, outcomes_of, parsed_id, wire_leases
+from memq.client.queue.items import ItemLease, listed, outcomes_of, parsed_id, wire_leases
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.blocks.columns import RecordHeaders, open_block
 from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX, QUEUE_PEEK_MAX
@@ -184,9 +184,7 @@ class ItemViews(BlockingClient):
 
 def _places(queue: str, ids: Sequence[str]) -> list[ItemLease]:
     """Return the places of items of one queue. Raises: InvalidRequestError, TypeError."""
-    if isinstance(ids, str):
-        raise TypeError("ids must be a list of ids, not str")
-    found = [parsed_id(each) for each in ids]
+    found = [parsed_id(each) for each in listed("ids", ids, "ids")]
     for name, place in found:
         if name != queue:
             raise InvalidRequestError(f"item {place.block_id}:{place.number} is of queue '{name}', not of '{queue}'")
