@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
@@ -18,6 +17,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.errors import ProtocolError
 from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.permissions import Resource, ResourceKind
 from memq.protocol.admin_messages import (
     AdminRequest,
     AlterTopic,
@@ -97,26 +97,6 @@ from memq.protocol.transaction_messages import (
 )
 
 _ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminRequest, Api.POLL: PollRequest}
-
-
-class ResourceKind(Enum):
-    """Kinds of objects that a permission can name."""
-
-    CLUSTER = "cluster"
-    TOPIC = "topic"
-    PARTITION = "partition"
-    GROUP = "group"
-    TRANSACTIONAL_ID = "transactional-id"
-    PRODUCER_GROUP = "producer-group"
-    QUEUE = "queue"
-    OBJECT = "object"  # of a store; it may hold batches of several topics
-
-
-class Resource(NamedTuple):
-    """The object of a permission: `clicks`, `clicks/3`, `main/<object key>`; "" for the cluster."""
-
-    kind: ResourceKind
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
