@@ -6,6 +6,7 @@ is denied. The coordinator keeps the rules; brokers decide by them (`memq.broker
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -226,6 +227,16 @@ def _covers(named: str, permission: Permission) -> bool:
 
 def _allows(named: str, permission: Permission) -> bool:
     return _covers(named, permission) or (permission is Permission.DESCRIBE and named in _IMPLY_DESCRIBE)
+
+
+def grant_command(principal: str, permission: Permission, resource: Resource) -> str:
+    """Return the command by which an operator allows a permission."""
+    on = (
+        "--cluster"
+        if resource.kind is ResourceKind.CLUSTER
+        else f"--{resource.kind.value} {shlex.quote(resource.name)}"
+    )
+    return f"memq acl allow {shlex.quote(principal)} {permission.value} {on}"
 
 
 # ---- roles -----------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class Broker:
         if services.spool.disk is not None:
             await self.replay.find(services.spool.disk)
             services.spool.start()
+        if services.permissions.enforced:
+            self._tasks.start(services.permissions.follow(), "follow permissions")
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         services.groups.address = self._listener.address
         self.address = _public_address(settings.advertise, self._listener.address)

@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
+from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.requests import LIMITED
@@ -23,7 +24,15 @@ from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.protocol import admin_messages, group_messages, hold_messages, messages, queue_messages, transaction_messages
+from memq.protocol import (
+    admin_messages,
+    group_messages,
+    hold_messages,
+    messages,
+    permission_messages,
+    queue_messages,
+    transaction_messages,
+)
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AdminRequest,
@@ -93,6 +102,7 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
+from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
 from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
@@ -125,6 +135,7 @@ from memq.protocol.transaction_messages import (
     WireTransaction,
     WireTransactionBlock,
 )
+from tests.access import EVERYTHING
 
 # What is no operation: the greeting, which makes the principal, and what only brokers say.
 GREETING = {Hello}
@@ -134,7 +145,15 @@ SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAn
     Redirect,
     Draining,
 }
-MODULES = (messages, group_messages, admin_messages, hold_messages, transaction_messages, queue_messages)
+MODULES = (
+    messages,
+    group_messages,
+    admin_messages,
+    hold_messages,
+    transaction_messages,
+    queue_messages,
+    permission_messages,
+)
 ID = "0a" * 16
 
 
@@ -150,11 +169,12 @@ def table() -> Operations:
         HoldRequests(*given, cast(Any, None)),
         TransactionRequests(*given, cast(Any, None)),
         QueueRequests(*given),
+        PermissionRequests(services),
     )
 
 
 def call_of(ask: Any, connection: Any = None, stream: int = 0) -> Call[Any]:
-    return Call(connection, ANONYMOUS, stream, ask)
+    return Call(connection, ANONYMOUS, stream, ask, access=EVERYTHING)
 
 
 def structs_of(hint: Any) -> set[type]:
@@ -311,6 +331,9 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ListDeadItems: (ListDeadItems(queue="jobs", count=1), QUEUE),
     CountEnds: (CountEnds(), CLUSTER),
     ListQueues: (ListQueues(), CLUSTER),
+    ListPermissions: (ListPermissions(), CLUSTER),
+    ChangePermissions: (ChangePermissions(), CLUSTER),
+    CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

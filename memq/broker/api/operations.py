@@ -10,14 +10,22 @@ from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.permissions.permission_requests import PermissionRequests
+from memq.broker.api.permissions.shown import (
+    shown_delayed,
+    shown_groups,
+    shown_metadata,
+    shown_plan,
+    shown_queues,
+    shown_transactions,
+)
 from memq.broker.api.queue_requests import QueueRequests
-from memq.broker.api.reader_requests import ReaderRequests
+from memq.broker.api.reader_requests import ReaderRequests, poll_blocks_bytes, poll_bytes, read_bytes
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.errors import ProtocolError
-from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.permissions import Resource, ResourceKind
+from memq.permissions import Permission, Resource, ResourceKind
 from memq.protocol.admin_messages import (
     AdminRequest,
     AlterTopic,
@@ -67,6 +75,7 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
 from memq.protocol.queue_messages import (
     AckItems,
     AwaitItems,
@@ -106,6 +115,7 @@ class Operation(Generic[Ask]):
     name: str
     api: Api
     message: type[Ask]
+    permission: Permission  # on each of its resources
     resources: Callable[[Call[Ask]], list[Resource]]
     handler: Callable[[Call[Ask]], Awaitable[Answer]]
     prepare: Callable[[Ask], Awaitable[Any]] | None = None  # for long waits, before an answer needs memory
@@ -113,6 +123,30 @@ class Operation(Generic[Ask]):
     keep: Callable[[Call[Ask], Reply], bool] | None = None  # without a task, for an answer that may come much later
     spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
     takes_blocks: bool = False  # behind the request
+    shown: Callable[[Call[Ask], Answer], Answer] | None = None  # the part that the principal may describe
+    listing: bool = False  # nobody is refused, and `shown` leaves out what the principal may not describe
+    located: Callable[[Call[Ask]], Awaitable[list[Resource]]] | None = None  # instead of `resources`, by the store
+    recheck: bool = False  # the answer may come much later, with records: the rules may have changed
+
+    def __post_init__(self) -> None:
+        if self.listing and self.shown is None:
+            raise ValueError(f"operation '{self.name}' is a listing and leaves nothing out")
+
+    def needs(self, call: Call[Ask]) -> list[tuple[Permission, Resource]]:
+        """Return the permissions that a call needs, each with its resource."""
+        if self.listing:
+            return []
+        return self.needs_on(self.resources(call))
+
+    def needs_on(self, resources: Iterable[Resource]) -> list[tuple[Permission, Resource]]:
+        """Return the permissions that this operation needs on resources."""
+        return [(_permission_on(each.kind, self.permission), each) for each in resources]
+
+
+def _permission_on(kind: ResourceKind, permission: Permission) -> Permission:
+    """Return the permission on one resource; a transaction reads its group, whose positions move."""
+    moves = kind is ResourceKind.GROUP and permission is Permission.WRITE
+    return Permission.READ if moves else permission
 
 
 class Operations:
@@ -157,93 +191,269 @@ def operations_of(
     holds: HoldRequests,
     transactions: TransactionRequests,
     queues: QueueRequests,
+    permissions: PermissionRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
         [
-            Operation("open", Api.OPEN, Open, _partition, streams.open),
-            Operation("close", Api.CLOSE, Close, _partition_of_stream, streams.close),
-            Operation("forward", Api.FORWARD, Forward, _partition, streams.forward),
-            Operation("begin-producer", Api.ADMIN, BeginProducer, _partition, streams.begin_producer),
-            Operation("publish-staged", Api.ADMIN, PublishStaged, _partition, streams.publish_staged),
-            Operation("metadata", Api.METADATA, MetadataRequest, _asked_topics, topics.metadata),
-            Operation("read", Api.READ, ReadRequest, _object, readers.read, answer_bytes=_read_bytes),
-            Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
-            Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
-            Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
-            Operation("truncate-topic", Api.ADMIN, TruncateTopic, _named_topic, topics.truncate),
-            Operation("seal-topic", Api.ADMIN, SealTopic, _named_topic, topics.seal),
-            Operation("trim-cold", Api.ADMIN, TrimCompacted, _trimmed_topic, topics.trim_compacted),
-            Operation(
-                "poll-entries",
-                Api.POLL,
-                PollEntries,
-                _polled_partitions,
-                readers.poll_entries,
-                prepare=readers.prepare_poll,
-                answer_bytes=_poll_bytes,
-                spare_bytes=_poll_blocks_bytes,
-            ),
-            Operation("poll-time", Api.POLL, PollTime, _timed_partition, readers.poll_time),
-            Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, readers.poll_spans),
-            Operation("commit", Api.COMMIT, CommitRequest, _group, groups.commit),
-            Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
-            Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat, keep=groups.keep),
-            Operation("list-groups", Api.ADMIN, ListGroups, _cluster, groups.list_groups),
-            Operation("list-former-groups", Api.ADMIN, ListFormerGroups, _cluster, groups.list_former),
-            Operation("move-group", Api.ADMIN, MoveGroup, _group, groups.move),
-            Operation("describe-group", Api.ADMIN, DescribeGroup, _group, groups.describe),
-            Operation("delete-group", Api.ADMIN, DeleteGroup, _group, groups.delete),
-            Operation("describe-cluster", Api.ADMIN, DescribeCluster, _cluster, cluster.describe),
-            Operation("describe-clients", Api.ADMIN, DescribeClients, _cluster, cluster.describe_clients),
-            Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
-            Operation("describe-held", Api.ADMIN, DescribeHeld, _sought_partitions, cluster.describe_held),
-            Operation("settle-topic", Api.ADMIN, SettleTopic, _settled_topic, cluster.settle_topic),
-            Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
-            Operation("report-suspicion", Api.ADMIN, ReportSuspicion, _cluster, cluster.report_suspicion),
-            Operation("hold-records", Api.ADMIN, HoldRecords, _partition, holds.hold),
-            Operation("cancel-holds", Api.ADMIN, CancelHolds, _partition, holds.cancel),
-            Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
-            Operation("list-delayed", Api.ADMIN, ListDelayed, _cluster, holds.list_delayed),
-            Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
-            Operation("release-staged-unit", Api.ADMIN, ReleaseStagedUnit, _partition, holds.release_staged),
+            *_topic_operations(streams, topics),
+            *_reader_operations(readers),
+            *_group_operations(groups),
+            *_cluster_operations(cluster),
+            *_hold_operations(holds),
             *_transaction_operations(transactions),
             *_queue_operations(queues),
+            *_permission_operations(permissions),
         ]
     )
 
 
+def _topic_operations(streams: StreamRequests, topics: TopicRequests) -> list[Operation[Any]]:
+    return [
+        Operation("open", Api.OPEN, Open, Permission.WRITE, _partition, streams.open),
+        Operation("close", Api.CLOSE, Close, Permission.WRITE, _partition_of_stream, streams.close),
+        Operation("forward", Api.FORWARD, Forward, Permission.PEER, _partition, streams.forward),
+        Operation("begin-producer", Api.ADMIN, BeginProducer, Permission.WRITE, _partition, streams.begin_producer),
+        Operation("publish-staged", Api.ADMIN, PublishStaged, Permission.WRITE, _partition, streams.publish_staged),
+        Operation(
+            "metadata",
+            Api.METADATA,
+            MetadataRequest,
+            Permission.DESCRIBE,
+            _asked_topics,
+            topics.metadata,
+            shown=shown_metadata,
+            listing=True,
+        ),
+        Operation("create-topic", Api.ADMIN, CreateTopic, Permission.CREATE, _named_topic, topics.create),
+        Operation("alter-topic", Api.ADMIN, AlterTopic, Permission.ALTER, _named_topic, topics.alter),
+        Operation("delete-topic", Api.ADMIN, DeleteTopic, Permission.DELETE, _named_topic, topics.delete),
+        Operation("truncate-topic", Api.ADMIN, TruncateTopic, Permission.DELETE, _named_topic, topics.truncate),
+        Operation("seal-topic", Api.ADMIN, SealTopic, Permission.ALTER, _named_topic, topics.seal),
+        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, _trimmed_topic, topics.trim_compacted),
+    ]
+
+
+def _reader_operations(readers: ReaderRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "read",
+            Api.READ,
+            ReadRequest,
+            Permission.READ,
+            _object,
+            readers.read,
+            located=readers.read_resources,
+            answer_bytes=read_bytes,
+            recheck=True,
+        ),
+        Operation(
+            "poll-entries",
+            Api.POLL,
+            PollEntries,
+            Permission.READ,
+            _polled_partitions,
+            readers.poll_entries,
+            prepare=readers.prepare_poll,
+            answer_bytes=poll_bytes,
+            spare_bytes=poll_blocks_bytes,
+            recheck=True,
+        ),
+        Operation("poll-time", Api.POLL, PollTime, Permission.DESCRIBE, _timed_partition, readers.poll_time),
+        Operation("poll-spans", Api.POLL, PollSpans, Permission.DESCRIBE, _spanned_partitions, readers.poll_spans),
+    ]
+
+
+def _group_operations(groups: GroupRequests) -> list[Operation[Any]]:
+    return [
+        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, _group, groups.commit),
+        Operation("join", Api.JOIN, JoinRequest, Permission.READ, _group, groups.join),
+        Operation(
+            "heartbeat",
+            Api.HEARTBEAT,
+            HeartbeatRequest,
+            Permission.READ,
+            _group,
+            groups.heartbeat,
+            keep=groups.keep,
+        ),
+        Operation(
+            "list-groups",
+            Api.ADMIN,
+            ListGroups,
+            Permission.DESCRIBE,
+            _cluster,
+            groups.list_groups,
+            shown=shown_groups,
+            listing=True,
+        ),
+        Operation("list-former-groups", Api.ADMIN, ListFormerGroups, Permission.OPERATE, _cluster, groups.list_former),
+        Operation("move-group", Api.ADMIN, MoveGroup, Permission.ALTER, _group, groups.move),
+        Operation("describe-group", Api.ADMIN, DescribeGroup, Permission.DESCRIBE, _group, groups.describe),
+        Operation("delete-group", Api.ADMIN, DeleteGroup, Permission.DELETE, _group, groups.delete),
+    ]
+
+
+def _cluster_operations(cluster: ClusterRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "describe-cluster",
+            Api.ADMIN,
+            DescribeCluster,
+            Permission.DESCRIBE,
+            _cluster,
+            cluster.describe,
+            shown=shown_plan,
+        ),
+        Operation(
+            "describe-clients", Api.ADMIN, DescribeClients, Permission.DESCRIBE, _cluster, cluster.describe_clients
+        ),
+        Operation("describe-load", Api.ADMIN, DescribeLoad, Permission.DESCRIBE, _cluster, cluster.describe_load),
+        Operation(
+            "describe-held", Api.ADMIN, DescribeHeld, Permission.DESCRIBE, _sought_partitions, cluster.describe_held
+        ),
+        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, _settled_topic, cluster.settle_topic),
+        Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, _cluster, cluster.drain),
+        Operation(
+            "report-suspicion", Api.ADMIN, ReportSuspicion, Permission.DESCRIBE, _cluster, cluster.report_suspicion
+        ),
+    ]
+
+
+def _hold_operations(holds: HoldRequests) -> list[Operation[Any]]:
+    return [
+        Operation("hold-records", Api.ADMIN, HoldRecords, Permission.WRITE, _partition, holds.hold),
+        Operation("cancel-holds", Api.ADMIN, CancelHolds, Permission.WRITE, _partition, holds.cancel),
+        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, _held_topic, holds.describe),
+        Operation(
+            "list-delayed",
+            Api.ADMIN,
+            ListDelayed,
+            Permission.DESCRIBE,
+            _cluster,
+            holds.list_delayed,
+            shown=shown_delayed,
+            listing=True,
+        ),
+        Operation("release-unit", Api.ADMIN, ReleaseUnit, Permission.PEER, _partition, holds.release),
+        Operation(
+            "release-staged-unit", Api.ADMIN, ReleaseStagedUnit, Permission.PEER, _partition, holds.release_staged
+        ),
+    ]
+
+
+def _permission_operations(permissions: PermissionRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "list-permissions",
+            Api.ADMIN,
+            ListPermissions,
+            Permission.OPERATE,
+            _cluster,
+            permissions.list_rules,
+        ),
+        Operation("change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, _cluster, permissions.change),
+        Operation("test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, _cluster, permissions.test),
+    ]
+
+
 def _transaction_operations(transactions: TransactionRequests) -> list[Operation[Any]]:
     return [
-        Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
-        Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
-        Operation("hold-staged-parts", Api.ADMIN, HoldStagedParts, _held_parts, transactions.hold_staged),
-        Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
-        Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
-        Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
-        Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
-        Operation("await-transaction", Api.ADMIN, AwaitTransaction, _ended, transactions.until_visible),
-        Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
-        Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
+        Operation(
+            "begin-transactions",
+            Api.ADMIN,
+            BeginTransactions,
+            Permission.WRITE,
+            _transactional,
+            transactions.begin,
+        ),
+        Operation(
+            "hold-transaction",
+            Api.ADMIN,
+            HoldTransaction,
+            Permission.WRITE,
+            _held_blocks,
+            transactions.hold,
+        ),
+        Operation(
+            "hold-staged-parts",
+            Api.ADMIN,
+            HoldStagedParts,
+            Permission.WRITE,
+            _held_parts,
+            transactions.hold_staged,
+        ),
+        Operation(
+            "end-transaction",
+            Api.ADMIN,
+            EndTransaction,
+            Permission.WRITE,
+            _ended,
+            transactions.end,
+        ),
+        Operation(
+            "prepare-transaction",
+            Api.ADMIN,
+            PrepareTransaction,
+            Permission.WRITE,
+            _prepared,
+            transactions.prepare,
+        ),
+        Operation("ask-undecided", Api.ADMIN, AskUndecided, Permission.WRITE, _producer_group, transactions.ask),
+        Operation(
+            "answer-undecided", Api.ADMIN, AnswerUndecided, Permission.WRITE, _producer_group, transactions.answer
+        ),
+        Operation(
+            "await-transaction",
+            Api.ADMIN,
+            AwaitTransaction,
+            Permission.WRITE,
+            _ended,
+            transactions.until_visible,
+        ),
+        Operation(
+            "list-transactions",
+            Api.ADMIN,
+            ListTransactions,
+            Permission.DESCRIBE,
+            _cluster,
+            transactions.list_open,
+            shown=shown_transactions,
+            listing=True,
+        ),
+        Operation(
+            "settle-transaction", Api.ADMIN, SettleTransaction, Permission.ALTER, _transactional, transactions.settle
+        ),
     ]
 
 
 def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
     return [
-        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue, takes_blocks=True),
-        Operation("dequeue-items", Api.ADMIN, DequeueItems, _queues, queues.dequeue),
-        Operation("await-items", Api.ADMIN, AwaitItems, _queues, queues.wait),
-        Operation("ack-items", Api.ADMIN, AckItems, _queue, queues.ack),
-        Operation("nack-items", Api.ADMIN, NackItems, _queue, queues.nack),
-        Operation("extend-items", Api.ADMIN, ExtendItems, _queue, queues.extend),
-        Operation("cancel-items", Api.ADMIN, CancelItems, _queue, queues.cancel),
-        Operation("redrive-items", Api.ADMIN, RedriveItems, _queue, queues.redrive),
-        Operation("purge-items", Api.ADMIN, PurgeItems, _queue, queues.purge),
-        Operation("get-items", Api.ADMIN, GetItems, _queue, queues.get),
-        Operation("peek-items", Api.ADMIN, PeekItems, _queue, queues.peek),
-        Operation("list-dead-items", Api.ADMIN, ListDeadItems, _queue, queues.list_dead),
-        Operation("count-ends", Api.ADMIN, CountEnds, _cluster, queues.count_ends),
-        Operation("list-queues", Api.ADMIN, ListQueues, _cluster, queues.list_queues),
+        Operation(
+            "enqueue-items", Api.ADMIN, EnqueueItems, Permission.WRITE, _queue, queues.enqueue, takes_blocks=True
+        ),
+        Operation("dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, _queues, queues.dequeue, recheck=True),
+        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, _queues, queues.wait),
+        Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, _queue, queues.ack),
+        Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, _queue, queues.nack),
+        Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, _queue, queues.extend),
+        Operation("cancel-items", Api.ADMIN, CancelItems, Permission.WRITE, _queue, queues.cancel),
+        Operation("redrive-items", Api.ADMIN, RedriveItems, Permission.ALTER, _queue, queues.redrive),
+        Operation("purge-items", Api.ADMIN, PurgeItems, Permission.DELETE, _queue, queues.purge),
+        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, _queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, _queue, queues.peek),
+        Operation("list-dead-items", Api.ADMIN, ListDeadItems, Permission.READ, _queue, queues.list_dead),
+        Operation("count-ends", Api.ADMIN, CountEnds, Permission.DESCRIBE, _cluster, queues.count_ends),
+        Operation(
+            "list-queues",
+            Api.ADMIN,
+            ListQueues,
+            Permission.DESCRIBE,
+            _cluster,
+            queues.list_queues,
+            shown=shown_queues,
+            listing=True,
+        ),
     ]
 
 
@@ -378,18 +588,3 @@ def _queue(call: Call[Any]) -> list[Resource]:
 
 def _queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
     return [Resource(ResourceKind.QUEUE, queue) for queue in call.ask.queues]
-
-
-# ---- bytes of answers ------------------------------------------------------------------------------
-
-
-def _read_bytes(ask: ReadRequest) -> int:
-    return max(0, min(ask.length, READ_BYTES_MAX))
-
-
-def _poll_bytes(ask: PollEntries) -> int:
-    return max(0, min(ask.bytes_max, POLL_BYTES_MAX))
-
-
-def _poll_blocks_bytes(ask: PollEntries) -> int:
-    return max(0, min(ask.blocks_bytes_max, POLL_BLOCKS_BYTES_MAX))

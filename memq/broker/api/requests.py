@@ -11,12 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api import NO_BLOCKS, Answer, Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
+from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
 from memq.broker.api.stream_requests import StreamRequests
@@ -32,6 +33,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
+from memq.permissions import ResourceKind
 from memq.protocol.frames import (
     HELLO_MAGIC,
     Api,
@@ -83,6 +85,7 @@ class Requests:
             HoldRequests(services, partitions, hosts),
             TransactionRequests(services, partitions, hosts),
             QueueRequests(services, hosts),
+            PermissionRequests(services),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
@@ -153,7 +156,7 @@ class Requests:
             operation, ask, _ = self._operations.find(frame, checksum_wanted=connection.checksums)
             if operation.keep is None:
                 return False
-            call = Call(connection, connection.principal, frame.stream, ask)
+            call = self._admitted(operation, connection, frame.stream, ask)
             return operation.keep(call, partial(self._reply_later, connection, frame._replace(body=b"")))
         except MemqError as error:
             connection.send(_error_frame(frame, error))
@@ -198,13 +201,15 @@ class Requests:
         at_once = frame.api in (Api.OPEN, Api.CLOSE)
         try:
             operation, ask, blocks = self._operations.find(frame, checksum_wanted=connection.checksums)
+            call = self._call(connection, frame.stream, ask, blocks)
+            await self._check_located(operation, call)
         except MemqError as error:
             if not at_once:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
-        prepared = None if operation.prepare is None else await operation.prepare(ask)
-        call = Call(connection, connection.principal, frame.stream, ask, prepared, blocks=blocks)
+        if operation.prepare is not None:
+            call = replace(call, attachment=await operation.prepare(ask))
         if at_once:
             await self._reply(frame, operation, call)
             return
@@ -228,9 +233,14 @@ class Requests:
         if ask.request not in (0, frame.argument):  # an answer would settle another request
             connection.refuse(DamagedMessageError(f"damaged on its way: FORWARD {ask.request} as {frame.argument}"))
             return
+        operation = self._operations.of(type(ask))
+        try:
+            call = self._admitted(operation, connection, frame.stream, ask)
+        except MemqError as error:
+            self._send(connection, frame, _error_frame(frame, error))
+            return
         block = slab, start + head_bytes, start + len(frame.body)
-        call = Call(connection, connection.principal, frame.stream, ask, block)
-        await self._reply(frame, self._operations.of(type(ask)), call)
+        await self._reply(frame, operation, replace(call, attachment=block))
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
         """Delay a request whose client is over a soft limit; refuse it over a hard limit: then return False."""
@@ -245,14 +255,48 @@ class Requests:
             limiter.take(1, 0)
         return True
 
-    async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
-        """Call the handler, and send its answer or its error.
+    def _admitted(self, operation: Operation[Any], connection: Connection, stream: int, ask: Any) -> Call[Any]:
+        """Return the call of a request that the permissions of its principal allow.
 
-        All handlers are called here, or in `_keep`. So this is the place for a check of the principal's permissions on
-        `operation.resources(call)`, or of a quota.
+        Raises: DeniedError, NotReadyError.
         """
+        call = self._call(connection, stream, ask)
+        self._check(operation, call)
+        return call
+
+    def _call(self, connection: Connection, stream: int, ask: Any, blocks: memoryview = NO_BLOCKS) -> Call[Any]:
+        access = self._services.permissions.access_of(connection.principal.name)
+        return Call(connection, connection.principal, stream, ask, blocks=blocks, access=access)
+
+    async def _check_located(self, operation: Operation[Any], call: Call[Any]) -> None:
+        """As `_check`, also when the resources must be looked up. Raises: as that; as the look-up."""
+        checks = self._services.permissions
+        if operation.located is None:
+            self._check(operation, call)
+        elif checks.enforced and not call.access.may_on_all(operation.permission, ResourceKind.TOPIC):
+            needs = operation.needs_on(await operation.located(call))
+            checks.check(call.principal.name, needs, operation.name, call.connection.peer)
+
+    def _check(self, operation: Operation[Any], call: Call[Any]) -> None:
+        checks = self._services.permissions
+        if checks.enforced:
+            checks.check(call.principal.name, operation.needs(call), operation.name, call.connection.peer)
+
+    async def _answer_of(self, operation: Operation[Any], call: Call[Any]) -> Answer:
+        """Return what the principal may see of the handler's answer. Raises: as the handler; DeniedError."""
+        checks = self._services.permissions
+        version = checks.version
+        answer = await operation.handler(call)
+        if not checks.enforced:
+            return answer
+        if operation.recheck and checks.version != version:
+            await self._check_located(operation, call)
+        return answer if operation.shown is None else operation.shown(call, answer)
+
+    async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
+        """Call the handler, and send its answer or its error."""
         try:
-            reply = _reply_frame(frame, await operation.handler(call))
+            reply = _reply_frame(frame, await self._answer_of(operation, call))
         except MemqError as error:
             reply = _reply_frame(frame, error)
         self._send(call.connection, frame, *reply)
