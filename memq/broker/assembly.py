@@ -19,7 +19,7 @@ from memq.broker.services import BROKER_PROGRAM
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_steps import first_answer, start_step
 from memq.broker.store_mark import StoreMark
-from memq.broker.tls import TlsSettings, broker_networks
+from memq.broker.tls import TlsSettings, broker_networks, warn_of_anonymous
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
@@ -196,6 +196,7 @@ async def serve_cluster(
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)
         events = broker.services.events
+        warn_of_anonymous(settings, parts.section("tls"), events)
         await start_step(runtime, events, "compare the mark of the store", lambda: mark.settle(runtime.random))
         return await run_broker(broker, settings, runtime, ready, http_network=networks.http)
     finally:

@@ -10,7 +10,7 @@ from memq.errors import InvalidSettingError
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Network, SocketNetwork, client_network
 from memq.runtime.tls import FollowedContext, Tls, client_context, followed_server
-from memq.settings import Section, read_section, section_setting
+from memq.settings import BrokerSettings, Section, read_section, section_setting
 
 _CLIENTS = {"anonymous": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -33,6 +33,16 @@ class TlsSettings:
         choices=("anonymous", "optional", "required"),
     )
     http: bool = section_setting(True, "TLS on the HTTP port, too; no certificate of clients is asked for there")
+
+
+def warn_of_anonymous(settings: BrokerSettings, section: Section, events: EventLog) -> None:
+    """Log that permissions are checked, and that each client has the same principal."""
+    asked = bool(section) and read_section("tls", section, TlsSettings).clients != "anonymous"
+    if settings.permissions and not asked:
+        events.warning(
+            "permissions-anonymous",
+            "permissions = true, and no certificate of clients is asked for: each client is 'anonymous'",
+        )
 
 
 class BrokerNetworks(NamedTuple):

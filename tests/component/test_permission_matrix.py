@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +13,7 @@ import pytest
 from memq.broker.api import Call, requests
 from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.broker import Broker
+from memq.errors import MemqError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, permission_subject
@@ -39,17 +40,24 @@ class RecordingConnection:
         self.principal = Principal(principal)
         self.peer = "10.0.0.1:5"
         self.program = self.client = "test"
-        self.streams = {5: SimpleNamespace(target=SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3))}
+        target = SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3)
+        self.streams = {5: SimpleNamespace(open=True, target=target)}
         self.limiters = ()
         self.checksums = self.frame_checksums = self.closed = False
         self.outbox = self
         self.answered = asyncio.Event()
         self.errors: list[Nack] = []
+        self.refused: list[str] = []
+        self.sent = 0
 
     async def writable(self) -> None:
         """The socket is never full."""
 
+    def refuse_stream(self, stream: Any, error: MemqError) -> None:
+        self.refused.append(error.code)
+
     def send(self, prefix: bytes, body: bytes = b"") -> None:
+        self.sent += 1
         if prefix[4] == Api.ERROR:
             self.errors.append(decode_message((prefix + body)[PREFIX.size :], Nack))
         self.answered.set()
@@ -61,8 +69,10 @@ class RecordingConnection:
 class World:
     """A broker whose operations note their calls instead of doing something."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep: Any = None, **settings: Any) -> None:
         self.called: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._keep = keep
 
         def recording(*parts: Any) -> Operations:
             return Operations([self._recorder(row) for row in operations_of(*parts).rows])
@@ -81,6 +91,7 @@ class World:
     def _recorder(self, row: Operation[Any]) -> Operation[Any]:
         async def handler(call: Call[Any]) -> AdminAnswer:
             self.called.append(row.name)
+            self.meanwhile()
             return AdminAnswer()
 
         def keep(call: Call[Any], reply: Any) -> bool:
@@ -90,7 +101,11 @@ class World:
 
         shown = None if row.shown is None else lambda call, answer: answer
         return replace(
-            row, handler=handler, prepare=None, keep=None if row.keep is None else keep, shown=cast(Any, shown)
+            row,
+            handler=handler,
+            prepare=None,
+            keep=None if row.keep is None else self._keep or keep,
+            shown=cast(Any, shown),
         )
 
     async def ask(self, row: Operation[Any], principal: str) -> list[Nack]:
@@ -200,3 +215,60 @@ def test_a_row_without_a_permission_or_a_listing_that_shows_all_can_not_be_made(
         Operation("new", Api.ADMIN, AdminRequest, lambda call: [], handler=cast(Any, None))  # type: ignore[call-arg, arg-type]
     with pytest.raises(ValueError, match="leaves nothing out"):
         replace(ROWS[0], listing=True)
+
+
+def test_a_kept_request_ends_when_its_permission_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: list[Any] = []
+
+    def keep(call: Call[Any], reply: Any) -> bool:
+        replies.append(reply)
+        return True
+
+    async def work() -> None:
+        row = next(row for row in ROWS if row.keep is not None)
+        world = World(monkeypatch, keep=keep)
+        world.permissions.apply(RuleSet(version=1, rules=tuple(allowing(needs_of(row)))))
+        kept, other = RecordingConnection("ann"), RecordingConnection("root")
+        frame = Frame(row.api, 0, 0, 7, encode_message(EXAMPLES[row.message][0]))
+        for connection in (kept, other):
+            world.broker.requests.request(cast(Any, connection), frame)
+        world.broker.requests.recheck(cast(Any, kept))
+        assert len(replies) == 1
+        assert not kept.errors
+        assert [error.code for error in other.errors] == ["denied"]
+        world.permissions.apply(RuleSet(version=2))
+        kept.streams.clear()
+        world.broker.requests.recheck(cast(Any, kept))
+        assert [error.code for error in kept.errors] == ["denied"]
+        replies[0](AdminAnswer())
+        world.broker.requests.recheck(cast(Any, kept))
+        assert kept.sent == 1, "each request has one answer"
+
+    asyncio.run(work())
+
+
+def test_a_stream_is_refused_when_its_permission_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        world = World(monkeypatch)
+        connection = RecordingConnection("ann")
+        opening = next(row for row in ROWS if row.name == "open")
+        world.permissions.apply(RuleSet(version=1, rules=tuple(allowing(needs_of(opening)))))
+        world.broker.requests.recheck(cast(Any, connection))
+        assert connection.refused == []
+        world.permissions.apply(RuleSet(version=2))
+        world.broker.requests.recheck(cast(Any, connection))
+        assert connection.refused == ["denied"]
+
+    asyncio.run(work())
+
+
+def test_an_answer_with_records_is_checked_again_after_a_change_of_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        rows = [row for row in ROWS if row.recheck]
+        assert {row.name for row in rows} >= {"read", "poll-entries", "dequeue-items"}
+        for row in rows:
+            world = World(monkeypatch)
+            world.meanwhile = lambda world=world: world.permissions.apply(RuleSet(version=9))  # type: ignore[misc]
+            assert await world.outcome(row, "ann", allowing(needs_of(row))) == (True, ["denied"])
+
+    asyncio.run(work())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
-from memq.permissions import ResourceKind
+from memq.permissions import Resource, ResourceKind
 from memq.protocol.frames import (
     HELLO_MAGIC,
     Api,
@@ -45,7 +45,7 @@ from memq.protocol.frames import (
     encode_prefix,
     encode_with_blocks,
 )
-from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, nack_of
+from memq.protocol.messages import Hello, HelloAnswer, Open, decode_message, encode_message, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
@@ -61,6 +61,16 @@ ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to an
 # consumer that often seeks, or reads a log that hangs, would lose its group.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
 HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A request that its handler answers later, without a task; `frame` has no body."""
+
+    operation: Operation[Any]
+    call: Call[Any]
+    frame: Frame
+    answered: bool = False
 
 
 class Requests:
@@ -93,6 +103,7 @@ class Requests:
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
+        self._kept: dict[Connection, dict[_Kept, None]] = {}
 
     # ---- memq.broker.ingest.connection.Handler ------------------------------------------------------------
 
@@ -157,13 +168,42 @@ class Requests:
             if operation.keep is None:
                 return False
             call = self._admitted(operation, connection, frame.stream, ask)
-            return operation.keep(call, partial(self._reply_later, connection, frame._replace(body=b"")))
+            kept = _Kept(operation, call, frame._replace(body=b""))
+            if not operation.keep(call, partial(self._reply_later, kept)):
+                return False
+            if not kept.answered:
+                self._kept.setdefault(connection, {})[kept] = None
+            return True
         except MemqError as error:
             connection.send(_error_frame(frame, error))
             return True
 
-    def _reply_later(self, connection: Connection, frame: Frame, answer: Answer | MemqError) -> None:
-        self._send(connection, frame, *_reply_frame(frame, answer))
+    def _reply_later(self, kept: _Kept, answer: Answer | MemqError) -> None:
+        """Answer a kept request, but not a second time."""
+        if kept.answered:
+            return
+        kept.answered = True
+        connection = kept.call.connection
+        self._kept.get(connection, {}).pop(kept, None)
+        self._send(connection, kept.frame, *_reply_frame(kept.frame, answer))
+
+    def recheck(self, connection: Connection) -> None:
+        """End streams and kept requests that the rules of permissions no longer allow."""
+        opening = self._operations.of(Open)
+        for stream in list(connection.streams.values()):
+            place = Resource(ResourceKind.PARTITION, f"{stream.target.topic.name}/{stream.target.partition}")
+            needs = opening.needs_on([place])
+            try:
+                self._services.permissions.check(
+                    connection.principal.name, needs if stream.open else (), opening.name, connection.peer
+                )
+            except MemqError as error:
+                connection.refuse_stream(stream, error)
+        for kept in list(self._kept.get(connection, {})):
+            try:
+                self._check(kept.operation, kept.call)
+            except MemqError as error:
+                self._reply_later(kept, error)
 
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
@@ -179,6 +219,8 @@ class Requests:
 
     def disconnected(self, connection: Connection) -> None:
         """Stop answers to a closed connection."""
+        for kept in self._kept.pop(connection, {}):
+            kept.answered = True
         if connection.limiters:
             self._services.limits.disconnect(connection.client)
         for task in list(self._working.pop(connection, {})):
