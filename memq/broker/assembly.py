@@ -164,7 +164,9 @@ async def serve_cluster(
 
     Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
-    networks = broker_networks(parts.section("tls"), EventLog(SystemClock()))
+    events = EventLog(SystemClock())
+    networks = broker_networks(parts.section("tls"), events)
+    warn_of_anonymous(settings, parts.section("tls"), events)
     runtime = runtime or Runtime(network=networks.data)
     opened: list[Callable[[], Awaitable[None]]] = []
     try:
@@ -195,9 +197,9 @@ async def serve_cluster(
         )
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)
-        events = broker.services.events
-        warn_of_anonymous(settings, parts.section("tls"), events)
-        await start_step(runtime, events, "compare the mark of the store", lambda: mark.settle(runtime.random))
+        await start_step(
+            runtime, broker.services.events, "compare the mark of the store", lambda: mark.settle(runtime.random)
+        )
         return await run_broker(broker, settings, runtime, ready, http_network=networks.http)
     finally:
         for close in reversed(opened):

@@ -13,7 +13,7 @@ from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.sweep.broker_sweep import sweep
 from memq.broker.sweep.log_reading import whole_log
-from memq.broker.tls import broker_networks
+from memq.broker.tls import broker_networks, warn_of_anonymous
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
 from memq.governor.standalone import StandaloneCoordinator
@@ -42,7 +42,9 @@ async def serve(
     runs from then on until the drain. A second signal gives up the drain: the held blocks are logged, and the exit code
     is 1. `tls` is the section of the settings. Raises: MemqError when the start fails.
     """
-    networks = broker_networks(tls or {}, EventLog(SystemClock()))
+    events = EventLog(SystemClock())
+    networks = broker_networks(tls or {}, events)
+    warn_of_anonymous(settings, tls or {}, events)
     runtime = runtime or Runtime(network=networks.data)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:

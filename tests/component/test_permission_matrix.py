@@ -13,7 +13,6 @@ import pytest
 from memq.broker.api import Call, requests
 from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.broker import Broker
-from memq.errors import MemqError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, permission_subject
@@ -47,14 +46,14 @@ class RecordingConnection:
         self.outbox = self
         self.answered = asyncio.Event()
         self.errors: list[Nack] = []
-        self.refused: list[str] = []
+        self.redirected: list[bool] = []
         self.sent = 0
 
     async def writable(self) -> None:
         """The socket is never full."""
 
-    def refuse_stream(self, stream: Any, error: MemqError) -> None:
-        self.refused.append(error.code)
+    def send_redirect(self, stream: Any, address: str) -> None:
+        self.redirected.append(stream.open)
 
     def send(self, prefix: bytes, body: bytes = b"") -> None:
         self.sent += 1
@@ -254,10 +253,11 @@ def test_a_stream_is_refused_when_its_permission_is_gone(monkeypatch: pytest.Mon
         opening = next(row for row in ROWS if row.name == "open")
         world.permissions.apply(RuleSet(version=1, rules=tuple(allowing(needs_of(opening)))))
         world.broker.requests.recheck(cast(Any, connection))
-        assert connection.refused == []
+        assert connection.redirected == []
         world.permissions.apply(RuleSet(version=2))
         world.broker.requests.recheck(cast(Any, connection))
-        assert connection.refused == ["denied"]
+        world.broker.requests.recheck(cast(Any, connection))
+        assert connection.redirected == [False], "once, and it takes no more blocks"
 
     asyncio.run(work())
 

@@ -329,7 +329,6 @@ async def send_until_refused(producer: memq.aio.Producer) -> None:
     async with asyncio.timeout(EFFECTIVE_S):
         while True:
             await (await producer.send("clicks", b"later"))
-            await asyncio.sleep(0.05)
 
 
 async def pay(world: Cluster, value: bytes) -> None:

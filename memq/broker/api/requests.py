@@ -190,15 +190,15 @@ class Requests:
     def recheck(self, connection: Connection) -> None:
         """End streams and kept requests that the rules of permissions no longer allow."""
         opening = self._operations.of(Open)
-        for stream in list(connection.streams.values()):
+        for stream in [stream for stream in connection.streams.values() if stream.open]:
             place = Resource(ResourceKind.PARTITION, f"{stream.target.topic.name}/{stream.target.partition}")
-            needs = opening.needs_on([place])
             try:
                 self._services.permissions.check(
-                    connection.principal.name, needs if stream.open else (), opening.name, connection.peer
+                    connection.principal.name, opening.needs_on([place]), opening.name, connection.peer
                 )
-            except MemqError as error:
-                connection.refuse_stream(stream, error)
+            except MemqError:
+                stream.open = False
+                connection.send_redirect(stream, "")  # its producer opens it again, and gets the error
         for kept in list(self._kept.get(connection, {})):
             try:
                 self._check(kept.operation, kept.call)

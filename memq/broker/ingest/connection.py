@@ -342,11 +342,6 @@ class Connection(asyncio.BufferedProtocol):
         self._append(stream, BlockRun([(slab, start, stop)], first, header.next_sequence, stop - start), now_s)
         return stop
 
-    def refuse_stream(self, stream: Stream, error: MemqError) -> None:
-        """Close a stream whose principal has lost its permission."""
-        if stream.open:
-            self._turn_away(stream, turned_away(error))
-
     def _turn_away(self, stream: Stream, outcome: TurnedAway) -> None:
         """Close the stream, with the reason; its next blocks are ignored until it is opened again."""
         stream.open = False
