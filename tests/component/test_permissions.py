@@ -17,8 +17,10 @@ from memq.errors import DeniedError, NotFoundError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.permissions import ResourceKind, rules_of_role
+from memq.protocol.frames import Api
+from memq.protocol.group_messages import CommitAnswer, CommitRequest
 from memq.protocol.link import connect_link
-from memq.protocol.messages import ReadRequest
+from memq.protocol.messages import PartitionRef, ReadRequest
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import client_network, parse_address
@@ -405,3 +407,61 @@ async def reads(world: Cluster, principal: str, key: str) -> bool:
         return False
     finally:
         link.close()
+
+
+def test_a_group_shows_and_takes_no_topic_that_the_principal_may_not_read(authority: Certificates) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                for topic in ("clicks", "secret"):
+                    await admin.create_topic(topic)
+            for topic in ("clicks", "secret"):
+                await send(world, "root", topic)
+                assert await received(world, "root", topic, group="g") == [b"v"]
+            await world.allow("ann", "consumer", topic=["clicks"], group=["g"])
+            async with world.admin("ann") as admin:
+                found = await admin.group("g")
+                assert {each.topic_partition.topic for each in found.partitions} == {"clicks"}
+            link = await connect_link(
+                Runtime(network=client_network(world.tls("ann"))), None, parse_address(world.address), client="test"
+            )
+            for topic in ("secret", "absent"):
+                fetch = [PartitionRef(topic=topic, topic_id="0" * 32, partition=0)]
+                with pytest.raises(DeniedError, match=f"may not read topic '{topic}'"):
+                    await link.request(Api.COMMIT, CommitRequest(group="g", fetch=fetch), CommitAnswer)
+            link.close()
+
+    bounded(work)
+
+
+def test_a_listener_without_its_permissions_ends_with_a_typed_error(authority: Certificates) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                await admin.create_topic("clicks")
+            await send(world, "root", "clicks")
+            await world.allow("ann", "metadata-only", topic=["clicks"], group=["g"])
+
+            async def handle(message: memq.Message) -> None:
+                raise AssertionError("no record is read without a permission")
+
+            with pytest.raises(DeniedError, match=r"principal 'ann' may not create topic 'g\.retry'"):
+                async with memq.aio.Listener(world.address, "clicks", "g", handle, tls=world.tls("ann")) as listener:
+                    await listener.run()
+
+    bounded(work)
+
+
+def test_a_worker_needs_read_on_its_queues(authority: Certificates) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            await world.allow("ann", "producer", queue=["jobs"])
+
+            async def handle(item: memq.QueueItem) -> None:
+                raise AssertionError("no item is leased without a permission")
+
+            with pytest.raises(DeniedError, match="may not read queue 'jobs'"):
+                async with memq.aio.Worker(handle, "jobs", brokers=world.address, tls=world.tls("ann")) as worker:
+                    await worker.run()
+
+    bounded(work)

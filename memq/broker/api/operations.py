@@ -13,6 +13,7 @@ from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.permissions.shown import (
     shown_delayed,
+    shown_group,
     shown_groups,
     shown_metadata,
     shown_plan,
@@ -230,7 +231,7 @@ def _topic_operations(streams: StreamRequests, topics: TopicRequests) -> list[Op
         Operation("delete-topic", Api.ADMIN, DeleteTopic, Permission.DELETE, _named_topic, topics.delete),
         Operation("truncate-topic", Api.ADMIN, TruncateTopic, Permission.DELETE, _named_topic, topics.truncate),
         Operation("seal-topic", Api.ADMIN, SealTopic, Permission.ALTER, _named_topic, topics.seal),
-        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, _trimmed_topic, topics.trim_compacted),
+        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, _topic, topics.trim_compacted),
     ]
 
 
@@ -266,8 +267,8 @@ def _reader_operations(readers: ReaderRequests) -> list[Operation[Any]]:
 
 def _group_operations(groups: GroupRequests) -> list[Operation[Any]]:
     return [
-        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, _group, groups.commit),
-        Operation("join", Api.JOIN, JoinRequest, Permission.READ, _group, groups.join),
+        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, _committed, groups.commit),
+        Operation("join", Api.JOIN, JoinRequest, Permission.READ, _joined, groups.join),
         Operation(
             "heartbeat",
             Api.HEARTBEAT,
@@ -289,7 +290,9 @@ def _group_operations(groups: GroupRequests) -> list[Operation[Any]]:
         ),
         Operation("list-former-groups", Api.ADMIN, ListFormerGroups, Permission.OPERATE, _cluster, groups.list_former),
         Operation("move-group", Api.ADMIN, MoveGroup, Permission.ALTER, _group, groups.move),
-        Operation("describe-group", Api.ADMIN, DescribeGroup, Permission.DESCRIBE, _group, groups.describe),
+        Operation(
+            "describe-group", Api.ADMIN, DescribeGroup, Permission.DESCRIBE, _group, groups.describe, shown=shown_group
+        ),
         Operation("delete-group", Api.ADMIN, DeleteGroup, Permission.DELETE, _group, groups.delete),
     ]
 
@@ -312,7 +315,7 @@ def _cluster_operations(cluster: ClusterRequests) -> list[Operation[Any]]:
         Operation(
             "describe-held", Api.ADMIN, DescribeHeld, Permission.DESCRIBE, _sought_partitions, cluster.describe_held
         ),
-        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, _settled_topic, cluster.settle_topic),
+        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, _topic, cluster.settle_topic),
         Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, _cluster, cluster.drain),
         Operation(
             "report-suspicion", Api.ADMIN, ReportSuspicion, Permission.DESCRIBE, _cluster, cluster.report_suspicion
@@ -324,7 +327,7 @@ def _hold_operations(holds: HoldRequests) -> list[Operation[Any]]:
     return [
         Operation("hold-records", Api.ADMIN, HoldRecords, Permission.WRITE, _partition, holds.hold),
         Operation("cancel-holds", Api.ADMIN, CancelHolds, Permission.WRITE, _partition, holds.cancel),
-        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, _held_topic, holds.describe),
+        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, _topic, holds.describe),
         Operation(
             "list-delayed",
             Api.ADMIN,
@@ -478,15 +481,7 @@ def _named_topic(
     return _one_topic(call.ask.name)
 
 
-def _settled_topic(call: Call[SettleTopic]) -> list[Resource]:
-    return _one_topic(call.ask.topic)
-
-
-def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:
-    return _one_topic(call.ask.topic)
-
-
-def _held_topic(call: Call[DescribeHolds]) -> list[Resource]:
+def _topic(call: Call[SettleTopic] | Call[TrimCompacted] | Call[DescribeHolds]) -> list[Resource]:
     return _one_topic(call.ask.topic)
 
 
@@ -536,13 +531,25 @@ def _object(call: Call[ReadRequest]) -> list[Resource]:
     return [Resource(ResourceKind.OBJECT, f"{call.ask.store}/{call.ask.key}")]
 
 
+def _group_with_topics(group: str, topics: Iterable[str]) -> list[Resource]:
+    return [
+        Resource(ResourceKind.GROUP, group),
+        *(each for topic in dict.fromkeys(topics) for each in _one_topic(topic)),
+    ]
+
+
+def _committed(call: Call[CommitRequest]) -> list[Resource]:
+    stored = (each.partition.topic for each in call.ask.positions)
+    return _group_with_topics(call.ask.group, (*stored, *(each.topic for each in call.ask.fetch)))
+
+
+def _joined(call: Call[JoinRequest]) -> list[Resource]:
+    named = [each.topic for each in call.ask.partitions]
+    return _group_with_topics(call.ask.group, (*named, *(each.topic for each in call.ask.ranges)))
+
+
 def _group(
-    call: Call[CommitRequest]
-    | Call[JoinRequest]
-    | Call[HeartbeatRequest]
-    | Call[DescribeGroup]
-    | Call[DeleteGroup]
-    | Call[MoveGroup],
+    call: Call[HeartbeatRequest] | Call[DescribeGroup] | Call[DeleteGroup] | Call[MoveGroup],
 ) -> list[Resource]:
     return [Resource(ResourceKind.GROUP, call.ask.group)]
 

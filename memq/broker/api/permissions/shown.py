@@ -10,7 +10,7 @@ from memq.broker.api import Answer, Call
 from memq.broker.permissions import PrincipalAccess
 from memq.permissions import Permission, Resource, ResourceKind, topic_resource
 from memq.protocol.admin_messages import AdminAnswer
-from memq.protocol.messages import Metadata, MetadataRequest
+from memq.protocol.messages import Metadata, MetadataRequest, PartitionRef
 from memq.protocol.queue_messages import QueueAnswer
 
 
@@ -40,6 +40,20 @@ def shown_groups(call: Call[Any], answer: Answer) -> Answer:
     """Leave out groups."""
     found = cast(AdminAnswer, answer)
     found.groups = [name for name in found.groups if _describes(call.access, ResourceKind.GROUP, name)]
+    return found
+
+
+def shown_group(call: Call[Any], answer: Answer) -> Answer:
+    """Leave out the partitions of topics: positions, and what members hold."""
+    found = cast(AdminAnswer, answer)
+
+    def seen(partition: PartitionRef) -> bool:
+        return _describes(call.access, ResourceKind.TOPIC, partition.topic)
+
+    if found.group is not None:
+        found.group.positions = [each for each in found.group.positions if seen(each.partition)]
+        for member in found.group.members:
+            member.assigned = [each for each in member.assigned if seen(each)]
     return found
 
 
