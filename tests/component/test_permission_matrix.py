@@ -272,3 +272,19 @@ def test_an_answer_with_records_is_checked_again_after_a_change_of_rules(monkeyp
             assert await world.outcome(row, "ann", allowing(needs_of(row))) == (True, ["denied"])
 
     asyncio.run(work())
+
+
+def test_a_stream_that_is_opened_while_the_rules_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        opening = next(row for row in ROWS if row.name == "open")
+        world = World(monkeypatch)
+        world.meanwhile = lambda: world.permissions.apply(RuleSet(version=9))
+        world.permissions.apply(RuleSet(version=1, rules=tuple(allowing(needs_of(opening)))))
+        connection = RecordingConnection("ann")  # its stream is the one that the handler opens
+        frame = Frame(opening.api, 0, 5, 7, encode_message(EXAMPLES[opening.message][0]))
+        world.broker.requests.request(cast(Any, connection), frame)
+        async with asyncio.timeout(HANG_S):
+            await connection.answered.wait()
+        assert connection.redirected == [False]
+
+    asyncio.run(work())

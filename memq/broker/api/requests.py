@@ -336,12 +336,18 @@ class Requests:
         return answer if operation.shown is None else operation.shown(call, answer)
 
     async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
-        """Call the handler, and send its answer or its error."""
+        """Call the handler, and send its answer or its error.
+
+        If the rules changed meanwhile, a stream that it opened may be no longer allowed.
+        """
+        version = self._services.permissions.version
         try:
             reply = _reply_frame(frame, await self._answer_of(operation, call))
         except MemqError as error:
             reply = _reply_frame(frame, error)
         self._send(call.connection, frame, *reply)
+        if self._services.permissions.version != version:
+            self.recheck(call.connection)
 
     def _send(self, connection: Connection, frame: Frame, prefix: bytes, body: bytes = b"") -> None:
         if connection.closed:
