@@ -130,6 +130,11 @@ class BrokerSettings:
     transaction_check_tries: int = _setting(
         15, "questions about an undecided transaction; after them it is parked", 1, 1_000
     )
+    permissions: bool = _setting(
+        default=False, doc="check the permissions of principals; off: everybody may do everything"
+    )
+    superusers: str = _setting("", "principals that may do everything but peer, by commas; a final * names a prefix")
+    broker_principals: str = _setting("", "principals of the brokers' certificates, by commas, as superusers")
     audit: bool = _setting(True, "clients report sent and read records to the topic _memq_audit")
     audit_interval_ms: int = _setting(5_000, "interval between the reports of an active client", 50, 60_000)
     audit_partitions: int = _setting(4, "partitions of _memq_audit, used when it is created", 1, PARTITIONS_MAX)

@@ -13,7 +13,14 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
-from memq.broker.identity import TlsSettings, TokenSettings, broker_networks, check_exposure, tokens_of
+from memq.broker.identity import (
+    TlsSettings,
+    TokenSettings,
+    broker_networks,
+    check_exposure,
+    tokens_of,
+    warn_of_anonymous,
+)
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.services import BROKER_PROGRAM
@@ -166,7 +173,9 @@ async def serve_cluster(
     Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
     check_exposure(settings, parts.sections)
-    networks = broker_networks(parts.section("tls"), EventLog(SystemClock()))
+    events = EventLog(SystemClock())
+    networks = broker_networks(parts.section("tls"), events)
+    warn_of_anonymous(settings, parts.sections, events)
     runtime = runtime or Runtime(network=networks.data)
     opened: list[Callable[[], Awaitable[None]]] = []
     try:
@@ -198,8 +207,9 @@ async def serve_cluster(
         )
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)
-        events = broker.services.events
-        await start_step(runtime, events, "compare the mark of the store", lambda: mark.settle(runtime.random))
+        await start_step(
+            runtime, broker.services.events, "compare the mark of the store", lambda: mark.settle(runtime.random)
+        )
         return await run_broker(broker, settings, runtime, ready, http_network=networks.http)
     finally:
         for close in reversed(opened):

@@ -157,6 +157,9 @@ class Broker:
         if services.spool.disk is not None:
             await self.replay.find(services.spool.disk)
             services.spool.start()
+        if services.permissions.enforced:
+            services.permissions.changed = self._recheck
+            self._tasks.start(services.permissions.follow(), "follow permissions")
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         services.groups.address = self._listener.address
         self.address = _public_address(settings.advertise, self._listener.address)
@@ -369,6 +372,11 @@ class Broker:
         )
         for processor in self.partitions.at_work():
             processor.hurry()
+
+    def _recheck(self) -> None:
+        for reader in list(self.intake.readers):
+            if isinstance(reader, Connection) and reader.ready:
+                self.requests.recheck(reader)
 
     async def _coordinator_changed(self) -> None:
         self._refresh.set()

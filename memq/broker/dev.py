@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import DataFolder
-from memq.broker.identity import Tokens, broker_networks, tokens_of
+from memq.broker.identity import Tokens, broker_networks, tokens_of, warn_of_anonymous
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
@@ -44,6 +44,7 @@ async def serve(
     """
     sections, events = sections or {}, EventLog(SystemClock())
     networks = broker_networks(sections.get("tls", {}), events)
+    warn_of_anonymous(settings, sections, events)
     runtime = runtime or Runtime(network=networks.data)
     tokens = tokens_of(sections.get("tokens", {}), runtime.clock, events)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)

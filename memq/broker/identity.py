@@ -76,6 +76,20 @@ def check_exposure(settings: BrokerSettings, sections: Mapping[str, Section]) ->
     )
 
 
+def warn_of_anonymous(settings: BrokerSettings, sections: Mapping[str, Section], events: EventLog) -> None:
+    """Log that permissions are checked, and that each client has the same principal.
+
+    Raises: InvalidSettingError, UnknownSettingError.
+    """
+    asked = read_section("tls", sections.get("tls", {}), TlsSettings).clients != "anonymous"
+    if settings.permissions and not asked and not sections.get("tokens"):
+        events.warning(
+            "permissions-anonymous",
+            "permissions = true, and neither a certificate nor a token of clients is asked for: each client is "
+            "'anonymous'",
+        )
+
+
 def warn_if_exposed(settings: BrokerSettings, events: EventLog, *, encrypted: bool) -> None:
     """Log at each start that strangers of other machines reach the broker."""
     if not is_loopback(settings.host) and (settings.insecure or not encrypted):

@@ -180,6 +180,17 @@ class QueueCollector:
         yield lines_of("memq_broker_queue_oldest_ready_seconds", oldest)
 
 
+class PermissionCollector:
+    """Yields the refused requests by operation."""
+
+    def __init__(self, denied: Callable[[], Mapping[str, int]]) -> None:
+        self._denied = denied
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one metric, for operations that were refused."""
+        yield lines_of("memq_broker_denied_requests", [((name,), count) for name, count in self._denied().items()])
+
+
 class StoreCollector:
     """Yields the counts of stores that have some, each metric once, with the store as its label."""
 

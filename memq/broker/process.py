@@ -13,7 +13,7 @@ from memq import kernel
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.identity import warn_if_exposed
-from memq.broker.metrics import CounterCollector, QueueCollector, QuotaCollector, StoreCollector
+from memq.broker.metrics import CounterCollector, PermissionCollector, QueueCollector, QuotaCollector, StoreCollector
 from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
@@ -178,6 +178,7 @@ def metrics_of(broker: Broker) -> CollectorRegistry:
     """Return the registry of a broker: the metrics of brokers and stores in `memq.observe.metrics`."""
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
+    registry.register(PermissionCollector(lambda: broker.services.permissions.denied_requests))
     registry.register(StoreCollector(broker.services.stores))
     hosts = broker.hosts
     registry.register(QueueCollector(lambda: [each.meter for each in hosts.open_here(hosts.queues)]))

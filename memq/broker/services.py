@@ -13,6 +13,7 @@ from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
+from memq.broker.permissions import PermissionChecks
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.broker.upkeep.own_groups import OwnGroups
@@ -118,6 +119,7 @@ class Services:
     planner: Planner = field(init=False)
     groups: OwnGroups = field(init=False)
     connection_limits: ConnectionLimits = field(init=False)
+    permissions: PermissionChecks = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
@@ -128,6 +130,8 @@ class Services:
         object.__setattr__(self, "deletion_clock", steady)
         object.__setattr__(self, "manifests", ManifestFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
+        checks = PermissionChecks(self.settings, self.coordinator.rules, self.events)
+        object.__setattr__(self, "permissions", checks)
         object.__setattr__(self, "groups", OwnGroups(self.runtime))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 

@@ -31,6 +31,8 @@ _METAVARS = {
     "cluster": "NAME",
     "broker_id": "NAME",
     "zone": "NAME",
+    "superusers": "NAMES",
+    "broker_principals": "NAMES",
     "store": "URL",
     "queue": "URL",
     "coordinator": "URL",

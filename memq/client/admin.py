@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from memq.client.arguments import public_name
 from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
+from memq.client.permission_admin import AsyncPermissionAdmin, PermissionAdmin
 from memq.client.topic_admin import ANSWER_S
-from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdmin
 from memq.errors import NotFoundError
 from memq.protocol.admin_messages import (
     AdminAnswer,
@@ -40,7 +40,7 @@ class GovernorPlan:
     notes: tuple[str, ...]
 
 
-class AsyncAdmin(AsyncTransactionAdmin):
+class AsyncAdmin(AsyncPermissionAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
     Any broker can answer.
@@ -85,7 +85,7 @@ class AsyncAdmin(AsyncTransactionAdmin):
         return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
 
-class Admin(TransactionAdmin):
+class Admin(PermissionAdmin):
     """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.

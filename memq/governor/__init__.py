@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from memq.permissions import RuleSet
 from memq.topic import Topic
 
 TAKEOVER_INTERVAL_MS = 60_000  # between two early takeovers of one registration: a port that flaps causes one a minute
@@ -57,8 +58,20 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
+class RuleKeeper(Protocol):
+    """Keeps the rules of permissions. A change notifies no watcher. Raises: UnreachableError, DeniedError."""
+
+    async def read(self) -> RuleSet:
+        """Return the rules by a fresh read, which shows all earlier changes; version 0 has none."""
+        ...
+
+    async def replace(self, changed: RuleSet) -> RuleSet:
+        """Replace the rules if `changed` has the version that follows theirs; return the stored rules."""
+        ...
+
+
 class Coordinator(Protocol):
-    """Membership, topics and assignments.
+    """Membership, topics, assignments, and the rules of permissions.
 
     Promises: every change of a topic or an assignment is a compare-and-set on its version. So a read may be
     stale, but a change is always based on the current version. Watchers are called after a change, without
@@ -68,6 +81,8 @@ class Coordinator(Protocol):
     proof is in the queue. A broker whose session was lost in that time is registered again.
     Raises: VersionConflictError, NotFoundError, AlreadyExistsError, UnreachableError, DeniedError.
     """
+
+    rules: RuleKeeper
 
     @property
     def cluster(self) -> str:

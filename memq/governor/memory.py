@@ -8,12 +8,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
-from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor import Assignment, BrokerEntry, Load, RuleKeeper
 from memq.governor.registry import Registry, RegistryChange
 from memq.governor.watchers import Watchers
+from memq.permissions import RuleSet
 from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.logs import EventLog
 from memq.topic import Topic
+
+
+class LocalRules:
+    """See `memq.governor.RuleKeeper`; over the registry of a coordinator, with its way to change it."""
+
+    def __init__(
+        self,
+        registry: Callable[[], Registry],
+        change: Callable[[Callable[[Registry], RegistryChange]], Awaitable[RegistryChange]],
+    ) -> None:
+        self._registry = registry
+        self._change = change
+
+    async def read(self) -> RuleSet:
+        """See `RuleKeeper.read`."""
+        return self._registry().rules
+
+    async def replace(self, changed: RuleSet) -> RuleSet:
+        """See `RuleKeeper.replace`."""
+
+        def decide(registry: Registry) -> RegistryChange:
+            return RegistryChange(rules=changed if changed.version == registry.rules.version + 1 else None)
+
+        await self._change(decide)
+        return self._registry().rules
 
 
 class LocalCoordinator(ABC):
@@ -22,6 +48,7 @@ class LocalCoordinator(ABC):
     def __init__(self, cluster: str, registry: Registry, watchers: Watchers) -> None:
         self.cluster = cluster
         self.watchers = watchers
+        self.rules: RuleKeeper = LocalRules(lambda: self._registry, self._change)
         self._registry = registry
 
     @abstractmethod

@@ -23,6 +23,7 @@ from memq.errors import (
 from memq.format.report import AUDIT_TOPIC
 from memq.governor import TAKEOVER_INTERVAL_MS, Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
+from memq.permissions import RuleSet
 from memq.topic import STATE_TOPIC, PartitionKey, Topic, check_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
@@ -57,12 +58,13 @@ def _merged(new: Any, old: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
-    """The changes of a request: topics to store and remove, assignments to store, a new mark of the store."""
+    """The changes of a request: topics to store and remove, assignments, new mark and rules."""
 
     stored: tuple[Topic, ...] = ()
     removed: tuple[Topic, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     mark: str = ""
+    rules: RuleSet | None = None
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ def with_return(takeovers: Iterable[Takeover], session: str) -> tuple[Takeover, 
 
 
 class Registry:
-    """Topics, assignments of partitions, all ids ever used, the store's mark, and the live brokers."""
+    """Topics, assignments of partitions, all ids ever used, the store's mark, rules, and the live brokers."""
 
     def __init__(
         self,
@@ -116,8 +118,10 @@ class Registry:
         assignments: Iterable[Assignment] = (),
         used_ids: Iterable[str] = (),
         mark: str = "",
+        rules: RuleSet | None = None,
     ) -> None:
         self.mark = mark
+        self.rules = rules or RuleSet()
         self._topics = {topic.name: topic for topic in topics}
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
         self._order: list[PartitionKey] | None = None  # of the assignments, until one is added or removed
@@ -244,6 +248,7 @@ class Registry:
         for entry in change.assignments:
             self._assignments[entry.topic_id, entry.partition] = entry
         self.mark = change.mark or self.mark
+        self.rules = change.rules or self.rules
 
     def register(self, broker: BrokerEntry) -> None:
         """Add a live broker; it replaces an older session of the same id."""

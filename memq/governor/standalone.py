@@ -3,7 +3,7 @@
 Only one process opens the file (see `DataFolder`), so the whole state is also in memory. A change is committed with an
 fsync before it is applied. The membership, one broker, is in memory only.
 
-The file has topics, assignments, used ids, and the mark of the store. Each row has a checksum
+The file has topics, assignments, used ids, the mark of the store, and the rules of permissions. Each row has a checksum
 (`memq.runtime.sqlite_file`). The row of a used id says whether its topic was deleted. Any other missing topic is
 damage, because the sweep deletes the objects of deleted topics. An assignment without its topic is damage, too, and so
 is a partition without its assignment: its epochs would begin again.
@@ -26,6 +26,7 @@ from memq.governor import Assignment
 from memq.governor.memory import LocalCoordinator
 from memq.governor.registry import Registry, RegistryChange, check_topic, encode_topic
 from memq.governor.watchers import Watchers
+from memq.permissions import decode_rules, encode_rules
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.sqlite_file import COPY_HINT, SqliteFile, add_checksums, checksum, is_sound
@@ -40,6 +41,8 @@ _SCHEMA = (
     """CREATE TABLE assignments (topic_id TEXT NOT NULL REFERENCES topics (id), partition INTEGER NOT NULL,
     body BLOB NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (topic_id, partition)) WITHOUT ROWID""",
     "CREATE TABLE store_mark (id INTEGER PRIMARY KEY CHECK (id = 0), mark TEXT NOT NULL, checksum INTEGER NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS rules (id INTEGER PRIMARY KEY CHECK (id = 0), body BLOB NOT NULL,
+    checksum INTEGER NOT NULL)""",
 )
 _COPIES = {
     "topics": "SELECT *, row_checksum(0, 'topics', id, body) FROM old_topics",
@@ -53,24 +56,31 @@ _PUT = {
     "used_ids": "INSERT OR REPLACE INTO used_ids (id, deleted, checksum) VALUES (?, ?, ?)",
     "assignments": "INSERT OR REPLACE INTO assignments (topic_id, partition, body, checksum) VALUES (?, ?, ?, ?)",
     "store_mark": "INSERT OR REPLACE INTO store_mark (id, mark, checksum) VALUES (?, ?, ?)",
+    "rules": "INSERT OR REPLACE INTO rules (id, body, checksum) VALUES (?, ?, ?)",
 }
 _ALL = {
     "topics": "SELECT id, body, checksum FROM topics ORDER BY id",
     "used_ids": "SELECT id, deleted, checksum FROM used_ids ORDER BY id",
     "assignments": "SELECT topic_id, partition, body, checksum FROM assignments ORDER BY topic_id, partition",
     "store_mark": "SELECT id, mark, checksum FROM store_mark",
+    "rules": "SELECT id, body, checksum FROM rules",
 }
 
 
 def topics_file(path: Path) -> SqliteFile:
     """Return the description of the file at a path, not opened yet."""
-    return SqliteFile(path, "topics file", _APPLICATION_ID, _SCHEMA, UnreachableError, 1_000, (_upgrade_1,))
+    return SqliteFile(path, "topics file", _APPLICATION_ID, _SCHEMA, UnreachableError, 1_000, (_upgrade_1, _upgrade_2))
 
 
 def _upgrade_1(connection: sqlite3.Connection) -> None:
     """Add a checksum to each row, and the table `store_mark`, which the oldest files lack."""
     connection.execute("CREATE TABLE IF NOT EXISTS store_mark (id INTEGER PRIMARY KEY, mark TEXT NOT NULL)")
     add_checksums(connection, _SCHEMA, _COPIES)
+
+
+def _upgrade_2(connection: sqlite3.Connection) -> None:
+    """Add the table `rules`."""
+    connection.execute(_SCHEMA[-1])
 
 
 def store_changes(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[RegistryChange]) -> None:
@@ -102,6 +112,8 @@ def _write(connection: sqlite3.Connection, file: SqliteFile, change: RegistryCha
         _put(connection, "used_ids", topic.id, 0)
     if change.mark:
         _put(connection, "store_mark", 0, change.mark)
+    if change.rules is not None:
+        _put(connection, "rules", 0, encode_rules(change.rules))
     for entry in change.assignments:
         _put(connection, "assignments", entry.topic_id, entry.partition, msgspec.json.encode(entry))
 
@@ -118,6 +130,7 @@ def load_registry(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
         used_ids = {used: bool(deleted) for used, deleted in _rows(connection, file, "used_ids")}
         assignments = list(_rows(connection, file, "assignments"))
         marks = [mark for _, mark in _rows(connection, file, "store_mark")]
+        bodies = [body for _, body in _rows(connection, file, "rules")]
     except sqlite3.Error as error:
         raise file.error(error) from error
     try:
@@ -125,8 +138,12 @@ def load_registry(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
         assigned = [msgspec.json.decode(body, type=Assignment) for _, _, body in assignments]
     except (msgspec.MsgspecError, UnicodeDecodeError, MemqError) as error:
         raise _damaged(file, "a topic or assignment", str(error)) from error
+    try:
+        rules = [decode_rules(body) for body in bodies]
+    except (msgspec.MsgspecError, UnicodeDecodeError, MemqError) as error:
+        raise _damaged(file, "a rule of permissions", str(error)) from error
     _check_whole(file, known, assigned, used_ids)
-    return Registry(known, assigned, used_ids, "".join(marks))
+    return Registry(known, assigned, used_ids, "".join(marks), rules[0] if rules else None)
 
 
 def _rows(connection: sqlite3.Connection, file: SqliteFile, table: str) -> Iterator[tuple[Any, ...]]:
@@ -229,7 +246,7 @@ class StandaloneCoordinator(LocalCoordinator):
         self._changed()
 
     def _next_together(self) -> list[tuple[_Request, RegistryChange]]:
-        """Decide waiting requests in order: many for different partitions, or one for a topic or the mark."""
+        """Decide waiting requests in order: many for different partitions, or one for something else."""
         together: list[tuple[_Request, RegistryChange]] = []
         touched: dict[PartitionKey, None] = {}
         while self._waiting and len(together) < TOGETHER_MAX:
@@ -239,11 +256,11 @@ class StandaloneCoordinator(LocalCoordinator):
                 self._waiting.popleft()
                 continue
             changed = [(entry.topic_id, entry.partition) for entry in change.assignments]
-            of_topic = bool(change.stored or change.removed or change.mark)
-            if together and (of_topic or any(partition in touched for partition in changed)):
+            alone = bool(change.stored or change.removed or change.mark or change.rules)
+            if together and (alone or any(partition in touched for partition in changed)):
                 break
             together.append((self._waiting.popleft(), change))
-            if of_topic:
+            if alone:
                 break
             touched.update(dict.fromkeys(changed))
         return together

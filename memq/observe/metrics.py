@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+OPERATIONS_MAX = 100  # rows of the table of operations
 STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
 CLIENTS_MAX = 1_000  # that one collector is given
@@ -124,6 +125,14 @@ BROKER = (
     _broker_counter("rejected_connections", "connections", "connections closed because of forbidden or missing frames"),
     _broker_counter("turned_away_connections", "connections", "connections refused by a bound, in all or per address"),
     _broker_counter("slow_frames", "frames", "slow frames whose connections were closed because memory was short"),
+    Definition(
+        "memq_broker_denied_requests",
+        "counter",
+        "requests",
+        "requests refused because their principal lacks a permission, by operation",
+        ("operation",),
+        OPERATIONS_MAX,
+    ),
     _broker_counter("swept_objects", "objects", "objects deleted that no pointer named"),
     _broker_counter("swept_bytes", "bytes", "bytes of objects deleted that no pointer named"),
     _broker_counter(

@@ -22,6 +22,12 @@ from memq.protocol.hold_messages import (
     WireDelayedTopic,
     WireWaiting,
 )
+from memq.protocol.permission_messages import (
+    ChangePermissions,
+    CheckPermission,
+    ListPermissions,
+    PermissionAnswer,
+)
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -266,6 +272,9 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | BeginPop
         | RemovePop
         | ListPops
+        | ListPermissions
+        | ChangePermissions
+        | CheckPermission
     )
 
 
@@ -289,7 +298,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
     `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
     producer group is to decide; it asks for more after `ask_again_ms`. `visible` is whether all records of a committed
-    transaction are in their logs. `queue` answers requests about queues, and others do not have it.
+    transaction are in their logs. `queue` answers requests about queues, and others do not have it; so does
+    `permissions`.
     """
 
     topic: Topic | None = None
@@ -318,6 +328,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     ask_again_ms: Int64 = 0
     visible: bool = False
     queue: QueueAnswer | msgspec.UnsetType = msgspec.UNSET
+    permissions: PermissionAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def about_queues(self) -> QueueAnswer:

@@ -22,6 +22,7 @@ from memq.protocol.admin_messages import AdminAnswer, DescribeCluster
 from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
+from tests.access import EVERYTHING
 from tests.component.cluster_rig import rig
 from tests.contract.manual_clock import ManualClock
 
@@ -164,7 +165,9 @@ def test_the_plan_says_what_would_be_split_and_changes_nothing() -> None:
             await door.report(one, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
             two = cluster.made("two")
             cluster_requests = ClusterRequests(two.services, two.partitions, nobody_hands_over, cast(Any, None))
-            answer = await cluster_requests.describe(Call(cast(Any, None), ANONYMOUS, 0, DescribeCluster()))
+            answer = await cluster_requests.describe(
+                Call(cast(Any, None), ANONYMOUS, 0, DescribeCluster(), access=EVERYTHING)
+            )
             assert isinstance(answer, AdminAnswer)
             reason = "partition 0 takes 5000000 bytes/s, over partition_bytes_s_max = 1000000"
             assert answer.notes == [f"topic 'clicks': {reason}"]

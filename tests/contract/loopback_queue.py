@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
+from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -33,6 +34,7 @@ from memq.protocol.messages import Nack, decode_message, encode_message, error_o
 from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import STATE_TOPIC, ReadPartition, Topic, TopicSettings, equal_slots
+from tests.access import EVERYTHING
 from tests.contract.state_log_queue import StateLogQueue
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -102,8 +104,8 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         groups, holds = GroupRequests(given[1], hosts, hosts), HoldRequests(*given, cast(Any, None))
         moves, queues = TransactionRequests(*given, cast(Any, None)), QueueRequests(given[0], cast(Any, None))
         topics = StreamRequests(*given), TopicRequests(*given), ReaderRequests(*given)
-        pops = PopRequests(given[0], cast(Any, None), given[1])
-        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops)
+        pops, permissions = PopRequests(given[0], cast(Any, None), given[1]), PermissionRequests(given[0])
+        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops, permissions)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:
@@ -115,7 +117,9 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
     async def _answer(self, frame: Frame) -> BrokerAnswer:
         operation, ask, _ = self._operations.find(frame)
         prepared = None if operation.prepare is None else await operation.prepare(ask)
-        return await operation.handler(Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, prepared))
+        return await operation.handler(
+            Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, prepared, access=EVERYTHING)
+        )
 
     # ---- what only a broker does -----------------------------------------------------------------
 

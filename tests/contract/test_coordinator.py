@@ -573,7 +573,7 @@ def test_a_damaged_or_newer_file_is_named(tmp_path: Path) -> None:
     file.execute("INSERT INTO topics VALUES (?, ?, ?)", (*row, checksum("topics", row)))
     with pytest.raises(CorruptDataError, match="a topic or assignment in topics file"):
         open_standalone(tmp_path)
-    file.execute("PRAGMA user_version = 3")
+    file.execute("PRAGMA user_version = 4")
     file.close()
-    with pytest.raises(UnsupportedFormatError, match="layout 3"):
+    with pytest.raises(UnsupportedFormatError, match="layout 4"):
         open_standalone(tmp_path)

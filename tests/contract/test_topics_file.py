@@ -14,6 +14,7 @@ import pytest
 from memq.errors import CorruptDataError, MemqError
 from memq.governor.registry import Registry
 from memq.governor.standalone import StandaloneCoordinator, load_registry, topics_file
+from memq.permissions import AccessRule, RuleSet
 from memq.runtime.clock import SystemClock
 from memq.topic import TopicSettings
 from tests.contract.coordinators import topic
@@ -23,7 +24,11 @@ TABLES = {
     "used_ids": ("id", "deleted", "checksum"),
     "assignments": ("topic_id", "partition", "body", "checksum"),
     "store_mark": ("id", "mark", "checksum"),
+    "rules": ("id", "body", "checksum"),
 }
+RULES = RuleSet(
+    version=1, rules=(AccessRule(effect="deny", principal="mallory", permission="read", kind="topic", name="clicks"),)
+)
 CLICKS, VIEWS, GONE = topic("clicks", 1), topic("views", 2, partitions=1), topic("gone", 3)
 # Rows that may be missing, by table and key, and why that does no harm.
 HARMLESS_LOSSES = {
@@ -32,6 +37,7 @@ HARMLESS_LOSSES = {
         "store_mark",
         0,
     ): "the next start takes the mark of its store: only a wrong setting of the store at the same time is not noticed",
+    ("rules", 0): "without rules nothing is allowed",
 }
 # Of layout 1, as version 0.1.0.dev of 24 November 2026 made it before its first broker marked the store.
 LAYOUT_1 = (
@@ -65,11 +71,12 @@ async def fill(coordinator: StandaloneCoordinator) -> None:
     assignment = await coordinator.assignment(CLICKS.id, 1)
     await coordinator.set_assignment(msgspec.structs.replace(assignment, broker="b1", epoch=15))
     await coordinator.store_mark("5" * 32)
+    await coordinator.rules.replace(RULES)
 
 
 def content(registry: Registry) -> tuple[object, ...]:
     deleted = [registry.deleted(each.id) for each in (CLICKS, VIEWS, GONE)]
-    return registry.topics(), registry.assignments(), deleted, registry.mark
+    return registry.topics(), registry.assignments(), deleted, registry.mark, registry.rules
 
 
 def loaded(file: sqlite3.Connection, path: Path) -> object:
@@ -192,7 +199,7 @@ def old_file(path: Path, marked: bool) -> tuple[object, ...]:
             old.execute(statement)
         for table, columns in TABLES.items():
             kept = [column for column in columns if column not in ("checksum", "deleted")]
-            if marked or table != "store_mark":
+            if table != "rules" and (marked or table != "store_mark"):
                 rows = new.execute(f"SELECT {', '.join(kept)} FROM {table}").fetchall()
                 old.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(kept))})", rows)
         connection = topics_file(path.with_name("new.sqlite")).connect()
@@ -203,11 +210,11 @@ def old_file(path: Path, marked: bool) -> tuple[object, ...]:
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_file_of_layout_1_holds_the_same_after_it_was_opened(tmp_path: Path, marked: bool) -> None:
     path = tmp_path / "topics.sqlite"
-    topics, assignments, deleted, mark = old_file(path, marked)
+    topics, assignments, deleted, mark, _ = old_file(path, marked)
     for _ in range(2):  # upgraded, and as it was left
         with closing(topics_file(path).connect()) as file:
-            assert file.execute("PRAGMA user_version").fetchone() == (2,)
-            assert loaded(file, path) == (topics, assignments, deleted, mark if marked else "")
+            assert file.execute("PRAGMA user_version").fetchone() == (3,)
+            assert loaded(file, path) == (topics, assignments, deleted, mark if marked else "", RuleSet())
 
     async def change(coordinator: StandaloneCoordinator) -> None:
         await coordinator.create_topic(topic("new", 9))
@@ -218,6 +225,22 @@ def test_a_file_of_layout_1_holds_the_same_after_it_was_opened(tmp_path: Path, m
         registry = load_registry(file, topics_file(path))
         assert [each.name for each in registry.topics()] == ["new", "views"]
         assert registry.deleted(CLICKS.id)
+
+
+def test_a_file_of_layout_2_has_no_rules_and_takes_some(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as file, file:
+        before = loaded(file, path)
+        file.execute("DROP TABLE rules")
+        file.execute("PRAGMA user_version = 2")
+
+    async def change(coordinator: StandaloneCoordinator) -> None:
+        assert await coordinator.rules.read() == RuleSet()
+        assert await coordinator.rules.replace(RULES) == RULES
+
+    with_coordinator(path, change)
+    with closing(topics_file(path).connect()) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (3,)
+        assert loaded(file, path) == before
 
 
 def test_a_topic_that_was_lost_before_the_upgrade_is_damage(tmp_path: Path) -> None:

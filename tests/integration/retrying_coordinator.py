@@ -9,11 +9,26 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from memq.errors import MemqError, UnreachableError
-from memq.governor import Assignment, BrokerEntry, Load, MarkedCoordinator
+from memq.governor import Assignment, BrokerEntry, Load, MarkedCoordinator, RuleKeeper
+from memq.permissions import RuleSet
 from memq.topic import Topic
 
 T = TypeVar("T")
 PAUSE_S = 0.02
+
+
+class RetryingRules:
+    """See `memq.governor.RuleKeeper`. A change that landed before is found as the stored rules."""
+
+    def __init__(self, again: Callable[[Callable[[], Awaitable[RuleSet]]], Awaitable[RuleSet]], inner: RuleKeeper):
+        self._again = again
+        self._inner = inner
+
+    async def read(self) -> RuleSet:
+        return await self._again(self._inner.read)
+
+    async def replace(self, changed: RuleSet) -> RuleSet:
+        return await self._again(lambda: self._inner.replace(changed))
 
 
 class RetryingCoordinator:
@@ -27,6 +42,7 @@ class RetryingCoordinator:
         self._coordinator = coordinator
         self.cluster = coordinator.cluster
         self._met = met
+        self.rules: RuleKeeper = RetryingRules(self._again, coordinator.rules)
 
     async def register(self, broker: BrokerEntry) -> int | None:
         return await self._again(lambda: self._coordinator.register(broker))

@@ -54,6 +54,7 @@ from memq.protocol.transaction_messages import (
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, equal_slots
 from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState
 from memq.transactions.machine import PositionMoves, PreparedTransaction, TransactionalId, lane_of, moves_of
+from tests.access import EVERYTHING
 from tests.skipping_loop import now_s, run_skipping, skip
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
@@ -186,7 +187,7 @@ class Broker:
         return found
 
     async def ask(self, ask: Any) -> AdminAnswer:
-        call = Call(cast(Any, SimpleNamespace(program=self.program)), ANONYMOUS, 0, ask)
+        call = Call(cast(Any, SimpleNamespace(program=self.program)), ANONYMOUS, 0, ask, access=EVERYTHING)
         handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             BeginTransactions: self.requests.begin,
             HoldTransaction: self.requests.hold,

@@ -58,6 +58,7 @@ from memq.protocol.messages import (
     error_of,
 )
 from memq.topic import STATE_TOPIC, Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.access import EVERYTHING
 from tests.skipping_loop import now_s, run_skipping, skip
 
 TOPIC_ID = "0a" * 16
@@ -239,7 +240,7 @@ class Handlers:
 
 
 def call(ask: Ask, attachment: Any = None) -> Call[Ask]:
-    return Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, attachment)
+    return Call(cast(Any, SimpleNamespace(program="test")), ANONYMOUS, 0, ask, attachment, access=EVERYTHING)
 
 
 def ref(number: int, topic: str = "clicks") -> PartitionRef:

@@ -46,6 +46,7 @@ from memq.protocol.hold_messages import (
 )
 from memq.protocol.link import Link
 from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, Topic, equal_slots
+from tests.access import EVERYTHING
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
@@ -153,7 +154,7 @@ class Broker:
 
     def call(self, ask: Any) -> Call[Any]:
         connection = SimpleNamespace(ready_s=READY_S, program=self.program)
-        return Call(cast(Any, connection), ANONYMOUS, 0, ask)
+        return Call(cast(Any, connection), ANONYMOUS, 0, ask, access=EVERYTHING)
 
     def ask(self, *due_ms: int, partition: int = 0, sent_s: float | None = None, scope: int | None = None) -> Any:
         """Return a request with a block for each due time; producers count from 1."""

@@ -14,6 +14,7 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
+from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -29,6 +30,7 @@ from memq.protocol import (
     group_messages,
     hold_messages,
     messages,
+    permission_messages,
     pop_messages,
     queue_messages,
     transaction_messages,
@@ -102,6 +104,7 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
+from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -135,6 +138,7 @@ from memq.protocol.transaction_messages import (
     WireTransaction,
     WireTransactionBlock,
 )
+from tests.access import EVERYTHING
 
 # What is no operation: the greeting, which makes the principal, and what only brokers say.
 GREETING = {Hello}
@@ -152,6 +156,7 @@ MODULES = (
     transaction_messages,
     queue_messages,
     pop_messages,
+    permission_messages,
 )
 ID = "0a" * 16
 
@@ -169,11 +174,12 @@ def table() -> Operations:
         TransactionRequests(*given, cast(Any, None)),
         QueueRequests(*given),
         PopRequests(services, cast(Any, None), cast(Any, None)),
+        PermissionRequests(services),
     )
 
 
 def call_of(ask: Any, connection: Any = None, stream: int = 0) -> Call[Any]:
-    return Call(connection, ANONYMOUS, stream, ask)
+    return Call(connection, ANONYMOUS, stream, ask, access=EVERYTHING)
 
 
 def structs_of(hint: Any) -> set[type]:
@@ -336,6 +342,9 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ),
     RemovePop: (RemovePop(queue="jobs"), QUEUE),
     ListPops: (ListPops(), CLUSTER),
+    ListPermissions: (ListPermissions(), CLUSTER),
+    ChangePermissions: (ChangePermissions(), CLUSTER),
+    CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

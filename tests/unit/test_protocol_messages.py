@@ -56,6 +56,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         return st.integers(-(1 << 63), (1 << 63) - 1)
     if isinstance(kind, inspect.StrType) and kind.pattern is not None:
         return st.from_regex(kind.pattern, fullmatch=True)
+    if isinstance(kind, inspect.LiteralType):
+        return st.sampled_from(kind.values)
     if isinstance(kind, inspect.UnionType):
         return st.one_of(*(values(part) for part in kind.types))
     if isinstance(kind, inspect.ListType):

@@ -27,6 +27,7 @@ from memq.protocol.frames import Api
 from memq.protocol.group_messages import ListGroups
 from memq.protocol.link import Link
 from memq.topic import STATE_TOPIC, Topic, equal_slots
+from tests.access import EVERYTHING
 from tests.skipping_loop import now_s, run_skipping, skip
 
 COUNT = 4
@@ -123,7 +124,7 @@ class Hosts:
     ) -> tuple[list[str], list[int] | None]:
         self.looks = 0
         ask = ListGroups(service_partitions=list(named) or None)
-        call = Call(cast(Any, SimpleNamespace(program=program)), ANONYMOUS, 0, ask)
+        call = Call(cast(Any, SimpleNamespace(program=program)), ANONYMOUS, 0, ask, access=EVERYTHING)
         found, covered = await ask_all_services(
             cast(Any, self), cast(Any, "kind"), call, Service.items, lambda answer: answer.groups, create=create
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 
 import memq
-from memq.broker.identity import broker_networks
+from memq.broker.identity import broker_networks, warn_of_anonymous
 from memq.cli import run
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import FollowedContext, Tls, client_context, server_context, subject_of, tls_of_environment
+from memq.settings import BrokerSettings
 from tests.certificates import Certificates
 
 EVENTS = EventLog(SystemClock())
@@ -150,3 +152,16 @@ def test_a_folder_of_certificates_is_shown_without_its_keys(
 def test_keys_are_for_their_owner_alone(authority: Certificates) -> None:
     tls = authority.issue("b1", "localhost", again=True)
     assert Path(tls.key_file).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("permissions", "clients", "warned"),
+    [(True, None, True), (True, "anonymous", True), (True, "required", False), (False, None, False)],
+)
+def test_permissions_without_principals_are_warned_of(
+    permissions: bool, clients: str | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sections = {} if clients is None else {"tls": {"clients": (clients, "test")}}
+    with caplog.at_level(logging.WARNING, "memq"):
+        warn_of_anonymous(BrokerSettings(permissions=permissions), sections, EventLog(SystemClock()))
+    assert ("permissions-anonymous" in caplog.text) == warned

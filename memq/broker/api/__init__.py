@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from memq.broker.ingest.connection import Connection
+from memq.broker.permissions import PrincipalAccess
 from memq.errors import MemqError
 from memq.format.blocks.header import Buffer
 from memq.protocol.connection import Principal
@@ -39,3 +40,4 @@ class Call(Generic[Ask]):
     attachment: Any = None  # the result of `Operation.prepare`; of a FORWARD: the slab, begin and end of its block
     spare_bytes: int = 0  # of memory that is free for blocks in the answer
     blocks: memoryview = NO_BLOCKS  # that follow the request
+    access: PrincipalAccess = field(kw_only=True)  # the permissions of the principal

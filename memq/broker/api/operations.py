@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
-from memq.broker.api import Answer, Ask, Call, Reply
+from memq.broker.api import Answer, Ask, Call, Reply, resources
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.permissions.permission_requests import PermissionRequests
+from memq.broker.api.permissions.shown import (
+    shown_delayed,
+    shown_group,
+    shown_groups,
+    shown_metadata,
+    shown_plan,
+    shown_pops,
+    shown_queues,
+    shown_transactions,
+)
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
-from memq.broker.api.reader_requests import ReaderRequests
+from memq.broker.api.reader_requests import ReaderRequests, poll_blocks_bytes, poll_bytes, read_bytes
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.errors import ProtocolError
-from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.permissions import Permission, Resource, ResourceKind
 from memq.protocol.admin_messages import (
     AdminRequest,
     AlterTopic,
@@ -68,6 +78,7 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -97,29 +108,8 @@ from memq.protocol.transaction_messages import (
     PrepareTransaction,
     SettleTransaction,
 )
-from memq.queues.pop import topic_of
 
 _ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminRequest, Api.POLL: PollRequest}
-
-
-class ResourceKind(Enum):
-    """Kinds of objects that a permission can name."""
-
-    CLUSTER = "cluster"
-    TOPIC = "topic"
-    PARTITION = "partition"
-    GROUP = "group"
-    TRANSACTIONAL_ID = "transactional-id"
-    PRODUCER_GROUP = "producer-group"
-    QUEUE = "queue"
-    OBJECT = "object"  # of a store; it may hold batches of several topics
-
-
-class Resource(NamedTuple):
-    """The object of a permission: `clicks`, `clicks/3`, `main/<object key>`; "" for the cluster."""
-
-    kind: ResourceKind
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +119,7 @@ class Operation(Generic[Ask]):
     name: str
     api: Api
     message: type[Ask]
+    permission: Permission  # on each of its resources
     resources: Callable[[Call[Ask]], list[Resource]]
     handler: Callable[[Call[Ask]], Awaitable[Answer]]
     prepare: Callable[[Ask], Awaitable[Any]] | None = None  # for long waits, before an answer needs memory
@@ -136,6 +127,30 @@ class Operation(Generic[Ask]):
     keep: Callable[[Call[Ask], Reply], bool] | None = None  # without a task, for an answer that may come much later
     spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
     takes_blocks: bool = False  # behind the request
+    shown: Callable[[Call[Ask], Answer], Answer] | None = None  # the part that the principal may describe
+    listing: bool = False  # nobody is refused, and `shown` leaves out what the principal may not describe
+    located: Callable[[Call[Ask]], Awaitable[list[Resource]]] | None = None  # instead of `resources`, by the store
+    recheck: bool = False  # the answer may come much later, with records: the rules may have changed
+
+    def __post_init__(self) -> None:
+        if self.listing and self.shown is None:
+            raise ValueError(f"operation '{self.name}' is a listing and leaves nothing out")
+
+    def needs(self, call: Call[Ask]) -> list[tuple[Permission, Resource]]:
+        """Return the permissions that a call needs, each with its resource."""
+        if self.listing:
+            return []
+        return self.needs_on(self.resources(call))
+
+    def needs_on(self, resources: Iterable[Resource]) -> list[tuple[Permission, Resource]]:
+        """Return the permissions that this operation needs on resources."""
+        return [(_permission_on(each.kind, self.permission), each) for each in resources]
+
+
+def _permission_on(kind: ResourceKind, permission: Permission) -> Permission:
+    """Return the permission on one resource; a transaction reads its group, whose positions move."""
+    moves = kind is ResourceKind.GROUP and permission is Permission.WRITE
+    return Permission.READ if moves else permission
 
 
 class Operations:
@@ -181,246 +196,349 @@ def operations_of(
     transactions: TransactionRequests,
     queues: QueueRequests,
     pops: PopRequests,
+    permissions: PermissionRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
         [
-            Operation("open", Api.OPEN, Open, _partition, streams.open),
-            Operation("close", Api.CLOSE, Close, _partition_of_stream, streams.close),
-            Operation("forward", Api.FORWARD, Forward, _partition, streams.forward),
-            Operation("begin-producer", Api.ADMIN, BeginProducer, _partition, streams.begin_producer),
-            Operation("publish-staged", Api.ADMIN, PublishStaged, _partition, streams.publish_staged),
-            Operation("metadata", Api.METADATA, MetadataRequest, _asked_topics, topics.metadata),
-            Operation("read", Api.READ, ReadRequest, _object, readers.read, answer_bytes=_read_bytes),
-            Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
-            Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
-            Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
-            Operation("truncate-topic", Api.ADMIN, TruncateTopic, _named_topic, topics.truncate),
-            Operation("seal-topic", Api.ADMIN, SealTopic, _named_topic, topics.seal),
-            Operation("trim-cold", Api.ADMIN, TrimCompacted, _trimmed_topic, topics.trim_compacted),
-            Operation(
-                "poll-entries",
-                Api.POLL,
-                PollEntries,
-                _polled_partitions,
-                readers.poll_entries,
-                prepare=readers.prepare_poll,
-                answer_bytes=_poll_bytes,
-                spare_bytes=_poll_blocks_bytes,
-            ),
-            Operation("poll-time", Api.POLL, PollTime, _timed_partition, readers.poll_time),
-            Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, readers.poll_spans),
-            Operation("commit", Api.COMMIT, CommitRequest, _group, groups.commit),
-            Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
-            Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat, keep=groups.keep),
-            Operation("list-groups", Api.ADMIN, ListGroups, _cluster, groups.list_groups),
-            Operation("list-former-groups", Api.ADMIN, ListFormerGroups, _cluster, groups.list_former),
-            Operation("move-group", Api.ADMIN, MoveGroup, _group, groups.move),
-            Operation("describe-group", Api.ADMIN, DescribeGroup, _group, groups.describe),
-            Operation("delete-group", Api.ADMIN, DeleteGroup, _group, groups.delete),
-            Operation("describe-cluster", Api.ADMIN, DescribeCluster, _cluster, cluster.describe),
-            Operation("describe-clients", Api.ADMIN, DescribeClients, _cluster, cluster.describe_clients),
-            Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
-            Operation("describe-held", Api.ADMIN, DescribeHeld, _sought_partitions, cluster.describe_held),
-            Operation("settle-topic", Api.ADMIN, SettleTopic, _settled_topic, cluster.settle_topic),
-            Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
-            Operation("report-suspicion", Api.ADMIN, ReportSuspicion, _cluster, cluster.report_suspicion),
-            Operation("hold-records", Api.ADMIN, HoldRecords, _partition, holds.hold),
-            Operation("cancel-holds", Api.ADMIN, CancelHolds, _partition, holds.cancel),
-            Operation("describe-holds", Api.ADMIN, DescribeHolds, _held_topic, holds.describe),
-            Operation("list-delayed", Api.ADMIN, ListDelayed, _cluster, holds.list_delayed),
-            Operation("release-unit", Api.ADMIN, ReleaseUnit, _partition, holds.release),
-            Operation("release-staged-unit", Api.ADMIN, ReleaseStagedUnit, _partition, holds.release_staged),
+            *_topic_operations(streams, topics),
+            *_reader_operations(readers),
+            *_group_operations(groups),
+            *_cluster_operations(cluster),
+            *_hold_operations(holds),
             *_transaction_operations(transactions),
             *_queue_operations(queues),
-            Operation("begin-pop", Api.ADMIN, BeginPop, _popped, pops.begin),
-            Operation("remove-pop", Api.ADMIN, RemovePop, _queue, pops.remove),
-            Operation("list-pops", Api.ADMIN, ListPops, _cluster, pops.list_groups),
+            *_permission_operations(permissions),
+            *_pop_operations(pops),
         ]
     )
 
 
+def _topic_operations(streams: StreamRequests, topics: TopicRequests) -> list[Operation[Any]]:
+    return [
+        Operation("open", Api.OPEN, Open, Permission.WRITE, resources.partition, streams.open),
+        Operation("close", Api.CLOSE, Close, Permission.WRITE, resources.partition_of_stream, streams.close),
+        Operation("forward", Api.FORWARD, Forward, Permission.PEER, resources.partition, streams.forward),
+        Operation(
+            "begin-producer", Api.ADMIN, BeginProducer, Permission.WRITE, resources.partition, streams.begin_producer
+        ),
+        Operation(
+            "publish-staged", Api.ADMIN, PublishStaged, Permission.WRITE, resources.partition, streams.publish_staged
+        ),
+        Operation(
+            "metadata",
+            Api.METADATA,
+            MetadataRequest,
+            Permission.DESCRIBE,
+            resources.asked_topics,
+            topics.metadata,
+            shown=shown_metadata,
+            listing=True,
+        ),
+        Operation("create-topic", Api.ADMIN, CreateTopic, Permission.CREATE, resources.named_topic, topics.create),
+        Operation("alter-topic", Api.ADMIN, AlterTopic, Permission.ALTER, resources.named_topic, topics.alter),
+        Operation("delete-topic", Api.ADMIN, DeleteTopic, Permission.DELETE, resources.named_topic, topics.delete),
+        Operation(
+            "truncate-topic", Api.ADMIN, TruncateTopic, Permission.DELETE, resources.named_topic, topics.truncate
+        ),
+        Operation("seal-topic", Api.ADMIN, SealTopic, Permission.ALTER, resources.named_topic, topics.seal),
+        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, resources.topic, topics.trim_compacted),
+    ]
+
+
+def _reader_operations(readers: ReaderRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "read",
+            Api.READ,
+            ReadRequest,
+            Permission.READ,
+            resources.stored_object,
+            readers.read,
+            located=readers.read_resources,
+            answer_bytes=read_bytes,
+            recheck=True,
+        ),
+        Operation(
+            "poll-entries",
+            Api.POLL,
+            PollEntries,
+            Permission.READ,
+            resources.polled_partitions,
+            readers.poll_entries,
+            prepare=readers.prepare_poll,
+            answer_bytes=poll_bytes,
+            spare_bytes=poll_blocks_bytes,
+            recheck=True,
+        ),
+        Operation("poll-time", Api.POLL, PollTime, Permission.DESCRIBE, resources.timed_partition, readers.poll_time),
+        Operation(
+            "poll-spans", Api.POLL, PollSpans, Permission.DESCRIBE, resources.spanned_partitions, readers.poll_spans
+        ),
+    ]
+
+
+def _group_operations(groups: GroupRequests) -> list[Operation[Any]]:
+    return [
+        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, resources.committed, groups.commit),
+        Operation("join", Api.JOIN, JoinRequest, Permission.READ, resources.joined, groups.join),
+        Operation(
+            "heartbeat",
+            Api.HEARTBEAT,
+            HeartbeatRequest,
+            Permission.READ,
+            resources.group,
+            groups.heartbeat,
+            keep=groups.keep,
+        ),
+        Operation(
+            "list-groups",
+            Api.ADMIN,
+            ListGroups,
+            Permission.DESCRIBE,
+            resources.cluster,
+            groups.list_groups,
+            shown=shown_groups,
+            listing=True,
+        ),
+        Operation(
+            "list-former-groups", Api.ADMIN, ListFormerGroups, Permission.OPERATE, resources.cluster, groups.list_former
+        ),
+        Operation("move-group", Api.ADMIN, MoveGroup, Permission.ALTER, resources.group, groups.move),
+        Operation(
+            "describe-group",
+            Api.ADMIN,
+            DescribeGroup,
+            Permission.DESCRIBE,
+            resources.group,
+            groups.describe,
+            shown=shown_group,
+        ),
+        Operation("delete-group", Api.ADMIN, DeleteGroup, Permission.DELETE, resources.group, groups.delete),
+    ]
+
+
+def _cluster_operations(cluster: ClusterRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "describe-cluster",
+            Api.ADMIN,
+            DescribeCluster,
+            Permission.DESCRIBE,
+            resources.cluster,
+            cluster.describe,
+            shown=shown_plan,
+        ),
+        Operation(
+            "describe-clients",
+            Api.ADMIN,
+            DescribeClients,
+            Permission.DESCRIBE,
+            resources.cluster,
+            cluster.describe_clients,
+        ),
+        Operation(
+            "describe-load", Api.ADMIN, DescribeLoad, Permission.DESCRIBE, resources.cluster, cluster.describe_load
+        ),
+        Operation(
+            "describe-held",
+            Api.ADMIN,
+            DescribeHeld,
+            Permission.DESCRIBE,
+            resources.sought_partitions,
+            cluster.describe_held,
+        ),
+        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, resources.topic, cluster.settle_topic),
+        Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, resources.cluster, cluster.drain),
+        Operation(
+            "report-suspicion",
+            Api.ADMIN,
+            ReportSuspicion,
+            Permission.DESCRIBE,
+            resources.cluster,
+            cluster.report_suspicion,
+        ),
+    ]
+
+
+def _hold_operations(holds: HoldRequests) -> list[Operation[Any]]:
+    return [
+        Operation("hold-records", Api.ADMIN, HoldRecords, Permission.WRITE, resources.partition, holds.hold),
+        Operation("cancel-holds", Api.ADMIN, CancelHolds, Permission.WRITE, resources.partition, holds.cancel),
+        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, resources.topic, holds.describe),
+        Operation(
+            "list-delayed",
+            Api.ADMIN,
+            ListDelayed,
+            Permission.DESCRIBE,
+            resources.cluster,
+            holds.list_delayed,
+            shown=shown_delayed,
+            listing=True,
+        ),
+        Operation("release-unit", Api.ADMIN, ReleaseUnit, Permission.PEER, resources.partition, holds.release),
+        Operation(
+            "release-staged-unit",
+            Api.ADMIN,
+            ReleaseStagedUnit,
+            Permission.PEER,
+            resources.partition,
+            holds.release_staged,
+        ),
+    ]
+
+
+def _permission_operations(permissions: PermissionRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "list-permissions",
+            Api.ADMIN,
+            ListPermissions,
+            Permission.OPERATE,
+            resources.cluster,
+            permissions.list_rules,
+        ),
+        Operation(
+            "change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, resources.cluster, permissions.change
+        ),
+        Operation(
+            "test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, resources.cluster, permissions.test
+        ),
+    ]
+
+
 def _transaction_operations(transactions: TransactionRequests) -> list[Operation[Any]]:
     return [
-        Operation("begin-transactions", Api.ADMIN, BeginTransactions, _transactional, transactions.begin),
-        Operation("hold-transaction", Api.ADMIN, HoldTransaction, _held_blocks, transactions.hold),
-        Operation("hold-staged-parts", Api.ADMIN, HoldStagedParts, _held_parts, transactions.hold_staged),
-        Operation("end-transaction", Api.ADMIN, EndTransaction, _ended, transactions.end),
-        Operation("prepare-transaction", Api.ADMIN, PrepareTransaction, _prepared, transactions.prepare),
-        Operation("ask-undecided", Api.ADMIN, AskUndecided, _producer_group, transactions.ask),
-        Operation("answer-undecided", Api.ADMIN, AnswerUndecided, _producer_group, transactions.answer),
-        Operation("await-transaction", Api.ADMIN, AwaitTransaction, _ended, transactions.until_visible),
-        Operation("list-transactions", Api.ADMIN, ListTransactions, _cluster, transactions.list_open),
-        Operation("settle-transaction", Api.ADMIN, SettleTransaction, _transactional, transactions.settle),
+        Operation(
+            "begin-transactions",
+            Api.ADMIN,
+            BeginTransactions,
+            Permission.WRITE,
+            resources.transactional,
+            transactions.begin,
+        ),
+        Operation(
+            "hold-transaction",
+            Api.ADMIN,
+            HoldTransaction,
+            Permission.WRITE,
+            resources.held_blocks,
+            transactions.hold,
+        ),
+        Operation(
+            "hold-staged-parts",
+            Api.ADMIN,
+            HoldStagedParts,
+            Permission.WRITE,
+            resources.held_parts,
+            transactions.hold_staged,
+        ),
+        Operation(
+            "end-transaction",
+            Api.ADMIN,
+            EndTransaction,
+            Permission.WRITE,
+            resources.ended,
+            transactions.end,
+        ),
+        Operation(
+            "prepare-transaction",
+            Api.ADMIN,
+            PrepareTransaction,
+            Permission.WRITE,
+            resources.prepared,
+            transactions.prepare,
+        ),
+        Operation(
+            "ask-undecided", Api.ADMIN, AskUndecided, Permission.WRITE, resources.producer_group, transactions.ask
+        ),
+        Operation(
+            "answer-undecided",
+            Api.ADMIN,
+            AnswerUndecided,
+            Permission.WRITE,
+            resources.producer_group,
+            transactions.answer,
+        ),
+        Operation(
+            "await-transaction",
+            Api.ADMIN,
+            AwaitTransaction,
+            Permission.WRITE,
+            resources.ended,
+            transactions.until_visible,
+        ),
+        Operation(
+            "list-transactions",
+            Api.ADMIN,
+            ListTransactions,
+            Permission.DESCRIBE,
+            resources.cluster,
+            transactions.list_open,
+            shown=shown_transactions,
+            listing=True,
+        ),
+        Operation(
+            "settle-transaction",
+            Api.ADMIN,
+            SettleTransaction,
+            Permission.ALTER,
+            resources.transactional,
+            transactions.settle,
+        ),
+    ]
+
+
+def _pop_operations(pops: PopRequests) -> list[Operation[Any]]:
+    return [
+        Operation("begin-pop", Api.ADMIN, BeginPop, Permission.READ, resources.popped, pops.begin),
+        Operation("remove-pop", Api.ADMIN, RemovePop, Permission.DELETE, resources.queue, pops.remove),
+        Operation(
+            "list-pops",
+            Api.ADMIN,
+            ListPops,
+            Permission.DESCRIBE,
+            resources.cluster,
+            pops.list_groups,
+            shown=shown_pops,
+            listing=True,
+        ),
     ]
 
 
 def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
     return [
-        Operation("enqueue-items", Api.ADMIN, EnqueueItems, _queue, queues.enqueue, takes_blocks=True),
-        Operation("dequeue-items", Api.ADMIN, DequeueItems, _queues, queues.dequeue),
-        Operation("await-items", Api.ADMIN, AwaitItems, _queues, queues.wait),
-        Operation("ack-items", Api.ADMIN, AckItems, _queue, queues.ack),
-        Operation("nack-items", Api.ADMIN, NackItems, _queue, queues.nack),
-        Operation("extend-items", Api.ADMIN, ExtendItems, _queue, queues.extend),
-        Operation("cancel-items", Api.ADMIN, CancelItems, _queue, queues.cancel),
-        Operation("redrive-items", Api.ADMIN, RedriveItems, _queue, queues.redrive),
-        Operation("purge-items", Api.ADMIN, PurgeItems, _queue, queues.purge),
-        Operation("get-items", Api.ADMIN, GetItems, _queue, queues.get),
-        Operation("peek-items", Api.ADMIN, PeekItems, _queue, queues.peek),
-        Operation("list-dead-items", Api.ADMIN, ListDeadItems, _queue, queues.list_dead),
-        Operation("count-ends", Api.ADMIN, CountEnds, _cluster, queues.count_ends),
-        Operation("list-queues", Api.ADMIN, ListQueues, _cluster, queues.list_queues),
+        Operation(
+            "enqueue-items",
+            Api.ADMIN,
+            EnqueueItems,
+            Permission.WRITE,
+            resources.queue,
+            queues.enqueue,
+            takes_blocks=True,
+        ),
+        Operation(
+            "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, resources.queues, queues.dequeue, recheck=True
+        ),
+        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, resources.queues, queues.wait),
+        Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, resources.queue, queues.ack),
+        Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, resources.queue, queues.nack),
+        Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, resources.queue, queues.extend),
+        Operation("cancel-items", Api.ADMIN, CancelItems, Permission.WRITE, resources.queue, queues.cancel),
+        Operation("redrive-items", Api.ADMIN, RedriveItems, Permission.ALTER, resources.queue, queues.redrive),
+        Operation("purge-items", Api.ADMIN, PurgeItems, Permission.DELETE, resources.queue, queues.purge),
+        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, resources.queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, resources.queue, queues.peek),
+        Operation("list-dead-items", Api.ADMIN, ListDeadItems, Permission.READ, resources.queue, queues.list_dead),
+        Operation("count-ends", Api.ADMIN, CountEnds, Permission.DESCRIBE, resources.cluster, queues.count_ends),
+        Operation(
+            "list-queues",
+            Api.ADMIN,
+            ListQueues,
+            Permission.DESCRIBE,
+            resources.cluster,
+            queues.list_queues,
+            shown=shown_queues,
+            listing=True,
+        ),
     ]
-
-
-# ---- resources -------------------------------------------------------------------------------------
-
-
-def _cluster(call: Call[Any]) -> list[Resource]:
-    return [Resource(ResourceKind.CLUSTER)]
-
-
-def _one_topic(name: str) -> list[Resource]:
-    return [Resource(ResourceKind.TOPIC, name)]
-
-
-def _one_partition(topic: str, partition: int) -> Resource:
-    return Resource(ResourceKind.PARTITION, f"{topic}/{partition}")
-
-
-def _named_topic(
-    call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic] | Call[SealTopic],
-) -> list[Resource]:
-    return _one_topic(call.ask.name)
-
-
-def _settled_topic(call: Call[SettleTopic]) -> list[Resource]:
-    return _one_topic(call.ask.topic)
-
-
-def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:
-    return _one_topic(call.ask.topic)
-
-
-def _held_topic(call: Call[DescribeHolds]) -> list[Resource]:
-    return _one_topic(call.ask.topic)
-
-
-def _asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
-    """Return the named topics; a request for all topics is about the cluster."""
-    names = call.ask.topics
-    return _cluster(call) if names is None else [Resource(ResourceKind.TOPIC, name) for name in names]
-
-
-def _partition(
-    call: Call[Open]
-    | Call[Forward]
-    | Call[BeginProducer]
-    | Call[PublishStaged]
-    | Call[HoldRecords]
-    | Call[CancelHolds]
-    | Call[ReleaseUnit]
-    | Call[ReleaseStagedUnit],
-) -> list[Resource]:
-    return [_one_partition(call.ask.topic, call.ask.partition)]
-
-
-def _partition_of_stream(call: Call[Close]) -> list[Resource]:
-    """Return none when the stream is not open: the handler refuses that."""
-    stream = call.connection.streams.get(call.stream)
-    return [] if stream is None else [_one_partition(stream.target.topic.name, stream.target.partition)]
-
-
-def _polled_partitions(call: Call[PollEntries]) -> list[Resource]:
-    return [_one_partition(each.partition.topic, each.partition.partition) for each in call.ask.partitions]
-
-
-def _timed_partition(call: Call[PollTime]) -> list[Resource]:
-    return [_one_partition(call.ask.partition.topic, call.ask.partition.partition)]
-
-
-def _spanned_partitions(call: Call[PollSpans]) -> list[Resource]:
-    return [_one_partition(each.topic, each.partition) for each in call.ask.partitions]
-
-
-def _sought_partitions(call: Call[DescribeHeld]) -> list[Resource]:
-    partitions = dict.fromkeys(each.partition for each in call.ask.sought)
-    return [_one_partition(call.ask.topic, partition) for partition in partitions]
-
-
-def _object(call: Call[ReadRequest]) -> list[Resource]:
-    return [Resource(ResourceKind.OBJECT, f"{call.ask.store}/{call.ask.key}")]
-
-
-def _group(
-    call: Call[CommitRequest]
-    | Call[JoinRequest]
-    | Call[HeartbeatRequest]
-    | Call[DescribeGroup]
-    | Call[DeleteGroup]
-    | Call[MoveGroup],
-) -> list[Resource]:
-    return [Resource(ResourceKind.GROUP, call.ask.group)]
-
-
-def _producer_of(name: str, group: str) -> list[Resource]:
-    return [Resource(ResourceKind.TRANSACTIONAL_ID, name), *([Resource(ResourceKind.GROUP, group)] if group else [])]
-
-
-def _transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> list[Resource]:
-    return _producer_of(call.ask.name, call.ask.group)
-
-
-def _ended(call: Call[EndTransaction] | Call[AwaitTransaction]) -> list[Resource]:
-    return _producer_of(call.ask.transaction.name, call.ask.transaction.group)
-
-
-def _producer_group(call: Call[AskUndecided] | Call[AnswerUndecided]) -> list[Resource]:
-    """Return the group alone: its members decide for each other."""
-    return [Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)]
-
-
-def _prepared(call: Call[PrepareTransaction]) -> list[Resource]:
-    named = call.ask.transaction
-    group = Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)
-    return [*_producer_of(named.name, named.group), group]
-
-
-def _held_blocks(call: Call[HoldTransaction]) -> list[Resource]:
-    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.blocks)
-    named = call.ask.transaction
-    return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
-
-
-def _held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
-    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.parts)
-    named = call.ask.transaction
-    return [*_producer_of(named.name, named.group), *(_one_partition(*place) for place in places)]
-
-
-def _queue(call: Call[Any]) -> list[Resource]:
-    return [Resource(ResourceKind.QUEUE, call.ask.queue)]
-
-
-def _popped(call: Call[BeginPop]) -> list[Resource]:
-    return [*_queue(call), *_one_topic(topic_of(call.ask.queue))]
-
-
-def _queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
-    return [Resource(ResourceKind.QUEUE, queue) for queue in call.ask.queues]
-
-
-# ---- bytes of answers ------------------------------------------------------------------------------
-
-
-def _read_bytes(ask: ReadRequest) -> int:
-    return max(0, min(ask.length, READ_BYTES_MAX))
-
-
-def _poll_bytes(ask: PollEntries) -> int:
-    return max(0, min(ask.bytes_max, POLL_BYTES_MAX))
-
-
-def _poll_blocks_bytes(ask: PollEntries) -> int:
-    return max(0, min(ask.blocks_bytes_max, POLL_BLOCKS_BYTES_MAX))

@@ -11,12 +11,14 @@ from typing import TypeVar
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api.permissions.object_topics import ObjectTopics
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, StoreError, TooLargeError
-from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.notification import Entries, Entry, Span
 from memq.notification.remote import partition_of, ref_of
+from memq.permissions import Resource
 from memq.protocol.messages import (
     PartitionEntries,
     PartitionRef,
@@ -50,6 +52,11 @@ class ReaderRequests:
         self._queue = services.queue
         self._pointers = services.pointers
         self._recent = services.recent_pointers
+        self._topics = ObjectTopics(services)
+
+    async def read_resources(self, call: Call[ReadRequest]) -> list[Resource]:
+        """Return the topics of the object of a READ. Raises: as `ObjectTopics.resources`."""
+        return await self._topics.resources(call.ask.store, call.ask.key)
 
     async def read(self, call: Call[ReadRequest]) -> Answer:
         """Return a range of an object.
@@ -264,6 +271,21 @@ class ReaderRequests:
             next=entries.next,
             ended=(await self._partitions.current_topic(partition.topic, partition.topic_id)).ended,
         )
+
+
+def read_bytes(ask: ReadRequest) -> int:
+    """Return the bytes that the answer to a READ has at most; 0 for a refusal."""
+    return max(0, min(ask.length, READ_BYTES_MAX))
+
+
+def poll_bytes(ask: PollEntries) -> int:
+    """Return the bytes that the pointers in the answer to a POLL have at most."""
+    return max(0, min(ask.bytes_max, POLL_BYTES_MAX))
+
+
+def poll_blocks_bytes(ask: PollEntries) -> int:
+    """Return the bytes that the blocks in the answer to a POLL have at most."""
+    return max(0, min(ask.blocks_bytes_max, POLL_BLOCKS_BYTES_MAX))
 
 
 async def known_partition(partitions: Partitions, ref: PartitionRef) -> ReadPartition:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from memq.broker.api import Answer, Call, WithBlocks
+from memq.broker.api import NO_BLOCKS, Answer, Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
+from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -33,6 +34,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, DeniedError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
+from memq.permissions import Resource, ResourceKind
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import (
     HELLO_MAGIC,
@@ -45,7 +47,7 @@ from memq.protocol.frames import (
     encode_prefix,
     encode_with_blocks,
 )
-from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, nack_of
+from memq.protocol.messages import Hello, HelloAnswer, Open, decode_message, encode_message, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
@@ -61,6 +63,16 @@ ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to an
 # consumer that often seeks, or reads a log that hangs, would lose its group.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
 HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A request that its handler answers later, without a task; `frame` has no body."""
+
+    operation: Operation[Any]
+    call: Call[Any]
+    frame: Frame
+    answered: bool = False
 
 
 class Requests:
@@ -86,6 +98,7 @@ class Requests:
             TransactionRequests(services, partitions, hosts),
             QueueRequests(services, hosts),
             PopRequests(services, hosts, partitions),
+            PermissionRequests(services),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
@@ -93,6 +106,7 @@ class Requests:
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
+        self._kept: dict[Connection, dict[_Kept, None]] = {}
 
     # ---- memq.broker.ingest.connection.Handler ------------------------------------------------------------
 
@@ -156,14 +170,43 @@ class Requests:
             operation, ask, _ = self._operations.find(frame, checksum_wanted=connection.checksums)
             if operation.keep is None:
                 return False
-            call = Call(connection, connection.principal, frame.stream, ask)
-            return operation.keep(call, partial(self._reply_later, connection, frame._replace(body=b"")))
+            call = self._admitted(operation, connection, frame.stream, ask)
+            kept = _Kept(operation, call, frame._replace(body=b""))
+            if not operation.keep(call, partial(self._reply_later, kept)):
+                return False
+            if not kept.answered:
+                self._kept.setdefault(connection, {})[kept] = None
+            return True
         except MemqError as error:
             connection.send(_error_frame(frame, error))
             return True
 
-    def _reply_later(self, connection: Connection, frame: Frame, answer: Answer | MemqError) -> None:
-        self._send(connection, frame, *_reply_frame(frame, answer))
+    def _reply_later(self, kept: _Kept, answer: Answer | MemqError) -> None:
+        """Answer a kept request, but not a second time."""
+        if kept.answered:
+            return
+        kept.answered = True
+        connection = kept.call.connection
+        self._kept.get(connection, {}).pop(kept, None)
+        self._send(connection, kept.frame, *_reply_frame(kept.frame, answer))
+
+    def recheck(self, connection: Connection) -> None:
+        """End streams and kept requests that the rules of permissions no longer allow."""
+        opening = self._operations.of(Open)
+        for stream in [stream for stream in connection.streams.values() if stream.open]:
+            place = Resource(ResourceKind.PARTITION, f"{stream.target.topic.name}/{stream.target.partition}")
+            try:
+                self._services.permissions.check(
+                    connection.principal.name, opening.needs_on([place]), opening.name, connection.peer
+                )
+            except MemqError:
+                stream.open = False
+                connection.send_redirect(stream, "")  # its producer opens it again, and gets the error
+        for kept in list(self._kept.get(connection, {})):
+            try:
+                self._check(kept.operation, kept.call)
+            except MemqError as error:
+                self._reply_later(kept, error)
 
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
@@ -179,6 +222,8 @@ class Requests:
 
     def disconnected(self, connection: Connection) -> None:
         """Stop answers to a closed connection."""
+        for kept in self._kept.pop(connection, {}):
+            kept.answered = True
         if connection.limiters:
             self._services.limits.disconnect(connection.client)
         for task in list(self._working.pop(connection, {})):
@@ -201,13 +246,15 @@ class Requests:
         at_once = frame.api in (Api.OPEN, Api.CLOSE)
         try:
             operation, ask, blocks = self._operations.find(frame, checksum_wanted=connection.checksums)
+            call = self._call(connection, frame.stream, ask, blocks)
+            await self._check_located(operation, call)
         except MemqError as error:
             if not at_once:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
-        prepared = None if operation.prepare is None else await operation.prepare(ask)
-        call = Call(connection, connection.principal, frame.stream, ask, prepared, blocks=blocks)
+        if operation.prepare is not None:
+            call = replace(call, attachment=await operation.prepare(ask))
         if at_once:
             await self._reply(frame, operation, call)
             return
@@ -231,9 +278,14 @@ class Requests:
         if ask.request not in (0, frame.argument):  # an answer would settle another request
             connection.refuse(DamagedMessageError(f"damaged on its way: FORWARD {ask.request} as {frame.argument}"))
             return
+        operation = self._operations.of(type(ask))
+        try:
+            call = self._admitted(operation, connection, frame.stream, ask)
+        except MemqError as error:
+            self._send(connection, frame, _error_frame(frame, error))
+            return
         block = slab, start + head_bytes, start + len(frame.body)
-        call = Call(connection, connection.principal, frame.stream, ask, block)
-        await self._reply(frame, self._operations.of(type(ask)), call)
+        await self._reply(frame, operation, replace(call, attachment=block))
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
         """Delay a request whose client is over a soft limit; refuse it over a hard limit: then return False."""
@@ -248,17 +300,57 @@ class Requests:
             limiter.take(1, 0)
         return True
 
+    def _admitted(self, operation: Operation[Any], connection: Connection, stream: int, ask: Any) -> Call[Any]:
+        """Return the call of a request that the permissions of its principal allow.
+
+        Raises: DeniedError, NotReadyError.
+        """
+        call = self._call(connection, stream, ask)
+        self._check(operation, call)
+        return call
+
+    def _call(self, connection: Connection, stream: int, ask: Any, blocks: memoryview = NO_BLOCKS) -> Call[Any]:
+        access = self._services.permissions.access_of(connection.principal.name)
+        return Call(connection, connection.principal, stream, ask, blocks=blocks, access=access)
+
+    async def _check_located(self, operation: Operation[Any], call: Call[Any]) -> None:
+        """As `_check`, also when the resources must be looked up. Raises: as that; as the look-up."""
+        checks = self._services.permissions
+        if operation.located is None:
+            self._check(operation, call)
+        elif checks.enforced and not call.access.may_on_all(operation.permission, ResourceKind.TOPIC):
+            needs = operation.needs_on(await operation.located(call))
+            checks.check(call.principal.name, needs, operation.name, call.connection.peer)
+
+    def _check(self, operation: Operation[Any], call: Call[Any]) -> None:
+        checks = self._services.permissions
+        if checks.enforced:
+            checks.check(call.principal.name, operation.needs(call), operation.name, call.connection.peer)
+
+    async def _answer_of(self, operation: Operation[Any], call: Call[Any]) -> Answer:
+        """Return what the principal may see of the handler's answer. Raises: as the handler; DeniedError."""
+        checks = self._services.permissions
+        version = checks.version
+        answer = await operation.handler(call)
+        if not checks.enforced:
+            return answer
+        if operation.recheck and checks.version != version:
+            await self._check_located(operation, call)
+        return answer if operation.shown is None else operation.shown(call, answer)
+
     async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
         """Call the handler, and send its answer or its error.
 
-        All handlers are called here, or in `_keep`. So this is the place for a check of the principal's permissions on
-        `operation.resources(call)`, or of a quota.
+        If the rules changed meanwhile, a stream that it opened may be no longer allowed.
         """
+        version = self._services.permissions.version
         try:
-            reply = _reply_frame(frame, await operation.handler(call))
+            reply = _reply_frame(frame, await self._answer_of(operation, call))
         except MemqError as error:
             reply = _reply_frame(frame, error)
         self._send(call.connection, frame, *reply)
+        if self._services.permissions.version != version:
+            self.recheck(call.connection)
 
     def _send(self, connection: Connection, frame: Frame, prefix: bytes, body: bytes = b"") -> None:
         if connection.closed:

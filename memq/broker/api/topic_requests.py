@@ -16,6 +16,7 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
 )
+from memq.permissions import Permission, topic_resource
 from memq.protocol.admin_messages import (
     AdminAnswer,
     AlterTopic,
@@ -50,7 +51,8 @@ class TopicRequests:
         found: list[TopicMetadata] = []
         missing: list[str] = []
         for name in names:
-            topic = await self._find(name, create=ask.create)
+            may_create = ask.create and call.access.may(Permission.CREATE, topic_resource(name))
+            topic = await self._find(name, create=may_create)
             if topic is None:
                 missing.append(name)
             else:

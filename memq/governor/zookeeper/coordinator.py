@@ -18,12 +18,13 @@ from memq.errors import (
     UnreachableError,
     VersionConflictError,
 )
-from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor import Assignment, BrokerEntry, Load, RuleKeeper
 from memq.governor.registry import check_topic, encode_topic, released_by
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout, mirror
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import DecodedNodes, Mirror, MirroredValue, gathered
+from memq.governor.zookeeper.rules import ZookeeperRules
 from memq.governor.zookeeper.session import (
     CheckVersion,
     CreateNode,
@@ -58,6 +59,7 @@ class ZookeeperCoordinator:
         self._connect_s = settings.connect_timeout_ms / 1000
         events = self._events = EventLog(runtime.clock)
         self.session = ZookeeperSession(address, settings, events, self._connected)
+        self.rules: RuleKeeper = ZookeeperRules(self.session, self._open)
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
         self._mirror = Mirror(self.session, self._changed.set)

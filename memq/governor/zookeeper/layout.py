@@ -5,6 +5,7 @@ node, below the path of the URL       kind        holds
 ====================================  ==========  ===========================================================
 `/cluster`                            persistent  the cluster's name
 `/store`                              persistent  the mark of the cluster's store
+`/rules`                              persistent  the rules of permissions, with their version
 `/brokers/BROKER`                     ephemeral   a `BrokerEntry`
 `/loads/BROKER`                       ephemeral   a list of `Load`
 `/topics/TOPIC`                       persistent  a `Topic`; its version is the node's version + 1
@@ -22,13 +23,15 @@ from typing import TypeVar
 
 import msgspec
 
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, InvalidRequestError
 from memq.governor import Assignment
 from memq.governor.registry import Takeover
+from memq.permissions import RuleSet, check_rule
 from memq.topic import Topic
 
 CLUSTER = "/cluster"
 STORE = "/store"
+RULES = "/rules"
 BROKERS = "/brokers"
 LOADS = "/loads"
 TOPICS = "/topics"
@@ -101,6 +104,17 @@ def decode(path: str, data: bytes, kind: type[Value]) -> Value:
 def decode_takeovers(data: bytes) -> tuple[Takeover, ...]:
     """Return the early takeovers; none while the node is empty."""
     return decode(TAKEOVERS, data, tuple[Takeover, ...]) if data else ()
+
+
+def decode_rules(data: bytes) -> RuleSet:
+    """Return the rules of permissions. Raises: CorruptDataError."""
+    found = decode(RULES, data, RuleSet)
+    try:
+        for rule in found.rules:
+            check_rule(rule)
+    except InvalidRequestError as error:
+        raise CorruptDataError(f"ZooKeeper node {RULES} holds a rule that is not sound: {error}") from error
+    return found
 
 
 def decode_topic(path: str, data: bytes, version: int) -> Topic:

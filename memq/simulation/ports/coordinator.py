@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from memq.errors import UnreachableError
-from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor import Assignment, BrokerEntry, Load, RuleKeeper
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
+from memq.permissions import RuleSet
 from memq.runtime.logs import EventLog
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
@@ -19,6 +20,24 @@ from memq.topic import Topic
 
 WRITE_LIES = ("denied", "denied-landed")
 T = TypeVar("T")
+
+
+class SimRules:
+    """See `memq.governor.RuleKeeper`."""
+
+    def __init__(self, caller: Caller, inner: RuleKeeper) -> None:
+        self._caller = caller
+        self._inner = inner
+
+    async def read(self) -> RuleSet:
+        """See `RuleKeeper.read`."""
+        return await self._caller.call("rules", self._inner.read)
+
+    async def replace(self, changed: RuleSet) -> RuleSet:
+        """See `RuleKeeper.replace`."""
+        return await self._caller.call(
+            f"rules {changed.version}", lambda: self._inner.replace(changed), lies=WRITE_LIES
+        )
 
 
 class SimCoordinator:
@@ -33,6 +52,7 @@ class SimCoordinator:
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
         self.cluster = self._inner.cluster
+        self.rules: RuleKeeper = SimRules(caller, self._inner.rules)
         self._watchers = Watchers(EventLog(caller.node.clock))
         self._stop: Callable[[], None] | None = None
         self._watching = False

@@ -1,0 +1,1 @@
+"""Permissions of requests: what answers show, topics of objects, and requests about the rules."""

@@ -1,0 +1,225 @@
+"""The resources of a request, by which permissions name what it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from memq.broker.api import Call
+from memq.permissions import Resource, ResourceKind
+from memq.protocol.admin_messages import (
+    AlterTopic,
+    BeginProducer,
+    CreateTopic,
+    DeleteTopic,
+    DescribeHeld,
+    PublishStaged,
+    SealTopic,
+    SettleTopic,
+    TrimCompacted,
+    TruncateTopic,
+)
+from memq.protocol.group_messages import (
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
+    HeartbeatRequest,
+    JoinRequest,
+    MoveGroup,
+)
+from memq.protocol.hold_messages import (
+    CancelHolds,
+    DescribeHolds,
+    HoldRecords,
+    ReleaseStagedUnit,
+    ReleaseUnit,
+)
+from memq.protocol.messages import (
+    Close,
+    Forward,
+    MetadataRequest,
+    Open,
+    PollEntries,
+    PollSpans,
+    PollTime,
+    ReadRequest,
+)
+from memq.protocol.pop_messages import BeginPop
+from memq.protocol.queue_messages import (
+    AwaitItems,
+    DequeueItems,
+)
+from memq.protocol.transaction_messages import (
+    AnswerUndecided,
+    AskUndecided,
+    AwaitTransaction,
+    BeginTransactions,
+    EndTransaction,
+    HoldStagedParts,
+    HoldTransaction,
+    PrepareTransaction,
+    SettleTransaction,
+)
+from memq.queues.pop import topic_of
+
+
+def cluster(call: Call[Any]) -> list[Resource]:
+    """Return the cluster."""
+    return [Resource(ResourceKind.CLUSTER)]
+
+
+def one_topic(name: str) -> list[Resource]:
+    """Return a topic."""
+    return [Resource(ResourceKind.TOPIC, name)]
+
+
+def one_partition(topic: str, partition: int) -> Resource:
+    """Return a partition."""
+    return Resource(ResourceKind.PARTITION, f"{topic}/{partition}")
+
+
+def named_topic(
+    call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic] | Call[SealTopic],
+) -> list[Resource]:
+    """Return the topic of that name."""
+    return one_topic(call.ask.name)
+
+
+def topic(call: Call[SettleTopic] | Call[TrimCompacted] | Call[DescribeHolds]) -> list[Resource]:
+    """Return the topic of the request."""
+    return one_topic(call.ask.topic)
+
+
+def asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
+    """Return the named topics; a request for all topics is about the cluster."""
+    names = call.ask.topics
+    return cluster(call) if names is None else [Resource(ResourceKind.TOPIC, name) for name in names]
+
+
+def partition(
+    call: Call[Open]
+    | Call[Forward]
+    | Call[BeginProducer]
+    | Call[PublishStaged]
+    | Call[HoldRecords]
+    | Call[CancelHolds]
+    | Call[ReleaseUnit]
+    | Call[ReleaseStagedUnit],
+) -> list[Resource]:
+    """Return the partition."""
+    return [one_partition(call.ask.topic, call.ask.partition)]
+
+
+def partition_of_stream(call: Call[Close]) -> list[Resource]:
+    """Return none when the stream is not open: the handler refuses that."""
+    stream = call.connection.streams.get(call.stream)
+    return [] if stream is None else [one_partition(stream.target.topic.name, stream.target.partition)]
+
+
+def polled_partitions(call: Call[PollEntries]) -> list[Resource]:
+    """Return the partitions that are polled."""
+    return [one_partition(each.partition.topic, each.partition.partition) for each in call.ask.partitions]
+
+
+def timed_partition(call: Call[PollTime]) -> list[Resource]:
+    """Return the partition of a time."""
+    return [one_partition(call.ask.partition.topic, call.ask.partition.partition)]
+
+
+def spanned_partitions(call: Call[PollSpans]) -> list[Resource]:
+    """Return the partitions whose ends are wanted."""
+    return [one_partition(each.topic, each.partition) for each in call.ask.partitions]
+
+
+def sought_partitions(call: Call[DescribeHeld]) -> list[Resource]:
+    """Return the partitions of sought blocks."""
+    partitions = dict.fromkeys(each.partition for each in call.ask.sought)
+    return [one_partition(call.ask.topic, partition) for partition in partitions]
+
+
+def stored_object(call: Call[ReadRequest]) -> list[Resource]:
+    """Return the object of a store."""
+    return [Resource(ResourceKind.OBJECT, f"{call.ask.store}/{call.ask.key}")]
+
+
+def group_with_topics(group: str, topics: Iterable[str]) -> list[Resource]:
+    """Return the group, and the topics of its answer."""
+    return [
+        Resource(ResourceKind.GROUP, group),
+        *(each for topic in dict.fromkeys(topics) for each in one_topic(topic)),
+    ]
+
+
+def committed(call: Call[CommitRequest]) -> list[Resource]:
+    """Return the group of a commit, and its topics."""
+    stored = (each.partition.topic for each in call.ask.positions)
+    return group_with_topics(call.ask.group, (*stored, *(each.topic for each in call.ask.fetch)))
+
+
+def joined(call: Call[JoinRequest]) -> list[Resource]:
+    """Return the group of a join, and its topics."""
+    named = [each.topic for each in call.ask.partitions]
+    return group_with_topics(call.ask.group, (*named, *(each.topic for each in call.ask.ranges)))
+
+
+def group(
+    call: Call[HeartbeatRequest] | Call[DescribeGroup] | Call[DeleteGroup] | Call[MoveGroup],
+) -> list[Resource]:
+    """Return the group."""
+    return [Resource(ResourceKind.GROUP, call.ask.group)]
+
+
+def producer_of(name: str, group: str) -> list[Resource]:
+    """Return the transactional id, and its group."""
+    return [Resource(ResourceKind.TRANSACTIONAL_ID, name), *([Resource(ResourceKind.GROUP, group)] if group else [])]
+
+
+def transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> list[Resource]:
+    """Return the transactional id of the request, and its group."""
+    return producer_of(call.ask.name, call.ask.group)
+
+
+def ended(call: Call[EndTransaction] | Call[AwaitTransaction]) -> list[Resource]:
+    """Return the transactional id of a transaction that ends."""
+    return producer_of(call.ask.transaction.name, call.ask.transaction.group)
+
+
+def producer_group(call: Call[AskUndecided] | Call[AnswerUndecided]) -> list[Resource]:
+    """Return the group alone: its members decide for each other."""
+    return [Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)]
+
+
+def prepared(call: Call[PrepareTransaction]) -> list[Resource]:
+    """Return transactional id and producer group of a prepared transaction."""
+    named = call.ask.transaction
+    group = Resource(ResourceKind.PRODUCER_GROUP, call.ask.producer_group)
+    return [*producer_of(named.name, named.group), group]
+
+
+def held_blocks(call: Call[HoldTransaction]) -> list[Resource]:
+    """Return transactional id and partitions of held blocks."""
+    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.blocks)
+    named = call.ask.transaction
+    return [*producer_of(named.name, named.group), *(one_partition(*place) for place in places)]
+
+
+def held_parts(call: Call[HoldStagedParts]) -> list[Resource]:
+    """Return transactional id and partitions of staged parts."""
+    places = dict.fromkeys((each.topic, each.partition) for each in call.ask.parts)
+    named = call.ask.transaction
+    return [*producer_of(named.name, named.group), *(one_partition(*place) for place in places)]
+
+
+def queue(call: Call[Any]) -> list[Resource]:
+    """Return the queue."""
+    return [Resource(ResourceKind.QUEUE, call.ask.queue)]
+
+
+def popped(call: Call[BeginPop]) -> list[Resource]:
+    """Return the queue and the topic of a pop group."""
+    return [*queue(call), *one_topic(topic_of(call.ask.queue))]
+
+
+def queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
+    """Return the queues."""
+    return [Resource(ResourceKind.QUEUE, queue) for queue in call.ask.queues]

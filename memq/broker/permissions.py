@@ -1,0 +1,199 @@
+"""Permissions of one broker: the rules of the coordinator in memory, and decisions by them.
+
+A broker reads the rules at its start and each READ_INTERVAL_S. While they can't be read, it decides by the last ones.
+Before the first read it decides nothing, and refuses with NotReadyError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from memq.errors import DeniedError, MemqError, NotReadyError
+from memq.governor import RuleKeeper
+from memq.permissions import (
+    EVERY,
+    AccessDecision,
+    Permission,
+    Resource,
+    ResourceKind,
+    RuleSet,
+    decide,
+    decide_on_all,
+    grant_command,
+    matches,
+    permission_subject,
+    topic_resource,
+)
+from memq.runtime.logs import EventLog
+from memq.settings import BrokerSettings
+
+READ_INTERVAL_S = 2.0  # a change is effective after this and the time of one read
+READ_S_MAX = 2.0  # time-out for one read of the rules
+CACHED_MAX = 100_000  # decisions in memory
+NOT_READY_MS = 500
+_ALLOWED = AccessDecision(True)
+Needs = Iterable[tuple[Permission, Resource]]
+
+
+class PrincipalAccess(Protocol):
+    """The permissions of one principal."""
+
+    def may(self, permission: Permission, resource: Resource) -> bool:
+        """Whether a permission on one resource is allowed."""
+        ...
+
+    def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
+        """Whether a permission is allowed on each resource of a kind."""
+        ...
+
+
+class PermissionChecks:
+    """Decides on requests. `changed` is called after the rules have changed."""
+
+    def __init__(self, settings: BrokerSettings, keeper: RuleKeeper, events: EventLog) -> None:
+        self.enforced = settings.permissions
+        self.changed: Callable[[], None] = lambda: None
+        self.denied_requests: dict[str, int] = {}  # by operation
+        self.version = 0  # of the decisions: another one after each change of rules
+        self._free = [*_names(settings.superusers), *_names(settings.broker_principals)]
+        self._peers = _names(settings.broker_principals)
+        self._keeper = keeper
+        self._events = events
+        self._rules: RuleSet | None = None
+        self._cache: dict[tuple[str, Permission, Resource], AccessDecision] = {}
+        self._unread = events.outage("permissions-unread", "permissions-read")
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def decision(self, principal: str, permission: Permission, resource: Resource) -> AccessDecision:
+        """Decide on one resource, without the check whether permissions are enforced.
+
+        Raises: NotReadyError before the rules were read.
+        """
+        subject = permission_subject(resource)
+        key = principal, permission, subject
+        found = self._cache.get(key)
+        if found is None:
+            free = self._is_free(principal, permission)
+            found = _ALLOWED if free else self._decide(principal, permission, subject)
+            if len(self._cache) >= CACHED_MAX:
+                self._cache.clear()
+            self._cache[key] = found
+        return found
+
+    def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
+        """Decide by the rules; an object of unknown topics needs the permission on all of them."""
+        rules = self._known().rules
+        if subject.kind is ResourceKind.OBJECT:
+            return decide_on_all(rules, principal, permission, ResourceKind.TOPIC)
+        return decide(rules, principal, permission, subject)
+
+    def may(self, principal: str, permission: Permission, resource: Resource) -> bool:
+        """Whether a principal has a permission on a resource. Raises: NotReadyError."""
+        return not self.enforced or self.decision(principal, permission, resource).allowed
+
+    def may_on_all(self, principal: str, permission: Permission, kind: ResourceKind) -> bool:
+        """Whether a principal has a permission on each resource of a kind. Raises: NotReadyError."""
+        if not self.enforced or self._is_free(principal, permission):
+            return True
+        return decide_on_all(self._known().rules, principal, permission, kind).allowed
+
+    def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
+        """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
+        if not self.enforced:
+            return
+        for permission, resource in needs:
+            decided = self.decision(principal, permission, resource)
+            if not decided.allowed:
+                raise self.denied(principal, permission, resource, operation, peer, decided)
+
+    def denied(
+        self,
+        principal: str,
+        permission: Permission,
+        resource: Resource,
+        operation: str,
+        peer: str,
+        decided: AccessDecision,
+    ) -> DeniedError:
+        """Note a refusal in log and metrics, and return its error."""
+        subject = permission_subject(resource)
+        self.denied_requests[operation] = self.denied_requests.get(operation, 0) + 1
+        text = f"principal '{principal}' may not {permission.value} {subject}"
+        cause = f"the rule '{decided.rule}' denies it" if decided.rule else "no rule allows it"
+        self._events.warning("permission-denied", f"{text}: {cause}; {operation} from {peer}")
+        granted = topic_resource(EVERY) if subject.kind is ResourceKind.OBJECT else subject
+        command = grant_command(principal, permission, granted)
+        if decided.rule:
+            return DeniedError(f"{text}: a rule denies it", hint="ask an operator; memq acl list shows the rules")
+        return DeniedError(f"{text}: no rule allows it", hint=f"an operator allows it with: {command}")
+
+    def access_of(self, principal: str) -> PrincipalAccess:
+        """Return the permissions of a principal."""
+        return _AccessOf(self, principal)
+
+    def _is_free(self, principal: str, permission: Permission) -> bool:
+        """Whether a principal is allowed a permission by the settings; only brokers are allowed to be peers."""
+        patterns = self._peers if permission is Permission.PEER else self._free
+        return any(matches(pattern, principal) for pattern in patterns)
+
+    def _known(self) -> RuleSet:
+        if self._rules is None:
+            raise NotReadyError("the broker has not read the permissions yet", retry_after_ms=NOT_READY_MS)
+        return self._rules
+
+    # ---- rules -----------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Read the rules. Raises: as `RuleKeeper.read`; TimeoutError."""
+        async with asyncio.timeout(READ_S_MAX):
+            found = await self._keeper.read()
+            known = self._rules
+            if known is not None and found != known and found.version <= known.version:
+                # A stale or wrong answer would bring back denied permissions; a restored coordinator says it twice.
+                again = await self._keeper.read()
+                if again != found:
+                    return
+        self.apply(found)
+
+    def apply(self, rules: RuleSet) -> None:
+        """Decide by these rules from now on."""
+        if rules == self._rules:
+            return
+        self._rules = rules
+        self._cache.clear()
+        self.version += 1
+        self._events.info("permissions-changed", f"{len(rules.rules)} rules, version {rules.version}")
+        self.changed()
+
+    async def follow(self) -> None:
+        """Read the rules again and again, without end."""
+        while True:
+            try:
+                await self.refresh()
+            except (MemqError, TimeoutError) as error:
+                self._unread.failed(f"{error!r}; the rules that were read before apply")
+            else:
+                self._unread.passed()
+            await asyncio.sleep(READ_INTERVAL_S)
+
+
+class _AccessOf:
+    """See `PrincipalAccess`."""
+
+    def __init__(self, checks: PermissionChecks, principal: str) -> None:
+        self._checks = checks
+        self._principal = principal
+
+    def may(self, permission: Permission, resource: Resource) -> bool:
+        return self._checks.may(self._principal, permission, resource)
+
+    def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
+        return self._checks.may_on_all(self._principal, permission, kind)
+
+
+def _names(setting: str) -> list[str]:
+    """Return the principals in a setting, which separates them by commas."""
+    return [name for each in setting.split(",") if (name := each.strip())]

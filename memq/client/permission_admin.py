@@ -1,0 +1,93 @@
+"""The part of `AsyncAdmin` and `Admin` about permissions: rules, their change, and a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdmin
+from memq.errors import UnsupportedVersionError
+from memq.permissions import AccessRule, check_rule
+from memq.protocol.admin_messages import AdminRequest
+from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions, PermissionAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedPermissions:
+    """The rules that a change added and removed. `enforced`: the broker that answered checks permissions."""
+
+    added: tuple[AccessRule, ...]
+    removed: tuple[AccessRule, ...]
+    enforced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionDecision:
+    """Whether a request would be allowed, and the rule that decided, None without one.
+
+    Superusers and brokers are allowed without a rule.
+    """
+
+    allowed: bool
+    rule: AccessRule | None
+    enforced: bool
+
+
+class AsyncPermissionAdmin(AsyncTransactionAdmin):
+    """Shows and changes the rules of permissions."""
+
+    async def permissions(self) -> list[AccessRule]:
+        """Return all rules, in order. Raises: DeniedError."""
+        return (await self._about_permissions(ListPermissions())).rules
+
+    async def change_permissions(
+        self, *, add: Sequence[AccessRule] = (), remove: Sequence[AccessRule] = ()
+    ) -> ChangedPermissions:
+        """Add and remove rules, all or none. All brokers know them within 5 s.
+
+        Raises: InvalidRequestError for a rule that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        ask = ChangePermissions(add=[check_rule(rule) for rule in add], remove=list(remove))
+        answer = await self._about_permissions(ask)
+        return ChangedPermissions(tuple(answer.added), tuple(answer.removed), answer.enforced)
+
+    async def test_permission(self, principal: str, permission: str, kind: str, name: str = "") -> PermissionDecision:
+        """Return whether a principal has a permission on a resource, by the rules of now.
+
+        Raises: InvalidRequestError for an unknown permission or kind; DeniedError.
+        """
+        ask = CheckPermission(principal=principal, permission=permission, kind=kind, name=name)
+        answer = await self._about_permissions(ask)
+        return PermissionDecision(answer.allowed, answer.rule, answer.enforced)
+
+    async def _about_permissions(self, ask: ListPermissions | ChangePermissions | CheckPermission) -> PermissionAnswer:
+        answer = (await self._ask(AdminRequest(ask=ask))).permissions
+        if not isinstance(answer, PermissionAnswer):
+            raise UnsupportedVersionError("the broker answered without permissions", hint="upgrade the broker")
+        return answer
+
+
+class PermissionAdmin(TransactionAdmin):
+    """The same, blocking."""
+
+    _core: AsyncPermissionAdmin
+
+    def permissions(self) -> list[AccessRule]:
+        """Return all rules, in order. Raises: DeniedError."""
+        return self._background.run(self._core.permissions())
+
+    def change_permissions(
+        self, *, add: Sequence[AccessRule] = (), remove: Sequence[AccessRule] = ()
+    ) -> ChangedPermissions:
+        """Add and remove rules, all or none. All brokers know them within 5 s.
+
+        Raises: InvalidRequestError for a rule that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        return self._background.run(self._core.change_permissions(add=add, remove=remove))
+
+    def test_permission(self, principal: str, permission: str, kind: str, name: str = "") -> PermissionDecision:
+        """Return whether a principal has a permission on a resource, by the rules of now.
+
+        Raises: InvalidRequestError for an unknown permission or kind; DeniedError.
+        """
+        return self._background.run(self._core.test_permission(principal, permission, kind, name))

@@ -1,0 +1,309 @@
+"""Permissions: rules, roles, and the decision on a request. Pure.
+
+A rule allows or denies one permission on resources to principals. A deny wins over each allow, and what no rule allows
+is denied. The coordinator keeps the rules; brokers decide by them (`memq.broker.permissions`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from memq.errors import InvalidRequestError, TooLargeError
+from memq.format.report import AUDIT_TOPIC
+from memq.limits import KIB
+
+RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 1 MiB
+NAME_CHARACTERS_MAX = 256
+EVERY = "*"
+
+
+class Permission(Enum):
+    """A permission, which a rule allows or denies."""
+
+    __hash__ = object.__hash__  # in C: each request needs it
+
+    READ = "read"  # records of a topic, items of a queue; membership and positions of a group
+    WRITE = "write"
+    DESCRIBE = "describe"  # a rule that allows read, write, alter or delete allows it, too
+    CREATE = "create"
+    ALTER = "alter"
+    DELETE = "delete"
+    OPERATE = "operate"  # brokers and rules of a cluster
+    PEER = "peer"  # requests of brokers to each other
+    ALL = "all"  # each of the others but `peer`; only in rules
+
+
+class ResourceKind(Enum):
+    """Kinds of objects that a permission can name."""
+
+    __hash__ = object.__hash__
+
+    CLUSTER = "cluster"
+    TOPIC = "topic"
+    PARTITION = "partition"  # has the permissions of its topic
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    PRODUCER_GROUP = "producer-group"
+    QUEUE = "queue"
+    OBJECT = "object"  # of a store; it may hold batches of several topics, and has their permissions
+
+
+KINDS = tuple(kind for kind in ResourceKind if kind not in (ResourceKind.PARTITION, ResourceKind.OBJECT))  # of rules
+_IMPLY_DESCRIBE = {each.value for each in (Permission.READ, Permission.WRITE, Permission.ALTER, Permission.DELETE)}
+
+
+class Resource(NamedTuple):
+    """The object of a permission: `clicks`, `clicks/3`, `main/<object key>`; "" for the cluster."""
+
+    kind: ResourceKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} '{self.name}'" if self.name else self.kind.value
+
+
+def topic_resource(name: str) -> Resource:
+    """Return the resource of a topic."""
+    return Resource(ResourceKind.TOPIC, name)
+
+
+class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One rule.
+
+    `principal` and `name` are exact, or a prefix with a final `*`; the `name` of the cluster is `*`.
+    """
+
+    effect: Literal["allow", "deny"]
+    principal: str
+    permission: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        on = self.kind if self.kind == ResourceKind.CLUSTER.value else f"{self.kind} '{self.name}'"
+        return f"{self.effect} {self.principal} {self.permission} {on}"
+
+
+class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
+    """All rules of a cluster. Each change has the next version; version 0 has no rules."""
+
+    version: int = 0
+    rules: tuple[AccessRule, ...] = ()
+
+
+class AccessDecision(NamedTuple):
+    """Whether a request is allowed, and the rule that decided; None if no rule matches."""
+
+    allowed: bool
+    rule: AccessRule | None = None
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is the pattern, or begins with it up to a final `*`."""
+    return name.startswith(pattern[:-1]) if pattern.endswith(EVERY) else name == pattern
+
+
+def check_rule(rule: AccessRule) -> AccessRule:
+    """Return a sound rule. Raises: InvalidRequestError."""
+    named_permission(rule.permission)
+    named_kind(rule.kind)
+    for what, pattern in (("principal", rule.principal), ("name", rule.name)):
+        inner = pattern.removesuffix(EVERY)
+        if not pattern or len(pattern) > NAME_CHARACTERS_MAX or not pattern.isprintable() or EVERY in inner:
+            raise InvalidRequestError(
+                f"{what} {pattern[:60]!a} of a rule is no name, and no prefix with a final '*'",
+                hint=f"give 1 to {NAME_CHARACTERS_MAX} printable characters, and '*' only as the last one",
+            )
+    if rule.kind == ResourceKind.CLUSTER.value and rule.name != EVERY:
+        raise InvalidRequestError(f"a rule of the cluster has the name '{rule.name[:60]}'; it can be '*' only")
+    return rule
+
+
+def named_permission(name: str) -> Permission:
+    """Return the permission of this name. Raises: InvalidRequestError."""
+    try:
+        return Permission(name)
+    except ValueError:
+        raise InvalidRequestError(
+            f"permission {name[:60]!a} does not exist", hint=f"one of {', '.join(each.value for each in Permission)}"
+        ) from None
+
+
+def named_kind(name: str) -> ResourceKind:
+    """Return the kind of resources of rules with this name. Raises: InvalidRequestError."""
+    for kind in KINDS:
+        if kind.value == name:
+            return kind
+    raise InvalidRequestError(
+        f"kind of resource {name[:60]!a} does not exist", hint=f"one of {', '.join(each.value for each in KINDS)}"
+    )
+
+
+def changed_rules(stored: RuleSet, add: Iterable[AccessRule], remove: Iterable[AccessRule]) -> RuleSet:
+    """Return the rules after a change: with the next version, or `stored` itself when nothing changes.
+
+    Raises: InvalidRequestError for a rule that is not sound; TooLargeError over RULES_BYTES_MAX.
+    """
+    kept = dict.fromkeys(stored.rules)
+    for rule in remove:
+        kept.pop(rule, None)
+    kept |= dict.fromkeys(check_rule(rule) for rule in add)
+    if kept.keys() == dict.fromkeys(stored.rules).keys():
+        return stored
+    changed = RuleSet(version=stored.version + 1, rules=tuple(sorted(kept)))
+    size = len(encode_rules(changed))
+    if size > RULES_BYTES_MAX:
+        raise TooLargeError(
+            f"the rules would have {size} bytes, {RULES_BYTES_MAX} are allowed",
+            hint="name resources and principals by prefixes, for example 'team.*'",
+        )
+    return changed
+
+
+def encode_rules(rules: RuleSet) -> bytes:
+    """Return the bytes of rules, as coordinators keep them."""
+    return msgspec.json.encode(rules)
+
+
+def decode_rules(data: bytes) -> RuleSet:
+    """Return the rules in these bytes.
+
+    Raises: msgspec.MsgspecError; UnicodeDecodeError; InvalidRequestError for a rule that is not sound.
+    """
+    found = msgspec.json.decode(data, type=RuleSet)
+    for rule in found.rules:
+        check_rule(rule)
+    return found
+
+
+def permission_subject(resource: Resource) -> Resource:
+    """Return the resource that rules name: the topic of a partition."""
+    if resource.kind is ResourceKind.PARTITION:
+        return topic_resource(resource.name.rpartition("/")[0])
+    return resource
+
+
+def decide(rules: Iterable[AccessRule], principal: str, permission: Permission, resource: Resource) -> AccessDecision:
+    """Decide by the rules: a deny wins; without a rule that allows it, it is denied."""
+    kind, name = permission_subject(resource)
+    allowed: AccessRule | None = None
+    for rule in rules:
+        if rule.kind != kind.value or not matches(rule.principal, principal) or not matches(rule.name, name):
+            continue
+        if rule.effect == "deny":
+            if _covers(rule.permission, permission):
+                return AccessDecision(False, rule)
+        elif allowed is None and _allows(rule.permission, permission):
+            allowed = rule
+    return AccessDecision(allowed is not None, allowed)
+
+
+def decide_on_all(
+    rules: Iterable[AccessRule], principal: str, permission: Permission, kind: ResourceKind
+) -> AccessDecision:
+    """Decide whether a permission is allowed on each resource of a kind.
+
+    No rule may deny it for one of them.
+    """
+    allowed: AccessRule | None = None
+    for rule in rules:
+        if rule.kind != kind.value or not matches(rule.principal, principal):
+            continue
+        if rule.effect == "deny" and _covers(rule.permission, permission):
+            return AccessDecision(False, rule)
+        if rule.effect == "allow" and rule.name == EVERY and _allows(rule.permission, permission):
+            allowed = rule
+    return AccessDecision(allowed is not None, allowed)
+
+
+def _covers(named: str, permission: Permission) -> bool:
+    return named == permission.value or (named == Permission.ALL.value and permission is not Permission.PEER)
+
+
+def _allows(named: str, permission: Permission) -> bool:
+    return _covers(named, permission) or (permission is Permission.DESCRIBE and named in _IMPLY_DESCRIBE)
+
+
+def grant_command(principal: str, permission: Permission, resource: Resource) -> str:
+    """Return the command by which an operator allows a permission."""
+    on = (
+        "--cluster"
+        if resource.kind is ResourceKind.CLUSTER
+        else f"--{resource.kind.value} {shlex.quote(resource.name)}"
+    )
+    return f"memq acl allow {shlex.quote(principal)} {permission.value} {on}"
+
+
+# ---- roles -----------------------------------------------------------------------------------------
+
+Grants = Sequence[tuple[Permission, ResourceKind]]
+_REPORTS = ((Permission.WRITE, ResourceKind.TOPIC), AUDIT_TOPIC)
+_SEES_CLUSTER = (Permission.DESCRIBE, ResourceKind.CLUSTER)
+ROLES: dict[str, Grants] = {
+    "producer": (
+        _SEES_CLUSTER,
+        (Permission.WRITE, ResourceKind.TOPIC),
+        (Permission.WRITE, ResourceKind.QUEUE),
+        (Permission.WRITE, ResourceKind.TRANSACTIONAL_ID),
+        (Permission.WRITE, ResourceKind.PRODUCER_GROUP),
+    ),
+    "consumer": (
+        _SEES_CLUSTER,
+        (Permission.READ, ResourceKind.TOPIC),
+        (Permission.READ, ResourceKind.QUEUE),
+        (Permission.READ, ResourceKind.GROUP),
+    ),
+    "read-only": (
+        _SEES_CLUSTER,
+        (Permission.READ, ResourceKind.TOPIC),
+        (Permission.DESCRIBE, ResourceKind.QUEUE),
+        (Permission.DESCRIBE, ResourceKind.GROUP),
+    ),
+    "metadata-only": tuple((Permission.DESCRIBE, kind) for kind in KINDS),
+    "operator": (
+        (Permission.OPERATE, ResourceKind.CLUSTER),
+        *((Permission.DESCRIBE, kind) for kind in KINDS),
+        *(
+            (permission, kind)
+            for kind in KINDS
+            if kind is not ResourceKind.CLUSTER
+            for permission in (Permission.CREATE, Permission.ALTER, Permission.DELETE)
+        ),
+    ),
+    "admin": tuple((Permission.ALL, kind) for kind in KINDS),
+}
+_REPORTING = ("producer", "consumer", "read-only")
+
+
+def rules_of_role(role: str, principal: str, names: Mapping[ResourceKind, Sequence[str]]) -> list[AccessRule]:
+    """Return the rules that give a principal a role on the resources of these names.
+
+    A role has the cluster's permissions without names, and reports to the audit's topic.
+    Raises: InvalidRequestError for an unknown role, no names, or names of a kind that the role does not use.
+    """
+    grants = ROLES.get(role)
+    if grants is None:
+        raise InvalidRequestError(f"role {role[:60]!a} does not exist", hint=f"one of {', '.join(ROLES)}")
+    kinds = dict.fromkeys(kind for _, kind in grants if kind is not ResourceKind.CLUSTER)
+    for kind, given in names.items():
+        if given and kind not in kinds:
+            raise InvalidRequestError(f"role '{role}' has no permission on a {kind.value}", hint="leave that name out")
+    if not any(names.values()):
+        options = " or ".join(f"--{kind.value}" for kind in kinds)
+        raise InvalidRequestError(f"role '{role}' needs a name of {options}", hint="'*' names all")
+    found = [
+        AccessRule(effect="allow", principal=principal, permission=permission.value, kind=kind.value, name=name)
+        for permission, kind in grants
+        for name in ((EVERY,) if kind is ResourceKind.CLUSTER else names.get(kind, ()))
+    ]
+    if role in _REPORTING:
+        (permission, kind), name = _REPORTS
+        found.append(
+            AccessRule(effect="allow", principal=principal, permission=permission.value, kind=kind.value, name=name)
+        )
+    return [check_rule(rule) for rule in found]

@@ -1,0 +1,18 @@
+"""Permissions for tests of request handlers, which decide nothing themselves."""
+
+from __future__ import annotations
+
+from memq.permissions import Permission, Resource, ResourceKind
+
+
+class FullAccess:
+    """See `memq.broker.permissions.PrincipalAccess`; everything is allowed."""
+
+    def may(self, permission: Permission, resource: Resource) -> bool:
+        return True
+
+    def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
+        return True
+
+
+EVERYTHING = FullAccess()

@@ -1,0 +1,117 @@
+"""The rules of a broker in memory: reads that fail, lie and hang; what the log says of a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from memq.broker.permissions import PermissionChecks
+from memq.errors import DeniedError, NotReadyError, UnreachableError
+from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, topic_resource
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.settings import BrokerSettings
+
+CLICKS = topic_resource("clicks")
+
+
+class ScriptedKeeper:
+    """See `memq.governor.RuleKeeper`; gives scripted answers, the last one again and again."""
+
+    def __init__(self, *answers: RuleSet | Exception) -> None:
+        self.answers = list(answers)
+
+    async def read(self) -> RuleSet:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def replace(self, changed: RuleSet) -> RuleSet:
+        raise AssertionError("not called")
+
+
+def rules(version: int, *names: str, effect: str = "allow") -> RuleSet:
+    made = [
+        AccessRule(effect=effect, principal="ann", permission="read", kind="topic", name=name)  # type: ignore[arg-type]
+        for name in names
+    ]
+    return RuleSet(version=version, rules=tuple(made))
+
+
+def checks_on(*answers: RuleSet | Exception) -> PermissionChecks:
+    return PermissionChecks(BrokerSettings(permissions=True), ScriptedKeeper(*answers), EventLog(SystemClock()))
+
+
+def may(checks: PermissionChecks) -> bool:
+    return checks.may("ann", Permission.READ, CLICKS)
+
+
+def test_an_unread_coordinator_opens_no_door_and_the_last_rules_stay() -> None:
+    async def work() -> None:
+        checks = checks_on(UnreachableError("down"), rules(3, "clicks"), UnreachableError("down"))
+        with pytest.raises(UnreachableError):
+            await checks.refresh()
+        with pytest.raises(NotReadyError):
+            may(checks)
+        await checks.refresh()
+        assert may(checks)
+        with pytest.raises(UnreachableError):
+            await checks.refresh()
+        assert may(checks)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("stale", [RuleSet(), rules(2, "clicks"), rules(3, "clicks")])
+def test_one_older_or_other_answer_of_the_same_version_changes_nothing(stale: RuleSet) -> None:
+    async def work() -> None:
+        now = rules(3, "clicks", effect="deny")
+        checks = checks_on(now, stale, now, stale)
+        await checks.refresh()
+        await checks.refresh()
+        assert not may(checks)
+        version = checks.version
+        await checks.refresh()
+        assert checks.version == version + 1, "the coordinator says it twice: it was restored"
+        assert may(checks) == bool(stale.rules)
+
+    asyncio.run(work())
+
+
+def test_a_change_drops_the_decisions_in_memory() -> None:
+    async def work() -> None:
+        checks, changes = checks_on(rules(1, "clicks"), rules(2), rules(3, "clicks")), 0
+
+        def changed() -> None:
+            nonlocal changes
+            changes += 1
+
+        checks.changed = changed
+        for wanted in (True, False, True, True):
+            await checks.refresh()
+            assert may(checks) == wanted
+        assert changes == 3
+
+    asyncio.run(work())
+
+
+def test_a_refusal_names_principal_permission_resource_and_the_command(caplog: pytest.LogCaptureFixture) -> None:
+    checks = checks_on(RuleSet())
+    checks.apply(rules(1))
+    with caplog.at_level(logging.WARNING, "memq"), pytest.raises(DeniedError) as raised:
+        checks.check("ann", [(Permission.WRITE, CLICKS)], "open", "10.0.0.1:7")
+    assert "principal 'ann' may not write topic 'clicks'" in str(raised.value)
+    assert raised.value.hint.endswith("memq acl allow ann write --topic clicks")
+    assert "permission-denied" in caplog.text
+    assert "10.0.0.1:7" in caplog.text
+    assert checks.denied_requests == {"open": 1}
+
+
+def test_everything_is_allowed_while_permissions_are_off() -> None:
+    checks = PermissionChecks(BrokerSettings(), ScriptedKeeper(RuleSet()), EventLog(SystemClock()))
+    assert may(checks)
+    assert checks.may_on_all("ann", Permission.READ, ResourceKind.TOPIC)
+    checks.check("ann", [(Permission.WRITE, CLICKS)], "open", "10.0.0.1:7")
