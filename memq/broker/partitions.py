@@ -16,6 +16,7 @@ from memq.broker.spool.forwarding import Forwarder
 from memq.errors import (
     AlreadyExistsError,
     DrainingError,
+    InvalidRequestError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -36,6 +37,7 @@ from memq.topic import (
     Truncation,
     check_name,
     equal_slots,
+    is_state_topic,
     read_partitions,
 )
 
@@ -331,8 +333,11 @@ class Partitions:
         """Return the processor of an own partition; the first call opens it.
 
         `to_end`: also while the broker drains, for work that the drain must finish.
-        Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError.
+        Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError;
+        InvalidRequestError for a state log: pointers of records would damage it.
         """
+        if is_state_topic(topic.name):
+            raise InvalidRequestError(f"topic '{topic.name}' has state logs, which take no records")
         if not self.serving:
             raise NotReadyError(f"broker '{self._id}' is starting", retry_after_ms=STARTING_MS)
         if not 0 <= partition < len(topic.partitions):

@@ -37,6 +37,7 @@ PURGE_ITEMS = 1_000  # of a step
 _PRIORITY_MAX = 9
 _SSL_NAMES = {"ca_certs": "ca_file", "certfile": "cert_file", "keyfile": "key_file", "password": "key_password"}
 _RENEWALS = 3  # of a lease before it ends
+_RENEWAL_S = 0.25  # between two checks: the shortest lease has 1 s
 
 logger = logging.getLogger("memq.celery")
 
@@ -89,6 +90,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if not found:
             return None
         raw = self.connection.leases.hold(found[0])
+        if raw is None:
+            return None
         message = self.Message(raw, channel=self)
         self.qos.append(message, message.delivery_tag)
         if no_ack:
@@ -152,6 +155,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     driver_type = "memq"
     driver_name = "memq"
     default_port = DEFAULT_PORT
+    can_parse_url = True  # several addresses
     polling_interval = None
     implements = virtual.Transport.implements.extend(
         asynchronous=False, exchange_type=frozenset(["direct", "topic"]), heartbeats=False
@@ -165,11 +169,15 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.clock = SystemClock()
         self.lease_s = float(chosen.get("visibility_timeout", LEASE_S))
         self._prefix = str(chosen.get("queue_name_prefix", ""))
-        self._brokers = chosen.get("brokers") or f"{client.hostname or '127.0.0.1'}:{client.port or DEFAULT_PORT}"
+        self._brokers = chosen.get("brokers") or addresses_of(client.hostname or "", client.port or DEFAULT_PORT)
         self._tls = tls_of(client.ssl)
         self._turn = 0
         self.queue: Queue  # from `establish_connection` on: kombu makes transports that it never connects
         self.leases: Leases
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL as it is: it has no password."""
+        return uri
 
     def driver_version(self) -> str:
         """Return memq's version."""
@@ -183,7 +191,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         with Admin(self._brokers, connect_timeout_ms=connect_ms, tls=self._tls) as admin:
             admin.brokers()
         self.queue = Queue(self._brokers, tls=self._tls)
-        self.leases = Leases(self.queue, self.lease_s)
+        self.leases = Leases(self.queue)
         return super().establish_connection()  # type: ignore[no-any-return]
 
     def close_connection(self, connection: Any) -> None:
@@ -209,9 +217,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         found = self.receive(wanted, limit_s)
         if not found:
             raise TimeoutError
-        for item in found:
-            queue = item.queue.removeprefix(self._prefix)
-            raw = self.leases.hold(item)
+        held = [(item.queue.removeprefix(self._prefix), self.leases.hold(item)) for item in found]
+        for queue, raw in held:
+            if raw is None:
+                continue
             if queue in homes[queue].acked_at_once:
                 self.leases.settle(raw["properties"]["delivery_tag"], Queue.ack)
             self._deliver(raw, queue)
@@ -240,27 +249,35 @@ class Leases:
     A worker acks from other threads than the one that consumes.
     """
 
-    def __init__(self, queue: Queue, lease_s: float) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._lease_s = lease_s
         self._items: dict[str, QueueItem] = {}
+        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def hold(self, item: QueueItem) -> dict[str, Any]:
-        """Keep an item until it is settled; return its message, with a delivery tag of its own."""
-        raw: dict[str, Any] = loads(item.payload)
+    def hold(self, item: QueueItem) -> dict[str, Any] | None:
+        """Keep an item until it is settled; return its message, with a delivery tag of its own.
+
+        An item that is no message of kombu is dead, and None is returned: it would stop each consumer that gets it.
+        """
         tag = f"{item.id}/{item.lease.grant}"
-        raw["properties"]["delivery_tag"] = tag
-        if item.attempt > 1:
-            raw["redelivered"] = True
-            raw["properties"]["delivery_info"]["redelivered"] = True
         with self._lock:
             self._items[tag] = item
             if self._thread is None:
                 self._thread = threading.Thread(target=self._renew, name="memq leases of celery", daemon=True)
                 self._thread.start()
+        try:
+            raw: dict[str, Any] = loads(item.payload)
+            raw["properties"]["delivery_tag"] = tag
+            if item.attempt > 1:
+                raw["redelivered"] = True
+                raw["properties"]["delivery_info"]["redelivered"] = True
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("item %s is no message of Celery, and is dead now: %r", item.id, error)
+            self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
+            return None
         return raw
 
     def settle(self, tag: str, change: Callable[[Queue, QueueItem], object]) -> None:
@@ -296,19 +313,41 @@ class Leases:
         self._end.set()
 
     def _renew(self) -> None:
-        while not self._end.wait(self._lease_s / _RENEWALS):
-            with self._lock:
-                held = dict(self._items)
-            try:
-                outcomes = self._queue.extend_many(list(held.values()), self._lease_s) if held else []
-            except MemqError as error:
-                logger.warning("leases of %d messages were not renewed: %s", len(held), error)
-                continue
+        while not self._end.wait(_RENEWAL_S):
+            for lease_s, held in self._due().items():
+                self._extend(held, lease_s)
+
+    def _due(self) -> dict[float, dict[str, QueueItem]]:
+        """Return the items whose leases are to be renewed now, by the lease that their publisher chose."""
+        now_s, due = self._clock.monotonic(), dict[float, dict[str, QueueItem]]()
+        with self._lock:
+            for tag, item in self._items.items():
+                if item.lease_s and item.until_s - now_s < item.lease_s * (1 - 1 / _RENEWALS):
+                    due.setdefault(item.lease_s, {})[tag] = item
+        return due
+
+    def _extend(self, held: dict[str, QueueItem], lease_s: float) -> None:
+        try:
+            outcomes = self._queue.extend_many(list(held.values()), lease_s)
+        except MemqError as error:
+            logger.warning("leases of %d messages were not renewed: %s", len(held), error)
+        else:
             lost = [tag for tag, outcome in zip(held, outcomes, strict=True) if outcome is not ItemOutcome.EXTENDED]
             with self._lock:
                 for tag in lost:
                     if self._items.pop(tag, None) is not None:
                         logger.warning("the lease of message %s is over: another worker may have it", held[tag].id)
+
+
+def addresses_of(url: str, port: int) -> str:
+    """Return the addresses in a URL, each with a port (default `port`). Raises: InvalidSettingError."""
+    rest = url.partition("://")[2] if "://" in url else url
+    hosts = rest.removesuffix("/") or "127.0.0.1"
+    if set("/@?#") & set(hosts):
+        hint = "write memq://HOST:PORT, or memq://HOST:PORT,HOST2:PORT2"
+        raise InvalidSettingError(f"{url[:200]!r} is no URL of brokers", hint=hint)
+    each = [host.strip() for host in hosts.split(",")]
+    return ",".join(host if ":" in host.rpartition("]")[2] else f"{host}:{port}" for host in each)
 
 
 def due_in_s(eta: object, now_s: float) -> float:

@@ -243,6 +243,39 @@ def test_a_lease_is_renewed_while_a_message_is_held(cluster: Cluster) -> None:
         assert queue.ends()["acked"] == 1
 
 
+def test_a_lease_that_the_publisher_chose_is_renewed_in_time(cluster: Cluster) -> None:
+    with opened(cluster.address, visibility_timeout=1) as publisher, publisher.SimpleQueue("short") as simple:
+        simple.put({"n": 1})
+    with opened(cluster.address, visibility_timeout=60) as connection, connection.SimpleQueue("short") as simple:
+        message = simple.get(timeout=HANG_S)
+        wait(2.5)
+        with memq.Queue(cluster.address) as queue:
+            assert queue.dequeue("short") == []
+        message.ack()
+    with memq.Queue(cluster.address) as queue:
+        assert queue.ends()["acked"] == 1
+
+
+def test_an_item_that_is_no_message_is_dead_and_stops_no_consumer(cluster: Cluster) -> None:
+    with memq.Queue(cluster.address) as queue:
+        ids = [queue.enqueue("mixed", payload, priority=0) for payload in (b"plain text", b"[1]", b"{}")]
+        with opened(cluster.address) as connection, connection.SimpleQueue("mixed") as simple:
+            simple.put({"n": 1})
+            message = simple.get(timeout=HANG_S)
+            assert message.payload == {"n": 1}
+            message.ack()
+        assert {each.id for each in queue.dead("mixed")} == set(ids)
+
+
+def test_a_url_may_have_several_addresses(cluster: Cluster) -> None:
+    url = f"memq://127.0.0.1:1,{cluster.address}"
+    with Connection(url) as connection, connection.SimpleQueue("several") as simple:
+        assert connection.as_uri() == url
+        simple.put({"n": 1})
+        message = simple.get(timeout=HANG_S)
+        message.ack()
+
+
 def test_mistakes_have_errors_that_say_what_to_do(cluster: Cluster) -> None:
     with opened(cluster.address) as connection, connection.channel() as channel:
         with pytest.raises(InvalidRequestError, match="exchange 'all' is a fanout"):

@@ -13,8 +13,12 @@ import memq
 from memq.audit.finding import Outcome
 from memq.audit.items.auditor import ItemAuditor
 from memq.audit.items.report import ItemFault, ItemVerdict
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import OwnerRequests
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
+from memq.errors import InvalidRequestError
 from memq.format.key import held_prefix, state_snapshot_key
 from memq.format.state_log.entry import (
     StateDecision,
@@ -42,7 +46,7 @@ from memq.queues.pop import ReadPopDecision
 from memq.state_log import state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads
-from memq.topic import ReadPartition, is_state_topic
+from memq.topic import STATE_TOPIC, ReadPartition, is_state_topic, read_partitions
 from tests.brokers import run, until
 from tests.component.cluster_rig import Rig, rig
 
@@ -263,7 +267,7 @@ def test_a_log_that_begins_with_a_snapshot_is_clean(monkeypatch: pytest.MonkeyPa
             broker = await cluster.start("a")
             async with AsyncQueue(broker.address) as queue:
                 await work(queue)
-                await until(lambda: log_of_trimmed(cluster).begin > 0)
+                await until(lambda: longest_log(cluster).begin > 0)
                 item = (await queue.dequeue("jobs"))[0]
                 await queue.ack(item)
             await broker.close()
@@ -274,16 +278,16 @@ def test_a_log_that_begins_with_a_snapshot_is_clean(monkeypatch: pytest.MonkeyPa
             for key in names:
                 del cluster.store.objects[key]
             verdict = await audit(cluster)
-            assert (verdict.outcome, verdict.states) == (Outcome.INCOMPLETE, {})
+            assert (verdict.outcome, verdict.states) == (Outcome.INCOMPLETE, {}), verdict.findings
             assert "no snapshot has the state before it" in " ".join(map(str, verdict.findings))
 
     run(checked())
 
 
-def log_of_trimmed(cluster: Rig) -> Log:
-    """Return the state log that begins last."""
+def longest_log(cluster: Rig) -> Log:
+    """Return the state log with the most entries, also before its begin: that of the items."""
     logs = [log for each, log in cluster.queue.logs.items() if is_state_topic(each.topic)]
-    return max(logs, key=lambda log: log.begin)
+    return max(logs, key=lambda log: log.end)
 
 
 def test_records_of_a_pop_group_are_items_of_the_audit() -> None:
@@ -315,3 +319,26 @@ def queued(cluster: Rig) -> list[int]:
     reads = [each for entry in entries_of(log) for each in decisions_of(entry) if isinstance(each, ReadPopDecision)]
     blocks = [block for each in reads for lane in each.lanes for block in lane.blocks]
     return [number for block in blocks for number in range(block.id.first, block.next)]
+
+
+def test_the_owner_of_a_state_log_opens_no_partition_of_records_there() -> None:
+    """Its pointers would be damaged entries of the state log."""
+
+    async def checked() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            async with AsyncQueue(broker.address) as queue:
+                await work(queue)
+            pool = LinkPool(cluster.runtime, bootstrap_addresses(broker.address))
+            metadata = ClusterMetadata(cluster.runtime, pool)
+            try:
+                topic = (await metadata.topic(STATE_TOPIC, timeout_s=10)).topic
+                owners = OwnerRequests(cluster.runtime, pool, metadata, 10)
+                with pytest.raises(InvalidRequestError, match="has state logs, which take no records"):
+                    await owners.spans(read_partitions(topic)[0], [0])
+            finally:
+                await metadata.close()
+                await pool.close()
+            assert (await audit(cluster)).findings == []
+
+    run(checked())

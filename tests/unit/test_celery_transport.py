@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection
 
 import memq.celery
-from memq.celery.transport import Transport, due_in_s, tls_of
+from memq.celery.transport import Transport, addresses_of, due_in_s, tls_of
 from memq.errors import InvalidSettingError
 from memq.runtime.tls import Tls
 
@@ -63,3 +63,24 @@ def test_a_transport_that_is_not_connected_opens_nothing() -> None:
     assert transport.name_of("celery") == "shop.celery"
     assert not transport.implements.asynchronous
     assert transport.driver_version() == memq.__version__
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("memq://a:1,b:2", "a:1,b:2"),
+        ("memq://a,b:2/", "a:9876,b:2"),
+        ("memq://", "127.0.0.1:9876"),
+        ("memq://[::1]:7,[::2]", "[::1]:7,[::2]:9876"),
+        ("broker-1", "broker-1:9876"),
+        ("", "127.0.0.1:9876"),
+    ],
+)
+def test_a_url_has_addresses(url: str, addresses: str) -> None:
+    assert addresses_of(url, 9876) == addresses
+
+
+@pytest.mark.parametrize("url", ["memq://a:1/path", "memq://user:secret@a:1", "memq://a?x=1"])
+def test_a_url_with_other_parts_is_refused(url: str) -> None:
+    with pytest.raises(InvalidSettingError, match="is no URL of brokers"):
+        addresses_of(url, 9876)
