@@ -5,16 +5,19 @@ Source: RFC 8446 (TLS 1.3), which both sides need.
 
 from __future__ import annotations
 
+import difflib
 import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from memq.errors import InvalidSettingError
+from memq.errors import InvalidSettingError, UnknownSettingError
 
 TOKEN_CHARS_MAX = 16_384
 VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
+_KNOWN = (*_FILES, "key_password", "token_file", "check_host", "clients", "http")  # the last two are of brokers
+_SERVICE_LINKS = ("SERVICE_", "PORT")  # Kubernetes sets such variables for a service 'memq-tls'
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -64,8 +67,15 @@ def token_of(tls: Tls) -> str:
 def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | None:
     """Return the certificates that variables `MEMQ_TLS_…` name; None if there is no such variable.
 
-    Raises: InvalidSettingError.
+    Raises: InvalidSettingError; UnknownSettingError: a misspelt variable would leave the connections without TLS.
     """
+    for variable in sorted(environment):
+        key = variable.removeprefix(VARIABLES)
+        if key != variable and not key.startswith(_SERVICE_LINKS) and key.lower() not in _KNOWN:
+            known = [f"{VARIABLES}{name.upper()}" for name in _KNOWN]
+            near = difflib.get_close_matches(variable, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"these exist: {', '.join(known)}"
+            raise UnknownSettingError(f"unknown variable {variable} in the environment", hint=hint)
     texts = (*_FILES, "key_password", "token_file")
     named = {name: environment.get(f"{VARIABLES}{name.upper()}", "") for name in texts}
     if not any(named.values()):

@@ -48,11 +48,15 @@ def test_files_are_texts_and_a_password_is_not_shown() -> None:
 
 def test_variables_name_the_certificates_of_a_client() -> None:
     assert tls_of_environment({}) is None
-    assert tls_of_environment({"MEMQ_TLS_CHECK_HOST": "false"}) is None
+    assert tls_of_environment({"MEMQ_TLS_CHECK_HOST": "false", "MEMQ_TLS_HTTP": "false"}) is None
+    assert tls_of_environment({"MEMQ_TLS_PORT": "tcp://10.0.0.1:9876", "MEMQ_TLS_SERVICE_HOST": "10.0.0.1"}) is None
     found = tls_of_environment({"MEMQ_TLS_CA_FILE": "ca.pem", "MEMQ_TLS_CHECK_HOST": "no"})
     assert found == Tls(ca_file="ca.pem", check_host=False)
     with pytest.raises(InvalidSettingError, match="key_file"):
         tls_of_environment({"MEMQ_TLS_CERT_FILE": "a.pem"})
+    with pytest.raises(UnknownSettingError, match="unknown variable MEMQ_TLS_CA in the environment") as caught:
+        tls_of_environment({"MEMQ_TLS_CA": "ca.pem"})
+    assert caught.value.hint == "did you mean MEMQ_TLS_CA_FILE?"
 
 
 def test_a_runtime_takes_the_variables(authority: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
