@@ -126,8 +126,6 @@ class PartialFrames:
 
     def whole(self, reader: SlabReader, slab: Slab, start: int, filled: int, need: int) -> Region | None:
         """Give a frame of a few slabs all of its memory, while an eighth of the budget is left."""
-        if need > WHOLE_SLABS_MAX * self._pool.slab_bytes:
-            return None
         large = self._pool.lease(need, leave_bytes=self._pool.budget_bytes // 8, exact=True)
         if large is None:
             return None
