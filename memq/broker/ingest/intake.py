@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from memq.broker.ingest.partial_frames import PartialFrames, Region, SlabReader
+from memq.broker.ingest.partial_frames import WHOLE_SLABS_MAX, PartialFrames, Region, SlabReader
 from memq.broker.ingest.slabs import READ_BYTES_MIN, Slab, SlabPool
 from memq.broker.partition.append import BlockRun, Stream
 from memq.kernel.blocks import scan_blocks
@@ -97,8 +97,9 @@ class Intake:
         """
         held = self.partial.take(reader)
         if need > self.pool.slab_bytes or (held is not None and held.own):
-            region = self.partial.whole(reader, slab, start, filled, need) if held is None or not held.own else None
-            region = region or self.partial.grow(reader, slab, start, filled, need)
+            few = need <= WHOLE_SLABS_MAX * self.pool.slab_bytes and (held is None or not held.own)
+            take = self.partial.whole if few else self.partial.grow
+            region = take(reader, slab, start, filled, need)
             if region is None and held is not None and held.own:
                 self.partial.add(reader, held)
             return region

@@ -1,9 +1,9 @@
 """Memory of incomplete frames: it follows the received bytes, not the declared length.
 
-A frame up to one slab gets all of its memory at once, because its rest is nearly always on its way. So does a larger
-one while half of the budget is free. The memory is given up when other frames need it: the frame is parked, which moves
-its received bytes to memory of its own. Such memory has at most GROWTH times the received bytes and grows with them. So
-a byte that was not sent reserves nothing for long.
+A frame up to one slab gets all of its memory at once, because its rest is nearly always on its way. So does one of up
+to WHOLE_SLABS_MAX slabs while an eighth of the budget is left. After a second it is parked: its received bytes move to
+memory of its own. A frame up to a slab is parked as soon as others need the memory. Memory of its own has at most
+GROWTH times the received bytes and grows with them. So a byte that was not sent reserves nothing for long.
 
 All frames with memory of their own share `own_bytes_max`. So honest producers keep the rest of the budget as their
 floor, whatever strangers send. At that bound, slow frames of the host that holds most make room, the oldest first.
@@ -19,6 +19,7 @@ from memq.broker.ingest.slabs import Slab, SlabPool
 from memq.errors import MemqError, ThrottledError
 from memq.limits import BLOCK_BYTES_MAX, KIB
 
+WHOLE_SLABS_MAX = 4
 GROWTH = 4  # copying costs a third of the received bytes at most
 OWN_BYTES_MIN = 4 * KIB
 PARKED_BYTES_MAX = 16 * KIB  # received: to park more takes longer than the frame, unless it is slow
@@ -124,10 +125,8 @@ class PartialFrames:
         return self.add(reader, Region(own, 0, filled - start, size, need, own=True))
 
     def whole(self, reader: SlabReader, slab: Slab, start: int, filled: int, need: int) -> Region | None:
-        """Give a frame larger than a slab all of its memory, while half of the budget is free; else None."""
-        if self._pool.leased_bytes + need > self._pool.budget_bytes // 2:
-            return None
-        large = self._pool.lease(need, exact=True)
+        """Give a frame of a few slabs all of its memory, while an eighth of the budget is left."""
+        large = self._pool.lease(need, leave_bytes=self._pool.budget_bytes // 8, exact=True)
         if large is None:
             return None
         self.growing.pop(reader, None)
@@ -140,7 +139,9 @@ class PartialFrames:
             [
                 region
                 for region in self._regions.values()
-                if not region.own and region.filled - region.start < max(PARKED_BYTES_MAX, region.need // PARKED_SHARE)
+                if not region.own
+                and region.need <= self._pool.slab_bytes
+                and region.filled - region.start < max(PARKED_BYTES_MAX, region.need // PARKED_SHARE)
             ]
         )
 
