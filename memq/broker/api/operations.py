@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from memq.broker.api import Answer, Ask, Call, Reply, resources
+from memq.broker.api import Answer, Ask, Call, Reply
+from memq.broker.api import resources as on
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
@@ -143,7 +144,7 @@ class Operation(Generic[Ask]):
         return self.needs_on(self.resources(call))
 
     def needs_on(self, resources: Iterable[Resource]) -> list[tuple[Permission, Resource]]:
-        """Return the permissions that this operation needs on resources."""
+        """Return the permissions that this operation needs on on."""
         return [(_permission_on(each.kind, self.permission), each) for each in resources]
 
 
@@ -216,33 +217,27 @@ def operations_of(
 
 def _topic_operations(streams: StreamRequests, topics: TopicRequests) -> list[Operation[Any]]:
     return [
-        Operation("open", Api.OPEN, Open, Permission.WRITE, resources.partition, streams.open),
-        Operation("close", Api.CLOSE, Close, Permission.WRITE, resources.partition_of_stream, streams.close),
-        Operation("forward", Api.FORWARD, Forward, Permission.PEER, resources.partition, streams.forward),
-        Operation(
-            "begin-producer", Api.ADMIN, BeginProducer, Permission.WRITE, resources.partition, streams.begin_producer
-        ),
-        Operation(
-            "publish-staged", Api.ADMIN, PublishStaged, Permission.WRITE, resources.partition, streams.publish_staged
-        ),
+        Operation("open", Api.OPEN, Open, Permission.WRITE, on.partition, streams.open),
+        Operation("close", Api.CLOSE, Close, Permission.WRITE, on.partition_of_stream, streams.close),
+        Operation("forward", Api.FORWARD, Forward, Permission.PEER, on.partition, streams.forward),
+        Operation("begin-producer", Api.ADMIN, BeginProducer, Permission.WRITE, on.partition, streams.begin_producer),
+        Operation("publish-staged", Api.ADMIN, PublishStaged, Permission.WRITE, on.partition, streams.publish_staged),
         Operation(
             "metadata",
             Api.METADATA,
             MetadataRequest,
             Permission.DESCRIBE,
-            resources.asked_topics,
+            on.asked_topics,
             topics.metadata,
             shown=shown_metadata,
             listing=True,
         ),
-        Operation("create-topic", Api.ADMIN, CreateTopic, Permission.CREATE, resources.named_topic, topics.create),
-        Operation("alter-topic", Api.ADMIN, AlterTopic, Permission.ALTER, resources.named_topic, topics.alter),
-        Operation("delete-topic", Api.ADMIN, DeleteTopic, Permission.DELETE, resources.named_topic, topics.delete),
-        Operation(
-            "truncate-topic", Api.ADMIN, TruncateTopic, Permission.DELETE, resources.named_topic, topics.truncate
-        ),
-        Operation("seal-topic", Api.ADMIN, SealTopic, Permission.ALTER, resources.named_topic, topics.seal),
-        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, resources.topic, topics.trim_compacted),
+        Operation("create-topic", Api.ADMIN, CreateTopic, Permission.CREATE, on.named_topic, topics.create),
+        Operation("alter-topic", Api.ADMIN, AlterTopic, Permission.ALTER, on.named_topic, topics.alter),
+        Operation("delete-topic", Api.ADMIN, DeleteTopic, Permission.DELETE, on.named_topic, topics.delete),
+        Operation("truncate-topic", Api.ADMIN, TruncateTopic, Permission.DELETE, on.named_topic, topics.truncate),
+        Operation("seal-topic", Api.ADMIN, SealTopic, Permission.ALTER, on.named_topic, topics.seal),
+        Operation("trim-cold", Api.ADMIN, TrimCompacted, Permission.DELETE, on.topic, topics.trim_compacted),
     ]
 
 
@@ -253,7 +248,7 @@ def _reader_operations(readers: ReaderRequests) -> list[Operation[Any]]:
             Api.READ,
             ReadRequest,
             Permission.READ,
-            resources.stored_object,
+            on.stored_object,
             readers.read,
             located=readers.read_resources,
             answer_bytes=read_bytes,
@@ -264,57 +259,49 @@ def _reader_operations(readers: ReaderRequests) -> list[Operation[Any]]:
             Api.POLL,
             PollEntries,
             Permission.READ,
-            resources.polled_partitions,
+            on.polled_partitions,
             readers.poll_entries,
             prepare=readers.prepare_poll,
             answer_bytes=poll_bytes,
             spare_bytes=poll_blocks_bytes,
             recheck=True,
         ),
-        Operation("poll-time", Api.POLL, PollTime, Permission.DESCRIBE, resources.timed_partition, readers.poll_time),
-        Operation(
-            "poll-spans", Api.POLL, PollSpans, Permission.DESCRIBE, resources.spanned_partitions, readers.poll_spans
-        ),
+        Operation("poll-time", Api.POLL, PollTime, Permission.DESCRIBE, on.timed_partition, readers.poll_time),
+        Operation("poll-spans", Api.POLL, PollSpans, Permission.DESCRIBE, on.spanned_partitions, readers.poll_spans),
     ]
 
 
 def _group_operations(groups: GroupRequests) -> list[Operation[Any]]:
     return [
-        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, resources.committed, groups.commit),
-        Operation("join", Api.JOIN, JoinRequest, Permission.READ, resources.joined, groups.join),
+        Operation("commit", Api.COMMIT, CommitRequest, Permission.READ, on.committed, groups.commit),
+        Operation("join", Api.JOIN, JoinRequest, Permission.READ, on.joined, groups.join),
         Operation(
-            "heartbeat",
-            Api.HEARTBEAT,
-            HeartbeatRequest,
-            Permission.READ,
-            resources.group,
-            groups.heartbeat,
-            keep=groups.keep,
+            "heartbeat", Api.HEARTBEAT, HeartbeatRequest, Permission.READ, on.group, groups.heartbeat, keep=groups.keep
         ),
         Operation(
             "list-groups",
             Api.ADMIN,
             ListGroups,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             groups.list_groups,
             shown=shown_groups,
             listing=True,
         ),
         Operation(
-            "list-former-groups", Api.ADMIN, ListFormerGroups, Permission.OPERATE, resources.cluster, groups.list_former
+            "list-former-groups", Api.ADMIN, ListFormerGroups, Permission.OPERATE, on.cluster, groups.list_former
         ),
-        Operation("move-group", Api.ADMIN, MoveGroup, Permission.ALTER, resources.group, groups.move),
+        Operation("move-group", Api.ADMIN, MoveGroup, Permission.ALTER, on.group, groups.move),
         Operation(
             "describe-group",
             Api.ADMIN,
             DescribeGroup,
             Permission.DESCRIBE,
-            resources.group,
+            on.group,
             groups.describe,
             shown=shown_group,
         ),
-        Operation("delete-group", Api.ADMIN, DeleteGroup, Permission.DELETE, resources.group, groups.delete),
+        Operation("delete-group", Api.ADMIN, DeleteGroup, Permission.DELETE, on.group, groups.delete),
     ]
 
 
@@ -325,65 +312,43 @@ def _cluster_operations(cluster: ClusterRequests) -> list[Operation[Any]]:
             Api.ADMIN,
             DescribeCluster,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             cluster.describe,
             shown=shown_plan,
         ),
         Operation(
-            "describe-clients",
-            Api.ADMIN,
-            DescribeClients,
-            Permission.DESCRIBE,
-            resources.cluster,
-            cluster.describe_clients,
+            "describe-clients", Api.ADMIN, DescribeClients, Permission.DESCRIBE, on.cluster, cluster.describe_clients
         ),
+        Operation("describe-load", Api.ADMIN, DescribeLoad, Permission.DESCRIBE, on.cluster, cluster.describe_load),
         Operation(
-            "describe-load", Api.ADMIN, DescribeLoad, Permission.DESCRIBE, resources.cluster, cluster.describe_load
+            "describe-held", Api.ADMIN, DescribeHeld, Permission.DESCRIBE, on.sought_partitions, cluster.describe_held
         ),
+        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, on.topic, cluster.settle_topic),
+        Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, on.cluster, cluster.drain),
         Operation(
-            "describe-held",
-            Api.ADMIN,
-            DescribeHeld,
-            Permission.DESCRIBE,
-            resources.sought_partitions,
-            cluster.describe_held,
-        ),
-        Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, resources.topic, cluster.settle_topic),
-        Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, resources.cluster, cluster.drain),
-        Operation(
-            "report-suspicion",
-            Api.ADMIN,
-            ReportSuspicion,
-            Permission.DESCRIBE,
-            resources.cluster,
-            cluster.report_suspicion,
+            "report-suspicion", Api.ADMIN, ReportSuspicion, Permission.DESCRIBE, on.cluster, cluster.report_suspicion
         ),
     ]
 
 
 def _hold_operations(holds: HoldRequests) -> list[Operation[Any]]:
     return [
-        Operation("hold-records", Api.ADMIN, HoldRecords, Permission.WRITE, resources.partition, holds.hold),
-        Operation("cancel-holds", Api.ADMIN, CancelHolds, Permission.WRITE, resources.partition, holds.cancel),
-        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, resources.topic, holds.describe),
+        Operation("hold-records", Api.ADMIN, HoldRecords, Permission.WRITE, on.partition, holds.hold),
+        Operation("cancel-holds", Api.ADMIN, CancelHolds, Permission.WRITE, on.partition, holds.cancel),
+        Operation("describe-holds", Api.ADMIN, DescribeHolds, Permission.DESCRIBE, on.topic, holds.describe),
         Operation(
             "list-delayed",
             Api.ADMIN,
             ListDelayed,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             holds.list_delayed,
             shown=shown_delayed,
             listing=True,
         ),
-        Operation("release-unit", Api.ADMIN, ReleaseUnit, Permission.PEER, resources.partition, holds.release),
+        Operation("release-unit", Api.ADMIN, ReleaseUnit, Permission.PEER, on.partition, holds.release),
         Operation(
-            "release-staged-unit",
-            Api.ADMIN,
-            ReleaseStagedUnit,
-            Permission.PEER,
-            resources.partition,
-            holds.release_staged,
+            "release-staged-unit", Api.ADMIN, ReleaseStagedUnit, Permission.PEER, on.partition, holds.release_staged
         ),
     ]
 
@@ -391,114 +356,59 @@ def _hold_operations(holds: HoldRequests) -> list[Operation[Any]]:
 def _permission_operations(permissions: PermissionRequests) -> list[Operation[Any]]:
     return [
         Operation(
-            "list-permissions",
-            Api.ADMIN,
-            ListPermissions,
-            Permission.OPERATE,
-            resources.cluster,
-            permissions.list_rules,
+            "list-permissions", Api.ADMIN, ListPermissions, Permission.OPERATE, on.cluster, permissions.list_rules
         ),
-        Operation(
-            "change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, resources.cluster, permissions.change
-        ),
-        Operation(
-            "test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, resources.cluster, permissions.test
-        ),
+        Operation("change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, on.cluster, permissions.change),
+        Operation("test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, on.cluster, permissions.test),
     ]
 
 
 def _transaction_operations(transactions: TransactionRequests) -> list[Operation[Any]]:
     return [
         Operation(
-            "begin-transactions",
-            Api.ADMIN,
-            BeginTransactions,
-            Permission.WRITE,
-            resources.transactional,
-            transactions.begin,
+            "begin-transactions", Api.ADMIN, BeginTransactions, Permission.WRITE, on.transactional, transactions.begin
+        ),
+        Operation("hold-transaction", Api.ADMIN, HoldTransaction, Permission.WRITE, on.held_blocks, transactions.hold),
+        Operation(
+            "hold-staged-parts", Api.ADMIN, HoldStagedParts, Permission.WRITE, on.held_parts, transactions.hold_staged
+        ),
+        Operation("end-transaction", Api.ADMIN, EndTransaction, Permission.WRITE, on.ended, transactions.end),
+        Operation(
+            "prepare-transaction", Api.ADMIN, PrepareTransaction, Permission.WRITE, on.prepared, transactions.prepare
+        ),
+        Operation("ask-undecided", Api.ADMIN, AskUndecided, Permission.WRITE, on.producer_group, transactions.ask),
+        Operation(
+            "answer-undecided", Api.ADMIN, AnswerUndecided, Permission.WRITE, on.producer_group, transactions.answer
         ),
         Operation(
-            "hold-transaction",
-            Api.ADMIN,
-            HoldTransaction,
-            Permission.WRITE,
-            resources.held_blocks,
-            transactions.hold,
-        ),
-        Operation(
-            "hold-staged-parts",
-            Api.ADMIN,
-            HoldStagedParts,
-            Permission.WRITE,
-            resources.held_parts,
-            transactions.hold_staged,
-        ),
-        Operation(
-            "end-transaction",
-            Api.ADMIN,
-            EndTransaction,
-            Permission.WRITE,
-            resources.ended,
-            transactions.end,
-        ),
-        Operation(
-            "prepare-transaction",
-            Api.ADMIN,
-            PrepareTransaction,
-            Permission.WRITE,
-            resources.prepared,
-            transactions.prepare,
-        ),
-        Operation(
-            "ask-undecided", Api.ADMIN, AskUndecided, Permission.WRITE, resources.producer_group, transactions.ask
-        ),
-        Operation(
-            "answer-undecided",
-            Api.ADMIN,
-            AnswerUndecided,
-            Permission.WRITE,
-            resources.producer_group,
-            transactions.answer,
-        ),
-        Operation(
-            "await-transaction",
-            Api.ADMIN,
-            AwaitTransaction,
-            Permission.WRITE,
-            resources.ended,
-            transactions.until_visible,
+            "await-transaction", Api.ADMIN, AwaitTransaction, Permission.WRITE, on.ended, transactions.until_visible
         ),
         Operation(
             "list-transactions",
             Api.ADMIN,
             ListTransactions,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             transactions.list_open,
             shown=shown_transactions,
             listing=True,
         ),
         Operation(
-            "settle-transaction",
-            Api.ADMIN,
-            SettleTransaction,
-            Permission.ALTER,
-            resources.transactional,
-            transactions.settle,
+            "settle-transaction", Api.ADMIN, SettleTransaction, Permission.ALTER, on.transactional, transactions.settle
         ),
     ]
 
 
 def _pop_operations(pops: PopRequests) -> list[Operation[Any]]:
     return [
-        Operation("begin-pop", Api.ADMIN, BeginPop, Permission.READ, resources.popped, pops.begin),
-        Operation("remove-pop", Api.ADMIN, RemovePop, Permission.DELETE, resources.queue, pops.remove),
+        Operation("begin-pop", Api.ADMIN, BeginPop, Permission.READ, on.popped, pops.begin),
+        Operation("remove-pop", Api.ADMIN, RemovePop, Permission.DELETE, on.queue, pops.remove),
         Operation(
             "list-pops",
             Api.ADMIN,
             ListPops,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             pops.list_groups,
             shown=shown_pops,
             listing=True,
@@ -509,34 +419,26 @@ def _pop_operations(pops: PopRequests) -> list[Operation[Any]]:
 def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
     return [
         Operation(
-            "enqueue-items",
-            Api.ADMIN,
-            EnqueueItems,
-            Permission.WRITE,
-            resources.queue,
-            queues.enqueue,
-            takes_blocks=True,
+            "enqueue-items", Api.ADMIN, EnqueueItems, Permission.WRITE, on.queue, queues.enqueue, takes_blocks=True
         ),
-        Operation(
-            "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, resources.queues, queues.dequeue, recheck=True
-        ),
-        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, resources.queues, queues.wait),
-        Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, resources.queue, queues.ack),
-        Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, resources.queue, queues.nack),
-        Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, resources.queue, queues.extend),
-        Operation("cancel-items", Api.ADMIN, CancelItems, Permission.WRITE, resources.queue, queues.cancel),
-        Operation("redrive-items", Api.ADMIN, RedriveItems, Permission.ALTER, resources.queue, queues.redrive),
-        Operation("purge-items", Api.ADMIN, PurgeItems, Permission.DELETE, resources.queue, queues.purge),
-        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, resources.queue, queues.get),
-        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, resources.queue, queues.peek),
-        Operation("list-dead-items", Api.ADMIN, ListDeadItems, Permission.READ, resources.queue, queues.list_dead),
-        Operation("count-ends", Api.ADMIN, CountEnds, Permission.DESCRIBE, resources.cluster, queues.count_ends),
+        Operation("dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.queues, queues.dequeue, recheck=True),
+        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.queues, queues.wait),
+        Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, on.queue, queues.ack),
+        Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, on.queue, queues.nack),
+        Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, on.queue, queues.extend),
+        Operation("cancel-items", Api.ADMIN, CancelItems, Permission.WRITE, on.queue, queues.cancel),
+        Operation("redrive-items", Api.ADMIN, RedriveItems, Permission.ALTER, on.queue, queues.redrive),
+        Operation("purge-items", Api.ADMIN, PurgeItems, Permission.DELETE, on.queue, queues.purge),
+        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, on.queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, on.queue, queues.peek),
+        Operation("list-dead-items", Api.ADMIN, ListDeadItems, Permission.READ, on.queue, queues.list_dead),
+        Operation("count-ends", Api.ADMIN, CountEnds, Permission.DESCRIBE, on.cluster, queues.count_ends),
         Operation(
             "list-queues",
             Api.ADMIN,
             ListQueues,
             Permission.DESCRIBE,
-            resources.cluster,
+            on.cluster,
             queues.list_queues,
             shown=shown_queues,
             listing=True,
