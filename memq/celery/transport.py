@@ -6,7 +6,6 @@ Source: kombu's interface for transports, `kombu.transport.virtual`.
 from __future__ import annotations
 
 import datetime
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from memq.errors import (
 from memq.limits import DELAY_MS_MAX
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
 from memq.runtime.tls import Tls
 
 DEFAULT_PORT = 9876
@@ -39,7 +39,7 @@ _SSL_NAMES = {"ca_certs": "ca_file", "certfile": "cert_file", "keyfile": "key_fi
 _RENEWALS = 3  # of a lease before it ends
 _RENEWAL_S = 0.25  # between two checks: the shortest lease has 1 s
 
-logger = logging.getLogger("memq.celery")
+_events = EventLog(SystemClock())
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
@@ -275,7 +275,9 @@ class Leases:
                 raw["redelivered"] = True
                 raw["properties"]["delivery_info"]["redelivered"] = True
         except (ValueError, TypeError, KeyError) as error:
-            logger.warning("item %s is no message of Celery, and is dead now: %r", item.id, error)
+            _events.warning(
+                "celery.foreign-item", f"item {item.id} is dead now: {error!r}"
+            )
             self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
             return None
         return raw
@@ -294,7 +296,7 @@ class Leases:
         except (RetryableError, OutcomeUnknownError):
             raise
         except MemqError as error:
-            logger.warning("message %s was not settled: %s", item.id, error)
+            _events.warning("celery.not-settled", f"message {item.id}: {error}")
         with self._lock:
             self._items.pop(tag, None)
 
@@ -306,7 +308,7 @@ class Leases:
             if items:
                 self._queue.nack_many(items, kind=NackKind.UNUSED)
         except MemqError as error:
-            logger.warning("%d messages come again when their leases end: %s", len(items), error)
+            _events.warning("celery.not-returned", f"{len(items)} messages come again when their leases end: {error}")
 
     def close(self) -> None:
         """End the thread."""
@@ -330,13 +332,13 @@ class Leases:
         try:
             outcomes = self._queue.extend_many(list(held.values()), lease_s)
         except MemqError as error:
-            logger.warning("leases of %d messages were not renewed: %s", len(held), error)
+            _events.warning("celery.not-renewed", f"leases of {len(held)} messages: {error}")
         else:
             lost = [tag for tag, outcome in zip(held, outcomes, strict=True) if outcome is not ItemOutcome.EXTENDED]
             with self._lock:
                 for tag in lost:
                     if self._items.pop(tag, None) is not None:
-                        logger.warning("the lease of message %s is over: another worker may have it", held[tag].id)
+                        _events.warning("celery.lease-lost", f"message {held[tag].id}: another worker may have it")
 
 
 def addresses_of(url: str, port: int) -> str:

@@ -316,6 +316,13 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "transactions": lambda admin: admin.transactions(),
     "commit_transaction": lambda admin: admin.commit_transaction("job"),
     "abort_transaction": lambda admin: admin.abort_transaction("job"),
+    "begin_pop": lambda admin: admin.begin_pop("clicks", "g"),
+    "pop_groups": lambda admin: admin.pop_groups(),
+    "pop_request": lambda admin: admin.pop_request("clicks", "g", start="beginning", lease=60, attempts_max=0),
+    "delete_pop": lambda admin: admin.delete_pop("clicks@g"),
+    "permissions": lambda admin: admin.permissions(),
+    "change_permissions": lambda admin: admin.change_permissions(),
+    "test_permission": lambda admin: admin.test_permission("alice", "read", "topic", "clicks"),
 }
 
 

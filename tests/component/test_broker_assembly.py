@@ -38,7 +38,7 @@ from memq.format.key import object_key
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Address
+from memq.runtime.network import Address, Network
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings, PartSettings
 from memq.storage_handlers.memory import MemoryHandler
@@ -98,7 +98,9 @@ class Parts:
 
         return call
 
-    async def _run(self, broker: Broker, settings: BrokerSettings, runtime: Runtime, ready: Any) -> int:
+    async def _run(
+        self, broker: Broker, settings: BrokerSettings, runtime: Runtime, ready: Any, http_network: Network
+    ) -> int:
         assert (broker.services.settings, broker.services.runtime) == (settings, runtime)
         self.note("run")
         self.brokers.append(broker)

@@ -29,6 +29,7 @@ from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
+from memq.runtime.network import Network
 from memq.runtime.process import Signals
 from memq.runtime.runtime import Runtime
 from memq.runtime.sqlite_file import copy_database, write_log_into
@@ -83,6 +84,7 @@ class Folder:
         ready: Callable[[str], None],
         prepare: Prepare,
         companion: Companion | None,
+        http_network: Network,
     ) -> int:
         assert (broker.services.settings, broker.services.runtime) == (settings, runtime)
         assert runtime is self.runtime

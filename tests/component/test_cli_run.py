@@ -244,7 +244,7 @@ def test_no_exit_code_is_hidden_by_a_wider_class() -> None:
             "unknown section [broker] in memq.toml",
             "settings of brokers and clients have no section",
         ),
-        ("[tables]\nx = 1", "unknown section [tables] in memq.toml", "known are [s3], [kafka], [zookeeper]"),
+        ("[orders]\nx = 1", "unknown section [orders] in memq.toml", "known are [s3], [kafka], [zookeeper]"),
     ],
 )
 def test_a_mistake_in_a_section_is_named_before_anything_starts(

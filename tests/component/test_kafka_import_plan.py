@@ -145,6 +145,7 @@ class WatchedNetwork(SocketNetwork):
     """Keeps the connections that are made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.links: list[Link] = []
 
     async def connect(
