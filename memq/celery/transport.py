@@ -275,9 +275,7 @@ class Leases:
                 raw["redelivered"] = True
                 raw["properties"]["delivery_info"]["redelivered"] = True
         except (ValueError, TypeError, KeyError) as error:
-            _events.warning(
-                "celery.foreign-item", f"item {item.id} is dead now: {error!r}"
-            )
+            _events.warning("celery.foreign-item", f"item {item.id} is dead now: {error!r}")
             self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
             return None
         return raw
