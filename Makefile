@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,9 @@ queue-demo: $(DEMO)             ## flights as jobs in queues, with workers and b
 
 cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
 	@$(PYTHON) examples/cluster_demo.py
+
+secure-demo: $(CLUSTER)         ## three brokers with TLS, identities and permissions; twelve attacks fail, a writer is stopped
+	@$(PYTHON) examples/secure_demo.py
 
 spark-demo: $(SPARK)            ## the same records in Spark: delays in batch and as a stream, equal to pandas'
 	@$(PYTHON) examples/spark_demo.py

@@ -61,8 +61,11 @@ def run(data: Path, records: int) -> int:
 
 
 @contextmanager
-def cluster(data: Path) -> Iterator[dict[str, Server]]:
-    """Run S3, ZooKeeper, Kafka and three brokers; yield the brokers by name; end all."""
+def cluster(data: Path, top: str = "", end: str = "") -> Iterator[dict[str, Server]]:
+    """Run S3, ZooKeeper, Kafka and three brokers; yield the brokers by name; end all.
+
+    `top` and `end` are more settings of the brokers: before all sections, and more sections.
+    """
     with ExitStack() as stack:
         for start in (start_s3, start_zookeeper, start_kafka):
             server = stack.enter_context(start(data / start.__name__.removeprefix("start_")))
@@ -72,6 +75,7 @@ def cluster(data: Path) -> Iterator[dict[str, Server]]:
                 os.environ["MEMQ_S3_TRUSTED_ENDPOINTS"] = server.endpoint
         config = write_settings(data.absolute())
         assert config is not None, "all three are up"
+        config.write_text(top + config.read_text(encoding="utf-8") + end, encoding="utf-8")
         brokers = {}
         for number in range(1, BROKERS + 1):
             name = f"broker-{number}"

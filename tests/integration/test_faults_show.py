@@ -180,6 +180,15 @@ async def foreign_protocol(folder: Path) -> Values:
         return values_at(broker)
 
 
+async def too_many_connections(folder: Path) -> Values:
+    async with running_broker(connections_per_address_max=1) as broker:
+        clients = [await BareClient.connect(broker), await BareClient.connect(broker, hello=False)]
+        await clients[1].end()
+        for client in clients:
+            await client.close()
+        return values_at(broker)
+
+
 async def over_a_limit(folder: Path) -> Values:
     async with running_broker(ClientLimits(named={"loader": RatePerSecond("hard", 1, 0)})) as broker:
         producer = memq.aio.Producer(broker.address, client_id="loader")
@@ -351,6 +360,12 @@ TABLE = (
     Shown("two blocks have one identity", "memq_broker_conflicting_blocks_total", "identity-conflict", two_contents),
     Shown("a block is damaged on its way", "memq_broker_refused_blocks_total", "block-refused", damaged_block),
     Shown("a peer uses another protocol", REJECTED, "connection-refused", foreign_protocol),
+    Shown(
+        "an address has too many connections",
+        "memq_broker_turned_away_connections_total",
+        "connection-refused",
+        too_many_connections,
+    ),
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
     Shown(
         "a broker was paused, and another one owns its partition", "memq_broker_fenced_total", "fenced", another_owner

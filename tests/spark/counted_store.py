@@ -58,12 +58,13 @@ def counted_store(folder: Path) -> Iterator[CountedStore]:
     config = folder / "keys.toml"
     tls, authority = server_context(folder, "127.0.0.1")
     keys = 'access_key_id = "memq"\nsecret_access_key = "memq-secret"'
-    config.write_text(f'[s3]\n{keys}\nca_file = "{authority}"\nhedge_permille = 0\n')
     loop = asyncio.new_event_loop()
     ready, running = threading.Event(), []
 
     async def run(ended: asyncio.Event) -> None:
         async with faulty_s3(tls) as server:
+            trusted = f'trusted_endpoints = "{server.endpoint}"'
+            config.write_text(f'[s3]\n{keys}\nca_file = "{authority}"\nhedge_permille = 0\n{trusted}\n')
             runtime, store = Runtime(), place_of(server, ca_file=str(authority)).open("f")
             coordinator = MemoryCoordinator(MemoryCluster())
             settings = BrokerSettings(port=0, audit=False)  # reports are objects, too, and all are counted
