@@ -19,6 +19,7 @@ OTHERS = {
     "audit_demo.py",
     "faults.py",
     "cluster_demo.py",
+    "secure_demo.py",
     "messaging_demo.py",
     "messaging_workers.py",
     "queue_demo.py",
