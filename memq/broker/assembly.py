@@ -186,7 +186,7 @@ async def serve_cluster(
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
         # It fails if the coordinator is unreachable. Later steps retry.
-        await first_answer(EventLog(runtime.clock), f"coordinator {parts.coordinator}", coordinator.governor)
+        await first_answer(events, f"coordinator {parts.coordinator}", coordinator.governor)
         await _check_id(settings, coordinator, runtime)
         if settings.host in EVERY_INTERFACE and not settings.advertise:  # clients would connect to their own machine
             settings = dataclasses.replace(settings, advertise=format_address((runtime.host, 0)))
@@ -203,7 +203,7 @@ async def serve_cluster(
             client_limits=limits,
             spool_disk=spool,
             traces=traces_of(settings, runtime),
-            tokens=tokens_of(parts.section("tokens"), runtime.clock, EventLog(runtime.clock)),
+            tokens=tokens_of(parts.section("tokens"), events),
         )
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)

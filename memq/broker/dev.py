@@ -46,7 +46,7 @@ async def serve(
     networks = broker_networks(sections.get("tls", {}), events)
     warn_of_anonymous(settings, sections, events)
     runtime = runtime or Runtime(network=networks.data)
-    tokens = tokens_of(sections.get("tokens", {}), runtime.clock, events)
+    tokens = tokens_of(sections.get("tokens", {}), events)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         settings = dataclasses.replace(settings, cluster=folder.cluster)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from memq.errors import DeniedError, InvalidSettingError
 from memq.protocol.connection import Principal
-from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Network, SocketNetwork, client_network, is_loopback
-from memq.runtime.tls import FollowedContext, Tls, client_context, followed_server
+from memq.runtime.tls import FollowedFiles, Tls, followed_client, followed_server
 from memq.settings import BrokerSettings, Section, read_section, section_setting
 
 LEEWAY_S = 10  # between the clocks of issuer and broker
@@ -125,10 +123,8 @@ def broker_networks(section: Section, events: EventLog) -> BrokerNetworks:
     def failed(error: InvalidSettingError) -> None:
         events.error("tls-not-reloaded", f"{error}; connections get the certificate that was loaded before")
 
-    followed = FollowedContext(tls, client_context, failed)
-    data = SocketNetwork(
-        server=followed_server(tls, _CLIENTS[settings.clients], failed), client=lambda: followed.context
-    )
+    server = followed_server(tls, _CLIENTS[settings.clients], failed)
+    data = SocketNetwork(server=server, client=followed_client(tls, failed))
     http = SocketNetwork(server=followed_server(tls, ssl.CERT_NONE, failed)) if settings.http else SocketNetwork()
     return BrokerNetworks(data, http)
 
@@ -146,26 +142,26 @@ class Tokens:
     Raises: InvalidSettingError for settings that do not fit, and for a file without keys.
     """
 
-    def __init__(self, settings: TokenSettings, clock: Clock, events: EventLog) -> None:
+    def __init__(self, settings: TokenSettings, events: EventLog) -> None:
         missing = [name for name in ("jwks_file", "issuer", "audience") if not getattr(settings, name)]
         if missing:
             raise InvalidSettingError(f"[tokens] has no {' and no '.join(missing)}", hint="set all three, or none")
         self.required = settings.required
         self._settings = settings
-        self._clock = clock
-        self._events = events
-        self._stamp = _stamp(settings.jwks_file)
-        self._keys = _read_keys(settings.jwks_file)
+
+        def failed(error: InvalidSettingError) -> None:
+            events.error("keys-not-reloaded", f"{error}; the keys that were loaded before count")
+
+        self._keys = FollowedFiles((settings.jwks_file,), lambda: _read_keys(settings.jwks_file), failed)
 
     def bearer(self, token: str) -> TokenBearer:
         """Return the bearer of a token. Raises: DeniedError, which never repeats the token."""
         import jwt
 
-        self._refresh()
         settings = self._settings
         try:
             key_id = jwt.get_unverified_header(token).get("kid")
-            fitting = [key for key in self._keys if key_id is None or key.key_id == key_id]
+            fitting = [key for key in self._keys.content if key_id is None or key.key_id == key_id]
             if len(fitting) != 1:
                 raise DeniedError(
                     f"the token is signed by key '{str(key_id)[:60]}', and [tokens] knows {len(fitting)} of this id",
@@ -189,23 +185,13 @@ class Tokens:
             raise DeniedError(f"the claim '{settings.claim}' of the token names no principal")
         return TokenBearer(Principal(name), float(claims["exp"]) + LEEWAY_S)
 
-    def _refresh(self) -> None:
-        stamp = _stamp(self._settings.jwks_file)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._keys = _read_keys(self._settings.jwks_file)
-        except InvalidSettingError as error:
-            self._events.error("keys-not-reloaded", f"{error}; the keys that were loaded before count")
 
-
-def tokens_of(section: Section, clock: Clock, events: EventLog) -> Tokens | None:
+def tokens_of(section: Section, events: EventLog) -> Tokens | None:
     """Return the check of tokens by the section `[tokens]`; None without one.
 
     Raises: InvalidSettingError, UnknownSettingError.
     """
-    return Tokens(read_section("tokens", section, TokenSettings), clock, events) if section else None
+    return Tokens(read_section("tokens", section, TokenSettings), events) if section else None
 
 
 def _read_keys(file: str) -> list[Any]:
@@ -223,11 +209,3 @@ def _read_keys(file: str) -> list[Any]:
     if symmetric:  # who can check such a token can also make one
         raise InvalidSettingError(f"jwks_file '{file}' has a secret key", hint="use public keys: RS256, ES256, EdDSA")
     return list(keys)
-
-
-def _stamp(file: str) -> tuple[int, int, int]:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return 0, 0, 0
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane
-from memq.queues.pop import BeginPopDecision, PopGroup, ReadPopDecision, RemovePopDecision
+from memq.queues.pop.groups import BeginPopDecision, PopGroup, ReadPopDecision, RemovePopDecision
 from memq.queues.range_map import Range, merged
 from memq.state_log.machine_format import MachineFormat
 

@@ -52,7 +52,7 @@ from memq.queues.decisions import (
 from memq.queues.machine import QueueMachine
 from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
 from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
-from memq.queues.pop_keeper import PopKeeper, ShardCalls
+from memq.queues.pop.keeper import PopKeeper, ShardCalls
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog

@@ -51,7 +51,7 @@ from memq.queues.decisions import (
     outcomes_of,
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
-from memq.queues.pop import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
+from memq.queues.pop.groups import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot
 from memq.state_log import Answer
 

@@ -11,7 +11,7 @@ from memq.format.blocks.header import BlockHeader, check_block, scope_of
 from memq.format.held_object import Target
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import queue_scope
-from memq.queues.pop import block_id, place_of
+from memq.queues.pop.groups import block_id, place_of
 from memq.runtime.logs import EventLog
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing

@@ -11,7 +11,7 @@ import msgspec
 
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import EndedBlock, EnqueueDecision, LeaseDecision, PopDecision, QueueDecision, SavedFirst
-from memq.queues.pop import PopGroup, ReadPopDecision
+from memq.queues.pop.groups import PopGroup, ReadPopDecision
 
 SLICE_BLOCKS = 500  # of a snapshot, encoded at once: about 3 ms
 SLICE_RANGES = 4_096  # the same for ranges of items

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from memq.errors import UnreachableError
-from memq.runtime.tls import FollowedContext, Tls, client_context, tls_of_environment, token_of
+from memq.runtime.tls import Contexts, Tls, followed_client, tls_of_environment, token_of
 
 HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
@@ -142,7 +142,7 @@ class SocketNetwork:
         self,
         *,
         server: ssl.SSLContext | None = None,
-        client: Callable[[], ssl.SSLContext] | None = None,
+        client: Contexts | None = None,
         token: Callable[[], str] = str,
     ) -> None:
         self._server = server
@@ -198,8 +198,7 @@ def client_network(tls: Tls | None = None) -> SocketNetwork:
     tls = tls or tls_of_environment()
     if tls is None:
         return SocketNetwork()
-    followed = FollowedContext(tls, client_context)
-    return SocketNetwork(client=lambda: followed.context, token=lambda: token_of(tls))
+    return SocketNetwork(client=followed_client(tls), token=lambda: token_of(tls))
 
 
 def tls_reason(error: Exception | None) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from memq.errors import InvalidSettingError, UnknownSettingError
 
@@ -18,6 +19,8 @@ VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
 _KNOWN = (*_FILES, "key_password", "token_file", "check_host", "clients", "http")  # the last two are of brokers
 _SERVICE_LINKS = ("SERVICE_", "PORT")  # Kubernetes sets such variables for a service 'memq-tls'
+Contexts = Callable[[], ssl.SSLContext]
+Content = TypeVar("Content")
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -52,6 +55,11 @@ class Tls:
             given, missing = ("cert_file", "key_file") if self.cert_file else ("key_file", "cert_file")
             raise InvalidSettingError(f"{given} is set without {missing}", hint="a certificate and its key go together")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of certificates and keys."""
+        return self.ca_file, self.cert_file, self.key_file
+
 
 def token_of(tls: Tls) -> str:
     """Return the token of a side as it is now; "" without one. Raises: InvalidSettingError."""
@@ -84,36 +92,36 @@ def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | Non
     return Tls(**named, check_host=check_host)
 
 
-class FollowedContext:
-    """A context of TLS that is made again when one of its files has changed.
+class FollowedFiles(Generic[Content]):
+    """The content of some files, read again when one of them has changed.
 
-    A change that can't be loaded, as half a pair of files, leaves the context as it was; `failed` gets the error once.
+    A change that can't be loaded, as half a pair of files, leaves the content as it was; `failed` gets the error once.
     Raises: InvalidSettingError when the files can't be loaded at first.
     """
 
     def __init__(
         self,
-        tls: Tls,
-        make: Callable[[Tls], ssl.SSLContext],
+        files: Sequence[str],
+        load: Callable[[], Content],
         failed: Callable[[InvalidSettingError], None] = lambda error: None,
     ) -> None:
-        self._tls = tls
-        self._make = make
+        self._files = files
+        self._load = load
         self._failed = failed
-        self._stamp = _stamp(tls)
-        self._context = make(tls)
+        self._stamp = _stamp(files)
+        self._content = load()
 
     @property
-    def context(self) -> ssl.SSLContext:
-        """The context by the files as they are now."""
-        stamp = _stamp(self._tls)
+    def content(self) -> Content:
+        """The content of the files as they are now."""
+        stamp = _stamp(self._files)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._context = self._make(self._tls)
+                self._content = self._load()
             except InvalidSettingError as error:
                 self._failed(error)
-        return self._context
+        return self._content
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
@@ -146,15 +154,24 @@ def server_context(tls: Tls, wanted: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLC
     return context
 
 
+def followed_client(tls: Tls, failed: Callable[[InvalidSettingError], None] = lambda error: None) -> Contexts:
+    """Return the maker of contexts for connections to brokers, by the files as they are then.
+
+    Raises: InvalidSettingError.
+    """
+    followed = FollowedFiles(tls.files, lambda: client_context(tls), failed)
+    return lambda: followed.content
+
+
 def followed_server(tls: Tls, wanted: ssl.VerifyMode, failed: Callable[[InvalidSettingError], None]) -> ssl.SSLContext:
     """Return a context for a listener, which takes files that are replaced for its next handshake.
 
     Raises: InvalidSettingError.
     """
-    followed = FollowedContext(tls, lambda tls: server_context(tls, wanted), failed)
+    followed = FollowedFiles(tls.files, lambda: server_context(tls, wanted), failed)
 
     def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = followed.context
+        connection.context = followed.content
 
     listening = server_context(tls, wanted)
     listening.sni_callback = choose
@@ -204,12 +221,12 @@ def _reason(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _stamp(tls: Tls) -> _Stamp:
+def _stamp(files: Sequence[str]) -> _Stamp:
     """Return times, sizes and numbers of the files; a file that is absent has zeros."""
     stamps = []
-    for name in _FILES:
+    for file in files:
         try:
-            found = os.stat(getattr(tls, name))
+            found = os.stat(file)
             stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
         except OSError:
             stamps.append((0, 0, 0))

@@ -42,7 +42,7 @@ from memq.queues.decisions import (
     ranges_of,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.pop import ReadPopDecision
+from memq.queues.pop.groups import ReadPopDecision
 from memq.state_log import state_log
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import confirmed_reads

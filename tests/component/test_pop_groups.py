@@ -28,8 +28,9 @@ from memq.errors import (
 from memq.format.pointer import decode_pointer
 from memq.notification import Entry, Publication
 from memq.notification.log_reader import valid_span
-from memq.queues import keeper, pop_keeper
+from memq.queues import keeper
 from memq.queues.decisions import ItemOutcome
+from memq.queues.pop import keeper as pop_keeper
 from memq.runtime.clock import SystemClock
 from memq.state_log import state_log
 from memq.topic import ReadPartition, read_partitions

@@ -91,7 +91,7 @@ class Rig:
         runtime = Runtime(network=broker_networks(tls, EVENTS).data)
         settings = BrokerSettings(port=0, http_port=-1, audit=False)
         queue, stores = MemoryQueue(CLOCK), dict[str, StorageHandler](main=MemoryHandler(CLOCK))
-        tokens = tokens_of(self.section(**more), CLOCK, EVENTS)
+        tokens = tokens_of(self.section(**more), EVENTS)
         broker = Broker(settings, runtime, stores, queue, MemoryCoordinator(MemoryCluster()), tokens=tokens)
         await broker.start()
         try:
@@ -227,9 +227,9 @@ def test_new_keys_of_the_issuer_count_without_a_restart(rig: Rig) -> None:
 def test_settings_and_files_have_errors_that_say_what_to_do(rig: Rig, tmp_path: Path) -> None:
     def refused(text: str, **more: object) -> None:
         with pytest.raises(InvalidSettingError, match=text):
-            tokens_of(rig.section(**more), CLOCK, EVENTS)
+            tokens_of(rig.section(**more), EVENTS)
 
-    assert tokens_of({}, CLOCK, EVENTS) is None
+    assert tokens_of({}, EVENTS) is None
     refused("no issuer and no audience", issuer="", audience="")
     refused("can't read jwks_file '/no/such'", jwks_file="/no/such")
     secret = tmp_path / "secret.json"

@@ -14,7 +14,7 @@ from tests.model.pops import PopRules, run
 from tests.simulation.bug import Planted, swap
 from tests.simulation.planted_bugs import plant
 
-POP = "memq.queues.pop"
+POP = "memq.queues.pop.groups"
 READER_BUGS: dict[str, PopRules] = {
     "Q1: the reader does not know the blocks before its position": PopRules(look_back=False),
     "Q1: the reader keeps what it judged for a read that failed": PopRules(again_from_the_state=False),

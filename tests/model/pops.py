@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import EndPopDecision, ItemTerms, LeasedItems, QueueDecision, ranges_of
 from memq.queues.machine import QueueMachine
-from memq.queues.pop import BeginPopDecision, PopPlace, PopPosition, ReadPopDecision
+from memq.queues.pop.groups import BeginPopDecision, PopPlace, PopPosition, ReadPopDecision
 from tests.model.lease_facts import Fact, LeaseFacts
 from tests.model.leases import BLOCKS, ITEMS, LEASE_S, TOPIC, BrokenLeaseError, LeaseModel, Owner, Rules, Waiting
 

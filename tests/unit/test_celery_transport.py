@@ -1,4 +1,4 @@
-"""What a transport of kombu makes of times, certificates and options of Celery."""
+"""Times, certificates and options of Celery in the transport of kombu."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from memq.queues.decisions import (
     encode_decision,
 )
 from memq.queues.machine import RETAINED, QueueMachine
-from memq.queues.pop import (
+from memq.queues.pop.groups import (
     BeginPopDecision,
     PopPlace,
     PopPosition,

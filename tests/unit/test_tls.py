@@ -16,7 +16,7 @@ from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.runtime.tls import FollowedContext, Tls, client_context, server_context, subject_of, tls_of_environment
+from memq.runtime.tls import Tls, followed_client, server_context, subject_of, tls_of_environment
 from memq.settings import BrokerSettings
 from tests.certificates import Certificates
 
@@ -99,18 +99,18 @@ def test_a_context_follows_its_files_and_reports_a_broken_one_once(tmp_path: Pat
     own = Certificates(tmp_path / "certs")
     tls = own.issue("b1", "localhost")
     failures: list[MemqError] = []
-    followed = FollowedContext(tls, client_context, failures.append)
-    first = followed.context
-    assert followed.context is first
+    followed = followed_client(tls, failures.append)
+    first = followed()
+    assert followed() is first
     own.issue("b1", "localhost", again=True)
-    second = followed.context
+    second = followed()
     assert second is not first
     Path(tls.key_file).write_text("half")
-    assert followed.context is second
-    assert followed.context is second
+    assert followed() is second
+    assert followed() is second
     assert len(failures) == 1
     own.issue("b1", "localhost", again=True)
-    assert followed.context is not second
+    assert followed() is not second
 
 
 def test_a_subject_is_the_common_name() -> None:

@@ -43,7 +43,7 @@ from memq.queues.decisions import (
     decode_decision,
     terms_of,
 )
-from memq.queues.pop import BeginPopDecision, ReadPopDecision, RemovePopDecision
+from memq.queues.pop.groups import BeginPopDecision, ReadPopDecision, RemovePopDecision
 
 PopPlaces = dict[int, tuple[int, int]]  # by read partition: pointer offset and record index
 LIVE = (ItemState.READY, ItemState.LEASED)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from memq.broker.api import Answer, Ask, Call, Reply
-from memq.broker.api import resources as on
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
+from memq.broker.api.permissions import resources as on
 from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.permissions.shown import (
     shown_delayed,

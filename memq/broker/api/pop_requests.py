@@ -19,7 +19,7 @@ from memq.protocol.link import Link
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop, WirePop, WirePopPosition
 from memq.protocol.queue_messages import QueueAnswer
 from memq.queues.keeper import QueueKeeper
-from memq.queues.pop import BeginPopDecision, PopPosition, check_queue, is_pop_queue, topic_of
+from memq.queues.pop.groups import BeginPopDecision, PopPosition, check_queue, is_pop_queue, topic_of
 from memq.topic import Committed, Position, Topic, read_partitions
 
 Home = QueueKeeper | Link

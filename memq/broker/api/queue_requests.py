@@ -72,7 +72,7 @@ from memq.queues.decisions import (
     queue_scope,
 )
 from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
-from memq.queues.pop import check_queue, is_place, is_pop_queue, place_of
+from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems

@@ -18,14 +18,14 @@ from memq.limits import KIB, POP_BLOCK_BYTES_MAX
 from memq.notification import Entry
 from memq.notification.dedup_window import DedupWindow, Novelty
 from memq.notification.log_reader import entries_between, first_of, page_before, valid_seek, valid_span
-from memq.queues.pop import PopGroup, PopPlace, PopPosition, block_id
-from memq.queues.pop_keeper import PopBatch, PopBlock, PopKeeper
+from memq.queues.pop.groups import PopGroup, PopPlace, PopPosition, block_id
+from memq.queues.pop.keeper import PopBatch, PopBlock, PopKeeper
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing, read_batch_entries
 from memq.topic import ReadPartition, Topic
 
 PAGE_BYTES = 64 * KIB  # of pointers: about a hundred
 WHOLE_BYTES = 512 * KIB  # a batch up to this size is read at once, and its blocks are kept for workers
-LOST_PAUSE_S = 2.0  # between two looks at a log that seems to be another one
+LOST_PAUSE_S = 2.0  # between two reads of a log that seems to be another one
 LOST_LOOKS = 3
 
 

@@ -1,6 +1,6 @@
 """Reads plain topics for the pop groups of a service partition (Q1).
 
-A group reads ahead as far as a budget of items that are not over (`memq.queues.pop_keeper`). Its position and its
+A group reads ahead as far as a budget of items that are not over (`memq.queues.pop.keeper`). Its position and its
 blocks are one decision. After any error a partition is opened again at the position that the state has: what was judged
 for a decision that does not count is forgotten.
 """
@@ -17,7 +17,7 @@ from memq.errors import MemqError, NotFoundError
 from memq.notification.log_reader import valid_span
 from memq.queues.block import QueueBlock
 from memq.queues.keeper import QueueKeeper
-from memq.queues.pop import BeginPopDecision, PopGroup, PopPosition, place_of, topic_of
+from memq.queues.pop.groups import BeginPopDecision, PopGroup, PopPosition, place_of, topic_of
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, read_partitions
 

@@ -9,7 +9,7 @@ from memq.errors import NotFoundError, NotReadyError
 from memq.format.pointer import Location, Pointer, pointer_mark, read_pointer
 from memq.queues.block import QueueBlock
 from memq.queues.payloads import Place
-from memq.queues.pop import PopPlace, place_of
+from memq.queues.pop.groups import PopPlace, place_of
 from memq.topic import ReadPartition
 
 KNOWN_MAX = 1_000  # pointers whose locations are kept

@@ -41,7 +41,7 @@ from memq.limits import (
 )
 from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
 from memq.queues.decisions import ItemOutcome, queue_scope
-from memq.queues.pop import is_pop_queue, topic_of
+from memq.queues.pop.groups import is_pop_queue, topic_of
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
 

@@ -66,7 +66,7 @@ from memq.protocol.queue_messages import (
     WireLeasedItems,
 )
 from memq.queues.decisions import ItemOutcome, NackKind
-from memq.queues.pop import check_queue
+from memq.queues.pop.groups import check_queue
 from memq.runtime.clock import backoff_s
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls

@@ -26,7 +26,7 @@ from memq.protocol.queue_messages import (
     WireQueue,
 )
 from memq.queues.decisions import ItemOutcome
-from memq.queues.pop import check_queue
+from memq.queues.pop.groups import check_queue
 from memq.runtime.runtime import Runtime
 
 DEAD_LIMIT = 100

@@ -12,7 +12,7 @@ from memq.client.listener.settings import CONCURRENCY_MAX, DELAYS_MAX
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX, QUEUE_NOTE_BYTES_MAX, QUEUES_PER_REQUEST_MAX
 from memq.queues.decisions import NackKind
-from memq.queues.pop import check_queue
+from memq.queues.pop.groups import check_queue
 
 PROCESSES_MAX = 256
 SHORT_S = 1.0  # with handlers that take longer, a waiting item is better at another worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memq.client.pop_admin import AsyncPopAdmin, PopAdmin
+from memq.client.queue.pop_admin import AsyncPopAdmin, PopAdmin
 from memq.protocol.admin_messages import AdminRequest
 from memq.protocol.transaction_messages import ListTransactions, SettleTransaction
 

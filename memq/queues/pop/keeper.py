@@ -24,7 +24,7 @@ from memq.queues.decisions import (
     merged_ranges,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.pop import (
+from memq.queues.pop.groups import (
     BeginPopDecision,
     PopGroup,
     PopPlace,

@@ -60,7 +60,7 @@ from memq.protocol.transaction_messages import (
     PrepareTransaction,
     SettleTransaction,
 )
-from memq.queues.pop import topic_of
+from memq.queues.pop.groups import topic_of
 
 
 def cluster(call: Call[Any]) -> list[Resource]:

@@ -15,7 +15,7 @@ from memq.errors import InvalidRequestError, MemqError
 from memq.limits import QUEUE_ATTEMPTS_MAX
 from memq.protocol.admin_messages import AdminRequest
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop, WirePop, WirePopPosition
-from memq.queues.pop import check_queue, pop_queue, topic_of
+from memq.queues.pop.groups import check_queue, pop_queue, topic_of
 from memq.topic import Committed, Position, ReadPartition, Topic, check_name, read_partitions
 
 POP_LEASE_S = 60.0
