@@ -70,8 +70,7 @@ def _largest_record(reader: BlockReader) -> int:
     cells = reader.cells()
     reader.timestamps()
     reader.tags()
-    reader.memoryviews()
-    reader.keys()
+    reader.check_nulls()
     sizes: list[int] | Sequence[int] = cells.value_lengths
     if cells.key_lengths:
         sizes = list(map(add, sizes, cells.key_lengths))

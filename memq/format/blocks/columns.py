@@ -232,6 +232,14 @@ class BlockReader:
         """Replace the cells that are null in the bitmap at `at` by None."""
         return [cell if bit else None for cell, bit in zip(cells, self.present(at, lengths, what), strict=True)]
 
+    def check_nulls(self) -> None:
+        """Check the bitmaps of null keys and values; the cells are not read. Raises: CorruptDataError."""
+        cells, layout = self.cells(), self.layout()
+        if self.header.flags & block.NULL_VALUES:
+            self.present(layout.present_values, cells.value_lengths, "values")
+        if self.header.flags & block.KEY and self.header.flags & block.NULL_KEYS:
+            self.present(layout.present_keys, cells.key_lengths, "keys")
+
     def values(self) -> list[bytes | None]:
         """Return the values."""
         cells, layout = self.cells(), self.layout()
