@@ -138,7 +138,7 @@ $(NATIVE): .ci/native $(RUST) | $(LIBRARIES)
 	@touch $(NATIVE)
 
 $(CLUSTER): pyproject.toml .ci/venv
-	@.ci/venv $(VENV) demo,cluster,localstack
+	@.ci/venv $(VENV) demo,cluster,localstack,certs
 	@touch $(DEMO) $(CLUSTER)
 
 $(SPARK): pyproject.toml .ci/venv

@@ -239,7 +239,7 @@ def old_tls(addresses: str, tls: memq.Tls) -> None:
 def certs(command: str, folder: Path, *arguments: str) -> None:
     """Run `memq certs`."""
     line = [sys.executable, "-m", "memq", "certs", command, *arguments, "--dir", str(folder)]
-    subprocess.run(line, check=True, capture_output=True)
+    subprocess.run(line, check=True)
 
 
 if __name__ == "__main__":
