@@ -269,6 +269,8 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
             await asyncio.sleep(SEAL_POLL_S)
             found = (await self.topic(name)).topic
             if found.id != topic.id:
+                if self._metadata.is_unconfirmed(name, found.id):
+                    continue  # a broker that has slept may know an earlier topic of this name
                 raise NotFoundError(f"topic '{name}' was deleted while it was being sealed")
             topic = found if found.version >= topic.version else topic  # another broker may be behind
             if not topic.sealed_ms:

@@ -269,6 +269,32 @@ def test_unconfirmed_topic_replaces_no_other_of_the_name() -> None:
     run(test)
 
 
+def test_only_a_confirmed_topic_of_the_name_ends_the_wait_for_a_seal() -> None:
+    """A broker that has slept knows an earlier topic of the name, and its coordinator does not answer."""
+    answers = [("bb" * 16, True), ("aa" * 16, False), ("bb" * 16, True), ("cc" * 16, True)]
+
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.METADATA:
+            topic_id, confirmed = answers.pop(0)
+            found = msgspec.structs.replace(toy_topic(topic_id=topic_id), sealed_ms=1)
+            unconfirmed = [] if confirmed else ["clicks"]
+            metadata = Metadata(cluster="toy", topics=[TopicMetadata(topic=found)], unconfirmed=unconfirmed)
+            connection.answer(frame, metadata)
+        elif frame.api == Api.ADMIN:
+            sealed = msgspec.structs.replace(toy_topic(topic_id="bb" * 16), sealed_ms=1)
+            connection.answer(frame, AdminAnswer(topic=sealed))
+        return frame.api in (Api.METADATA, Api.ADMIN)
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = script
+        async with AsyncAdmin(broker.address) as admin:
+            with pytest.raises(NotFoundError, match="was deleted while it was being sealed"):
+                await admin.seal_topic("clicks")
+        assert answers == []
+
+    run(test)
+
+
 def test_a_topic_that_is_doubted_is_asked_for_again_and_never_goes_back_to_an_older_version() -> None:
     versions, known = [2, 1, 3], list[dict[str, str]]()
 
