@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from awscrt.checksums import crc32c
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.restore.rebuild import BatchLocation, Rebuilder, find_batch
 from memq.broker.spool import forwarding
-from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, UNREAD_S_MAX, Forwarder
+from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, UNREAD_S_MAX
 from memq.broker.spool.segments import Ticket
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
@@ -29,120 +25,17 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import parse_header
-from memq.format.pointer import encode_pointer
 from memq.format.ranges import RangeSet
 from memq.limits import FORWARD_S_MAX, KIB
-from memq.notification import Entries, Publication
+from memq.notification import Entries
 from memq.protocol.frames import Api, decode_forward
-from memq.protocol.link import Link
-from memq.protocol.messages import Done
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition
 from tests.brokers import events_of, log_lines
-from tests.partition_owners import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.broker_wire import Wire
-from tests.unit.sealed_batches import TOPIC, batch, block, flipped, joined
+from tests.unit.forwarder_bench import Bench
+from tests.unit.sealed_batches import TOPIC, block, flipped
 
 NAME = "topic 'clicks' partition 0"
-
-
-class Owner(Wire):
-    """The new owner at the other end: `take` says what it does with each block; by default it publishes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[float, int, bytes]] = []  # when, request, block
-        self.connects_s: list[float] = []
-        self.closed = self.in_flight = self.most = 0
-        self.take: Callable[[int, bytes], Coroutine[Any, Any, None]] | None = None
-
-    async def connect_to(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
-        self.connects_s.append(asyncio.get_running_loop().time())
-        self.frames, self.aborts = [], 0
-        await super().connect_to(host, port, make, timeout_s=timeout_s)
-
-    def abort(self) -> None:
-        """See `Wire.abort`."""
-        self.closed += not self.aborts
-        super().abort()
-
-    def write(self, data: bytes | memoryview) -> None:
-        """See `Wire.write`."""
-        known = len(self.frames)
-        super().write(data)
-        for frame in self.frames[known:]:
-            if frame.api == Api.FORWARD and self.take is not None:
-                _, at = decode_forward(frame.body)
-                self.asked.append((asyncio.get_running_loop().time(), frame.argument, bytes(frame.body[at:])))
-                self.in_flight += 1
-                self.most = max(self.most, self.in_flight)
-                asyncio.get_running_loop().create_task(self._answer(self.take, *self.asked[-1][1:]))
-
-    async def _answer(self, take: Callable[[int, bytes], Coroutine[Any, Any, None]], number: int, data: bytes) -> None:
-        await skip(0.01)
-        self.in_flight -= 1
-        try:
-            await take(number, data)
-        except MemqError as error:
-            self.refuse(number, error)
-        else:
-            self.say(Api.FORWARD, number, Done())
-
-
-class Bench:
-    """A forwarder with the blocks of one lost epoch, and the owner that it brings them to."""
-
-    def __init__(self, count: int = 3, settled_s: float = 0.0, values: bytes = b"v") -> None:
-        opening, self.owner = Opening(), Owner()
-        self.owner.take = lambda number, data: self.land(data)
-        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner.connect_to, token=str)))
-        self.services = replace(opening.services, runtime=runtime)
-        self.counters = self.services.counters
-        self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator
-        self.read = read_partitions(TOPIC)[0]
-        self.locate_errors: list[MemqError] = []
-        self.located_s: list[float] = []
-        self.forwarder = Forwarder(self.services, self._locate)
-        self.released: list[Slab] = []
-        self.held = UnpublishedBlocks(TOPIC, 0, 0, settled_s, self.released.append)
-        self.blocks = [block(number, [values], 5) for number in range(count)]
-        for each in self.blocks:
-            self.hold(each)
-        self._batches = 0
-
-    def hold(self, data: bytes) -> None:
-        """Hold one more block."""
-        slab = Slab(len(data) + 10)
-        slab.view[10:] = data
-        self.held.add(UnpublishedBlock(parse_header(data), slab, 10, len(data) + 10))
-
-    async def _locate(self, topic: Topic, partition: int) -> str:
-        assert (topic, partition) == (TOPIC, 0)
-        self.located_s.append(asyncio.get_running_loop().time())
-        if self.locate_errors:
-            raise self.locate_errors.pop(0)
-        return "host-2:77"
-
-    async def land(self, *blocks: bytes) -> None:
-        """Publish blocks as one batch."""
-        self._batches += 1
-        data, key = joined((batch(self._batches), list(blocks))), f"memq/{self._batches}"
-        await self.store.put(key, [data], crc32c(data))
-        found = find_batch(BatchLocation(key, 0, 4, self._batches), data, TOPIC)
-        pointer = Rebuilder(TOPIC, "memq", "main").pointer(found)
-        assert pointer is not None
-        now_ms = self.services.runtime.clock.wall_ms()
-        await self.queue.publish(Publication(self.read, 0, 4, now_ms, encode_pointer(pointer)))
-
-    async def start(self) -> None:
-        """Begin to forward."""
-        await self.queue.create([self.read], 30_000)
-        self.forwarder.take(self.held)
-
-    async def done(self) -> None:
-        """Forward until nothing is held."""
-        await self.start()
-        await self.forwarder.drain()
 
 
 def test_blocks_go_to_the_new_owner_once_no_publish_of_the_lost_epoch_can_land() -> None:
@@ -196,6 +89,36 @@ def test_an_empty_read_before_the_end_shows_no_block_to_be_absent(monkeypatch: p
         await bench.done()
         assert [data for _, _, data in bench.owner.asked] == bench.blocks[2:]
         assert (short, bench.counters.forward_retries) == ([], 2)
+
+    run_skipping(work())
+
+
+def test_a_block_is_absent_since_the_last_read_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another owner published while the read ran may not be in its answer."""
+
+    async def work() -> None:
+        bench = Bench(count=1)
+        await bench.queue.create([bench.read], 30_000)
+        read = bench.queue.read
+        begun_s: list[float] = []
+
+        async def slow(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            begun_s.append(asyncio.get_running_loop().time())
+            await skip(2.0)
+            return await read(partition, offset, bytes_max)
+
+        asked: list[int] = []
+
+        async def take(number: int, data: bytes) -> None:
+            (frame,) = [each for each in bench.owner.frames if each.api == Api.FORWARD and each.argument == number]
+            asked.append(decode_forward(frame.body)[0].absent_ms)
+            await bench.land(data)
+
+        monkeypatch.setattr(bench.queue, "read", slow)
+        bench.owner.take = take
+        await bench.done()
+        last_s = max(each for each in begun_s if each < bench.owner.connects_s[0])
+        assert asked == [pytest.approx(1_000 * (last_s - bench.owner.connects_s[0]), abs=20)]
 
     run_skipping(work())
 

@@ -208,14 +208,17 @@ def test_a_number_that_was_swept_is_not_won_by_a_compaction_that_slept() -> None
     async def work() -> None:
         world = await World.made()
         files = world.parts().files
-        slept = following(await manifest_of(files, PARTITION), ())
         await world.compact(replace_rule(rest=False))
+        slept = following(await manifest_of(files, PARTITION), ())
         await world.compact()
+        assert await files.publish(following(await manifest_of(files, PARTITION), ()))
         await world.sweep()
+        key = files.manifest_key(PARTITION, slept.number)
+        assert key not in world.store.objects
         highest = await files.highest(PARTITION)
         assert highest is not None
-        assert highest.number > slept.number
         assert not await files.publish(slept)
+        assert key in world.store.objects, "its put succeeds"
         assert await files.highest(PARTITION) == highest
         await world.check()
 

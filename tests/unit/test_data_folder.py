@@ -218,6 +218,7 @@ def test_a_folder_without_rights_is_denied_with_a_hint(there: bool) -> None:
     parent, child = SPAWN.Pipe()
     process = SPAWN.Process(target=open_without_rights, args=(path, child))
     process.start()
+    child.close()  # a process that dies ends the pipe
     kind, message, hint = parent.recv()
     process.join()
     outside.chmod(0o755)

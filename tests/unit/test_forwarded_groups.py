@@ -7,7 +7,7 @@ import pytest
 from memq.broker.spool import forwarding
 from memq.broker.spool.forwarding import UNREAD_S_MAX
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_forwarder import Bench
+from tests.unit.forwarder_bench import Bench
 
 
 def test_a_block_waits_whose_sequences_an_unreadable_object_gets_while_others_are_forwarded(

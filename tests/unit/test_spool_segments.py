@@ -98,6 +98,14 @@ def test_the_writer_is_woken_when_a_segment_may_go_or_is_kept_for_little() -> No
     assert found == [0, 1, 2, 3]
 
 
+def test_the_segment_that_is_appended_to_stays_without_tickets() -> None:
+    segments = Segments(BYTES_MAX)
+    segment = segments.begin("one", 0)
+    assert segments.unwanted() == []
+    segments.open = None
+    assert segments.unwanted() == [segment]
+
+
 def test_segments_for_the_operator_are_not_copied() -> None:
     segments = Segments(BYTES_MAX)
     for number in range(SEGMENTS_PER_SPOOL):
