@@ -1,7 +1,7 @@
 """Permissions: rules, roles, and the decision on a request. Pure.
 
 A rule allows or denies one permission on resources to principals. A deny wins over each allow, and what no rule allows
-is denied. The coordinator keeps the rules; brokers decide by them (`memq.broker.api.permissions.checks`).
+is denied. The coordinator keeps the rules; brokers decide by them (`memq.broker.permissions.checks`).
 """
 
 from __future__ import annotations

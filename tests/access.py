@@ -6,7 +6,7 @@ from memq.permissions import Permission, Resource, ResourceKind
 
 
 class FullAccess:
-    """See `memq.broker.api.permissions.checks.PrincipalAccess`; everything is allowed."""
+    """See `memq.broker.permissions.checks.PrincipalAccess`; everything is allowed."""
 
     def may(self, permission: Permission, resource: Resource) -> bool:
         return True

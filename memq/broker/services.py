@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memq.broker.api.permissions.checks import PermissionChecks
 from memq.broker.identity import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.quotas import Quotas
@@ -14,6 +13,7 @@ from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
+from memq.broker.permissions.checks import PermissionChecks
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.broker.upkeep.own_groups import OwnGroups

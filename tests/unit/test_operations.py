@@ -14,7 +14,6 @@ from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, Operations, operations_of
-from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -23,6 +22,7 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
+from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol import (

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from memq.broker.api.permissions.checks import PermissionChecks
+from memq.broker.permissions.checks import PermissionChecks
 from memq.errors import DeniedError, NotReadyError, UnreachableError
 from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, topic_resource
 from memq.runtime.clock import SystemClock

@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from memq.broker.api.permissions.checks import PrincipalAccess
 from memq.broker.ingest.connection import Connection
+from memq.broker.permissions.checks import PrincipalAccess
 from memq.errors import MemqError
 from memq.format.blocks.header import Buffer
 from memq.protocol.connection import Principal

@@ -10,9 +10,15 @@ from memq.broker.api import Answer, Ask, Call, Reply
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
-from memq.broker.api.permissions import resources as on
-from memq.broker.api.permissions.permission_requests import PermissionRequests
-from memq.broker.api.permissions.shown import (
+from memq.broker.api.pop_requests import PopRequests
+from memq.broker.api.queue_requests import QueueRequests
+from memq.broker.api.reader_requests import ReaderRequests, poll_blocks_bytes, poll_bytes, read_bytes
+from memq.broker.api.stream_requests import StreamRequests
+from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.api.transaction_requests import TransactionRequests
+from memq.broker.permissions import resources as on
+from memq.broker.permissions.permission_requests import PermissionRequests
+from memq.broker.permissions.shown import (
     shown_delayed,
     shown_group,
     shown_groups,
@@ -22,12 +28,6 @@ from memq.broker.api.permissions.shown import (
     shown_queues,
     shown_transactions,
 )
-from memq.broker.api.pop_requests import PopRequests
-from memq.broker.api.queue_requests import QueueRequests
-from memq.broker.api.reader_requests import ReaderRequests, poll_blocks_bytes, poll_bytes, read_bytes
-from memq.broker.api.stream_requests import StreamRequests
-from memq.broker.api.topic_requests import TopicRequests
-from memq.broker.api.transaction_requests import TransactionRequests
 from memq.errors import ProtocolError
 from memq.permissions import Permission, Resource, ResourceKind
 from memq.protocol.admin_messages import (

@@ -11,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from memq.broker.api import Answer, Call, WithBlocks
-from memq.broker.api.permissions.object_topics import ObjectTopics
 from memq.broker.partitions import Partitions
+from memq.broker.permissions.object_topics import ObjectTopics
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, StoreError, TooLargeError
 from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX

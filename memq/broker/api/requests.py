@@ -17,7 +17,6 @@ from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import Operation, operations_of
-from memq.broker.api.permissions.permission_requests import PermissionRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -28,6 +27,7 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
+from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords

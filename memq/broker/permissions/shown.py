@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from memq.broker.api import Answer, Call
-from memq.broker.api.permissions.checks import PrincipalAccess
+from memq.broker.permissions.checks import PrincipalAccess
 from memq.permissions import Permission, Resource, ResourceKind, topic_resource
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.messages import Metadata, MetadataRequest, PartitionRef
