@@ -28,7 +28,7 @@ from memq.errors import (
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import ProducerEnd
 from memq.governor import Assignment
-from memq.topic import TopicSettings
+from memq.topic import TopicSettings, read_partitions
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
 from tests.partition_owners import (
@@ -242,6 +242,25 @@ def test_nothing_follows_the_last_word_of_an_epoch() -> None:
             queue.gate.set()
             await drain
             assert [each.kind for each in await pointers(broker, topic)] == ["opened", "closed"]
+
+    run(work())
+
+
+def test_a_drain_that_meets_a_cut_log_publishes_no_last_word() -> None:
+    """Rule 12: the owner knows that the log was cut, and its epoch publishes nothing any more."""
+
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            queue, processor = GatedQueue.close_gate(broker.services.queue), processor_of(broker, topic)
+            await processor.republish_opened()
+            await queue.begun.wait()
+            drain = asyncio.create_task(processor.drain())
+            await turns()
+            (partition,) = read_partitions(topic)
+            queue.logs[partition].entries.clear()
+            queue.gate.set()
+            await drain
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened"]
 
     run(work())
 

@@ -30,6 +30,12 @@ MOVE = "        for ticket, spans in moves:\n            ticket.move(segment, sp
 BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PROCESSOR,
+        "a drain publishes `closed` in an epoch that has ended",
+        " and self.failure is None and self.own.phase is Phase.OWNING:",
+        " and self.failure is None:",
+    ),
+    (
+        PROCESSOR,
         "pointers of an epoch that ended are answered from memory",
         "        self.services.recent_pointers.forget(self.read_partition)\n",
         "",

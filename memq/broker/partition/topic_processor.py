@@ -153,7 +153,7 @@ class TopicProcessor:
             while self.failure is None and (len(self.ring) or self._ends or self._publishing):
                 self.changed.clear()
                 await self.changed.wait()
-            if self.own is not None and self.failure is None:
+            if self.own is not None and self.failure is None and self.own.phase is Phase.OWNING:
                 self._released = True
                 await release_partition(self.services, self._publisher(patient=False), self.topic)
             error, left = self.failure, len(self.ring)
