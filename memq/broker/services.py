@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memq.broker.api.permissions.checks import PermissionChecks
-from memq.broker.identity import Tokens
+from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
