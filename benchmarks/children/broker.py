@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.children.commands import answer, commands_async, options, use_cubic
 from memq.broker.broker import Broker
-from memq.broker.identity import broker_networks
+from memq.broker.identity.networks import broker_networks
 from memq.broker.process import calm_collector
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB

@@ -13,14 +13,13 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import lock_folder, make_folder
-from memq.broker.identity import (
+from memq.broker.identity.networks import (
     TlsSettings,
-    TokenSettings,
     broker_networks,
     check_exposure,
-    tokens_of,
     warn_of_anonymous,
 )
+from memq.broker.identity.tokens import TokenSettings, tokens_of
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.services import BROKER_PROGRAM
@@ -203,7 +202,7 @@ async def serve_cluster(
             client_limits=limits,
             spool_disk=spool,
             traces=traces_of(settings, runtime),
-            tokens=tokens_of(parts.section("tokens"), events),
+            tokens=tokens_of(parts.section("tokens"), runtime.clock, events),
         )
         await broker.check()
         mark = StoreMark(settings.cluster, store, coordinator)

@@ -11,7 +11,7 @@ import msgspec
 from memq.broker.api.group_migration import GroupMigrator
 from memq.broker.api.requests import Requests
 from memq.broker.failure_detector import FailureDetector
-from memq.broker.identity import Tokens
+from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
@@ -160,6 +160,8 @@ class Broker:
         if services.permissions.enforced:
             services.permissions.changed = self._recheck
             self._tasks.start(services.permissions.follow(), "follow permissions")
+        if services.tokens is not None:
+            self._tasks.start(services.tokens.follow(), "follow keys of tokens")
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         services.groups.address = self._listener.address
         self.address = _public_address(settings.advertise, self._listener.address)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.data_folder import DataFolder
-from memq.broker.identity import Tokens, broker_networks, tokens_of, warn_of_anonymous
+from memq.broker.identity.networks import broker_networks, warn_of_anonymous
+from memq.broker.identity.tokens import Tokens, tokens_of
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
@@ -46,7 +47,7 @@ async def serve(
     networks = broker_networks(sections.get("tls", {}), events)
     warn_of_anonymous(settings, sections, events)
     runtime = runtime or Runtime(network=networks.data)
-    tokens = tokens_of(sections.get("tokens", {}), events)
+    tokens = tokens_of(sections.get("tokens", {}), runtime.clock, events)
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         settings = dataclasses.replace(settings, cluster=folder.cluster)

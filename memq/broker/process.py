@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from memq import kernel
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
-from memq.broker.identity import warn_if_exposed
+from memq.broker.identity.networks import warn_if_exposed
 from memq.broker.metrics import CounterCollector, PermissionCollector, QueueCollector, QuotaCollector, StoreCollector
 from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memq.broker.identity import Tokens
+from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool

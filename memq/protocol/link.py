@@ -14,6 +14,7 @@ from memq.errors import (
     DamagedMessageError,
     ForeignProtocolError,
     MemqError,
+    NotReadyError,
     ProtocolError,
     TimedOutError,
     UnreachableError,
@@ -434,5 +435,7 @@ async def connect_link(
             raise foreign from error
         if isinstance(error, DamagedMessageError):
             raise UnreachableError(f"{format_address(address)} was not understood: {error}") from error
+        if isinstance(error, NotReadyError):  # it can't identify this client yet
+            raise UnreachableError(f"{format_address(address)} is not ready: {error}") from error
         raise
     return link

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from memq.broker.assembly import serve_cluster
-from memq.broker.identity import check_exposure, warn_if_exposed
+from memq.broker.identity.networks import check_exposure, warn_if_exposed
 from memq.errors import InvalidSettingError
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog

@@ -12,7 +12,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.identity import broker_networks
+from memq.broker.identity.networks import broker_networks
 from memq.errors import DeniedError, NotFoundError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue

@@ -13,7 +13,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.identity import broker_networks
+from memq.broker.identity.networks import broker_networks
 from memq.broker.ingest.connection import Connection
 from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator

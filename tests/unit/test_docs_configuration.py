@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from memq import kernel
-from memq.broker.identity import TlsSettings, TokenSettings
+from memq.broker.identity.networks import TlsSettings
+from memq.broker.identity.tokens import TokenSettings
 from memq.cli.options import shown_value
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.broker.identity import broker_networks, warn_of_anonymous
+from memq.broker.identity.networks import broker_networks, warn_of_anonymous
 from memq.cli import run
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.runtime.clock import SystemClock

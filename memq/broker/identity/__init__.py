@@ -1,0 +1,1 @@
+"""Identity of connections: certificates, signed tokens, and the networks of a broker."""
