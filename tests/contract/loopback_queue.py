@@ -15,6 +15,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.hold_requests import HoldRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.permissions.permission_requests import PermissionRequests
+from memq.broker.api.permissions.quota_requests import QuotaRequests
 from memq.broker.api.pop_requests import PopRequests
 from memq.broker.api.queue_requests import QueueRequests
 from memq.broker.api.reader_requests import ReaderRequests
@@ -105,7 +106,8 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         moves, queues = TransactionRequests(*given, cast(Any, None)), QueueRequests(given[0], cast(Any, None))
         topics = StreamRequests(*given), TopicRequests(*given), ReaderRequests(*given)
         pops, permissions = PopRequests(given[0], cast(Any, None), given[1]), PermissionRequests(given[0])
-        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops, permissions)
+        rules = permissions, QuotaRequests(given[0])
+        self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops, *rules)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:
