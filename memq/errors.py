@@ -117,7 +117,7 @@ class ThrottledError(RetryableError):
 
 
 class OverLimitError(RetryableError):
-    """A topic or a client exceeds its limit, whose mode is hard. Try again after `retry_after_ms`."""
+    """A topic, a client or a principal exceeds its limit. Try again after `retry_after_ms`."""
 
     code = "over-limit"
     default_hint = "wait for the time in the message, send less, or raise the limit"

@@ -16,10 +16,10 @@ import msgspec
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import KIB
+from memq.patterns import EVERY, check_pattern, matches
+from memq.quotas import QuotaRule, check_quota
 
 RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 1 MiB
-NAME_CHARACTERS_MAX = 256
-EVERY = "*"
 
 
 class Permission(Enum):
@@ -90,10 +90,11 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
-    """All rules of a cluster. Each change has the next version; version 0 has no rules."""
+    """All rules and quotas of a cluster. Each change has the next version; version 0 has none."""
 
     version: int = 0
     rules: tuple[AccessRule, ...] = ()
+    quotas: tuple[QuotaRule, ...] = ()
 
 
 class AccessDecision(NamedTuple):
@@ -103,22 +104,12 @@ class AccessDecision(NamedTuple):
     rule: AccessRule | None = None
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether a name is the pattern, or begins with it up to a final `*`."""
-    return name.startswith(pattern[:-1]) if pattern.endswith(EVERY) else name == pattern
-
-
 def check_rule(rule: AccessRule) -> AccessRule:
     """Return a sound rule. Raises: InvalidRequestError."""
     named_permission(rule.permission)
     named_kind(rule.kind)
-    for what, pattern in (("principal", rule.principal), ("name", rule.name)):
-        inner = pattern.removesuffix(EVERY)
-        if not pattern or len(pattern) > NAME_CHARACTERS_MAX or not pattern.isprintable() or EVERY in inner:
-            raise InvalidRequestError(
-                f"{what} {pattern[:60]!a} of a rule is no name, and no prefix with a final '*'",
-                hint=f"give 1 to {NAME_CHARACTERS_MAX} printable characters, and '*' only as the last one",
-            )
+    check_pattern("principal", rule.principal)
+    check_pattern("name", rule.name)
     if rule.kind == ResourceKind.CLUSTER.value and rule.name != EVERY:
         raise InvalidRequestError(f"a rule of the cluster has the name '{rule.name[:60]}'; it can be '*' only")
     return rule
@@ -155,7 +146,28 @@ def changed_rules(stored: RuleSet, add: Iterable[AccessRule], remove: Iterable[A
     kept |= dict.fromkeys(check_rule(rule) for rule in add)
     if kept.keys() == dict.fromkeys(stored.rules).keys():
         return stored
-    changed = RuleSet(version=stored.version + 1, rules=tuple(sorted(kept)))
+    rules = tuple(sorted(kept))
+    return check_size(msgspec.structs.replace(stored, version=stored.version + 1, rules=rules))
+
+
+def changed_quotas(stored: RuleSet, put: Iterable[QuotaRule], remove: Iterable[QuotaRule]) -> RuleSet:
+    """Return the rules after quotas were set and removed, as `changed_rules`.
+
+    Kind and name name the quotas in `remove`.
+    Raises: InvalidRequestError for a quota that is not sound; TooLargeError over RULES_BYTES_MAX.
+    """
+    kept = {(quota.kind, quota.name): quota for quota in stored.quotas}
+    for quota in remove:
+        kept.pop((quota.kind, quota.name), None)
+    kept |= {(quota.kind, quota.name): check_quota(quota) for quota in put}
+    quotas = tuple(sorted(kept.values()))
+    if quotas == stored.quotas:
+        return stored
+    return check_size(msgspec.structs.replace(stored, version=stored.version + 1, quotas=quotas))
+
+
+def check_size(changed: RuleSet) -> RuleSet:
+    """Return rules that are not too large for a coordinator. Raises: TooLargeError."""
     size = len(encode_rules(changed))
     if size > RULES_BYTES_MAX:
         raise TooLargeError(
@@ -171,13 +183,15 @@ def encode_rules(rules: RuleSet) -> bytes:
 
 
 def decode_rules(data: bytes) -> RuleSet:
-    """Return the rules in these bytes.
+    """Return the rules and quotas in these bytes.
 
-    Raises: msgspec.MsgspecError; UnicodeDecodeError; InvalidRequestError for a rule that is not sound.
+    Raises: msgspec.MsgspecError; UnicodeDecodeError; InvalidRequestError for one that is not sound.
     """
     found = msgspec.json.decode(data, type=RuleSet)
     for rule in found.rules:
         check_rule(rule)
+    for quota in found.quotas:
+        check_quota(quota)
     return found
 
 

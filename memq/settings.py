@@ -133,6 +133,7 @@ class BrokerSettings:
     permissions: bool = _setting(
         default=False, doc="check the permissions of principals; off: everybody may do everything"
     )
+    quotas: bool = _setting(default=False, doc="hold principals to their quotas; off: their rules have no effect")
     superusers: str = _setting("", "principals that may do everything but peer, by commas; a final * names a prefix")
     broker_principals: str = _setting("", "principals of the brokers' certificates, by commas, as superusers")
     audit: bool = _setting(True, "clients report sent and read records to the topic _memq_audit")

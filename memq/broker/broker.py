@@ -157,8 +157,8 @@ class Broker:
         if services.spool.disk is not None:
             await self.replay.find(services.spool.disk)
             services.spool.start()
-        if services.permissions.enforced:
-            services.permissions.changed = self._recheck
+        if services.permissions.enforced or settings.quotas:
+            services.permissions.changed = self._rules_changed
             self._tasks.start(services.permissions.follow(), "follow permissions")
         if services.tokens is not None:
             self._tasks.start(services.tokens.follow(), "follow keys of tokens")
@@ -375,9 +375,11 @@ class Broker:
         for processor in self.partitions.at_work():
             processor.hurry()
 
-    def _recheck(self) -> None:
+    def _rules_changed(self) -> None:
+        self.services.principals.follow(self.services.permissions.quotas)
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection) and reader.ready:
+                self.requests.follow_limits(reader)
                 self.requests.recheck(reader)
 
     async def _coordinator_changed(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from memq.broker.ingest.principal_quotas import PrincipalQuotas
 from memq.broker.ingest.quotas import Quotas
 from memq.governor import Load
 from memq.observe.metrics import METRICS, lines_of
@@ -208,16 +209,17 @@ class StoreCollector:
 
 
 class QuotaCollector:
-    """Yields one counter, with a line for each topic or client that was over its limit."""
+    """Yields one counter, with a line for each topic, client or principal that was over its limit."""
 
-    def __init__(self, book: Quotas) -> None:
+    def __init__(self, book: Quotas, principals: PrincipalQuotas) -> None:
         self._book = book
+        self._principals = principals
 
     def collect(self) -> Iterable[Metric]:
         """Yield `memq_broker_over_limit_total`."""
         over = (
             ((limiter.subject, limiter.name, mode), count)
-            for limiter in self._book.limiters()
+            for limiter in (*self._book.limiters(), *self._principals.limiters())
             for mode, count in limiter.over.items()
             if count
         )

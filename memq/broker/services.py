@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
+from memq.broker.ingest.principal_quotas import PrincipalQuotas
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
@@ -120,6 +121,7 @@ class Services:
     groups: OwnGroups = field(init=False)
     connection_limits: ConnectionLimits = field(init=False)
     permissions: PermissionChecks = field(init=False)
+    principals: PrincipalQuotas = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
@@ -132,6 +134,7 @@ class Services:
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
         checks = PermissionChecks(self.settings, self.coordinator.rules, self.events)
         object.__setattr__(self, "permissions", checks)
+        object.__setattr__(self, "principals", PrincipalQuotas(self.runtime.clock))
         object.__setattr__(self, "groups", OwnGroups(self.runtime))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memq.client.arguments import public_name
 from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
-from memq.client.permission_admin import AsyncPermissionAdmin, PermissionAdmin
+from memq.client.permission_admin import AsyncPermissionAdmin, PermissionAdmin, quotas_in
 from memq.client.topic_admin import ANSWER_S
 from memq.errors import NotFoundError
 from memq.protocol.admin_messages import (
@@ -23,7 +23,9 @@ from memq.protocol.admin_messages import (
     DrainBroker,
 )
 from memq.protocol.frames import Api
+from memq.protocol.quota_messages import DescribeQuota, WireUse
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
+from memq.quotas import QuotaKind
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
@@ -66,6 +68,15 @@ class AsyncAdmin(AsyncPermissionAdmin):
         assert load is not None, "the broker answered without its load"
         return load
 
+    async def quota_use(self, name: str, kind: QuotaKind = "principal") -> list[WireUse]:
+        """Return what a principal or a namespace uses at each broker, by its id.
+
+        Raises: DeniedError; NotFoundError when a broker has left meanwhile.
+        """
+        asks = [DescribeQuota(broker=each.broker, kind=kind, name=name) for each in await self.brokers()]
+        found = [quotas_in(await self._ask_broker(ask.broker, ask, ANSWER_S)).use for ask in asks]
+        return [use for use in found if use is not None]
+
     async def drain_broker(self, name: str) -> None:
         """Move all partitions of a broker to others; it owns none until it is restarted.
 
@@ -74,7 +85,7 @@ class AsyncAdmin(AsyncPermissionAdmin):
         await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
 
     async def _ask_broker(
-        self, name: str, ask: DrainBroker | DescribeClients | DescribeLoad, timeout_s: float
+        self, name: str, ask: DrainBroker | DescribeClients | DescribeLoad | DescribeQuota, timeout_s: float
     ) -> AdminAnswer:
         """Ask the broker of this name, and no other. Raises: NotFoundError."""
         check_name(name, "broker")
@@ -121,6 +132,13 @@ class Admin(PermissionAdmin):
     def load(self, broker: str) -> WireLoad:
         """Return the load of one broker. Raises: NotFoundError."""
         return self._background.run(self._core.load(broker))
+
+    def quota_use(self, name: str, kind: QuotaKind = "principal") -> list[WireUse]:
+        """Return what a principal or a namespace uses at each broker, by its id.
+
+        Raises: DeniedError; NotFoundError when a broker has left meanwhile.
+        """
+        return self._background.run(self._core.quota_use(name, kind))
 
     def drain_broker(self, name: str) -> None:
         """Move all partitions of a broker to others; it owns none until it is restarted.

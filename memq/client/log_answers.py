@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
-from memq.errors import MemqError, QueueError, ThrottledError
+from memq.errors import MemqError, OverLimitError, QueueError, ThrottledError
 from memq.topic import ReadPartition
 
 LOGS_AT_ONCE_MAX = 16  # logs that are asked at the same time; one that hangs takes one of these slots
@@ -46,21 +46,22 @@ async def ask_logs(
 ) -> dict[ReadPartition, Value | MemqError]:
     """Return the answer of each log, or its error: some at the same time, each within LOG_S.
 
-    A broker that has too many requests of this client at the moment is asked again: that says nothing about the log.
+    A broker that has too many requests of this client, or holds it to a limit, is asked again: that says nothing about
+    the log.
     """
     turns = asyncio.Semaphore(LOGS_AT_ONCE_MAX)
 
     async def answer_of(log: ReadPartition) -> Value | MemqError:
-        throttled: ThrottledError | None = None
+        throttled: ThrottledError | OverLimitError | None = None
         async with turns:
             try:
                 async with asyncio.timeout(LOG_S):
                     while True:
                         try:
                             return await ask(log)
-                        except ThrottledError as error:
+                        except (ThrottledError, OverLimitError) as error:
                             throttled = error
-                        await asyncio.sleep(THROTTLED_PAUSE_S)
+                        await asyncio.sleep(max(THROTTLED_PAUSE_S, throttled.retry_after_ms / 1000))
             except MemqError as error:
                 return error
             except TimeoutError:

@@ -1,4 +1,4 @@
-"""The part of `AsyncAdmin` and `Admin` about permissions: rules, their change, and a decision."""
+"""The part of `AsyncAdmin` and `Admin` about rules: permissions, decisions by them, and quotas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdmin
 from memq.errors import UnsupportedVersionError
 from memq.permissions import AccessRule, check_rule
-from memq.protocol.admin_messages import AdminRequest
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions, PermissionAnswer
+from memq.protocol.quota_messages import ChangeQuotas, ListQuotas, QuotaAnswer
+from memq.quotas import QuotaRule, check_quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,17 @@ class PermissionDecision:
     enforced: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedQuotas:
+    """The quotas that a change set and removed. `enforced`: the broker that answered applies quotas."""
+
+    put: tuple[QuotaRule, ...]
+    removed: tuple[QuotaRule, ...]
+    enforced: bool
+
+
 class AsyncPermissionAdmin(AsyncTransactionAdmin):
-    """Shows and changes the rules of permissions."""
+    """Shows and changes the rules of permissions, and quotas."""
 
     async def permissions(self) -> list[AccessRule]:
         """Return all rules, in order. Raises: DeniedError."""
@@ -60,11 +71,34 @@ class AsyncPermissionAdmin(AsyncTransactionAdmin):
         answer = await self._about_permissions(ask)
         return PermissionDecision(answer.allowed, answer.rule, answer.enforced)
 
+    async def quotas(self) -> list[QuotaRule]:
+        """Return all quotas, in order. Raises: DeniedError."""
+        return (await self._about_quotas(ListQuotas())).quotas
+
+    async def change_quotas(self, *, put: Sequence[QuotaRule] = (), remove: Sequence[QuotaRule] = ()) -> ChangedQuotas:
+        """Set and remove quotas, all or none. All brokers know them within 5 s.
+
+        Kind and name name the quotas in `remove`.
+        Raises: InvalidRequestError for a quota that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        answer = await self._about_quotas(ChangeQuotas(put=[check_quota(each) for each in put], remove=list(remove)))
+        return ChangedQuotas(tuple(answer.put), tuple(answer.removed), answer.enforced)
+
+    async def _about_quotas(self, ask: ListQuotas | ChangeQuotas) -> QuotaAnswer:
+        return quotas_in(await self._ask(AdminRequest(ask=ask)))
+
     async def _about_permissions(self, ask: ListPermissions | ChangePermissions | CheckPermission) -> PermissionAnswer:
         answer = (await self._ask(AdminRequest(ask=ask))).permissions
         if not isinstance(answer, PermissionAnswer):
             raise UnsupportedVersionError("the broker answered without permissions", hint="upgrade the broker")
         return answer
+
+
+def quotas_in(answer: AdminAnswer) -> QuotaAnswer:
+    """Return an answer about quotas. Raises: UnsupportedVersionError from a broker that has none."""
+    if not isinstance(answer.quotas, QuotaAnswer):
+        raise UnsupportedVersionError("the broker answered without quotas", hint="upgrade the broker")
+    return answer.quotas
 
 
 class PermissionAdmin(TransactionAdmin):
@@ -91,3 +125,15 @@ class PermissionAdmin(TransactionAdmin):
         Raises: InvalidRequestError for an unknown permission or kind; DeniedError.
         """
         return self._background.run(self._core.test_permission(principal, permission, kind, name))
+
+    def quotas(self) -> list[QuotaRule]:
+        """Return all quotas, in order. Raises: DeniedError."""
+        return self._background.run(self._core.quotas())
+
+    def change_quotas(self, *, put: Sequence[QuotaRule] = (), remove: Sequence[QuotaRule] = ()) -> ChangedQuotas:
+        """Set and remove quotas, all or none. All brokers know them within 5 s.
+
+        Kind and name name the quotas in `remove`.
+        Raises: InvalidRequestError for a quota that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        return self._background.run(self._core.change_quotas(put=put, remove=remove))

@@ -17,7 +17,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 OPERATIONS_MAX = 100  # rows of the table of operations
 STORES_MAX = 16  # that a cluster may name
-SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
+SUBJECTS_MAX = 21_000  # clients and principals that the brokers remember, and topics with a limit
 CLIENTS_MAX = 1_000  # that one collector is given
 AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
 QUEUE_SERIES_MAX = 32  # 8 service partitions, 4 states

@@ -46,6 +46,7 @@ from memq.protocol.queue_messages import (
     QueueAnswer,
     RedriveItems,
 )
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, QuotaAnswer
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -275,6 +276,9 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListPermissions
         | ChangePermissions
         | CheckPermission
+        | ListQuotas
+        | ChangeQuotas
+        | DescribeQuota
     )
 
 
@@ -298,8 +302,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `covered` are the service partitions that the answer to a `ServiceQuestion` covers, of those that it names.
     `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
     producer group is to decide; it asks for more after `ask_again_ms`. `visible` is whether all records of a committed
-    transaction are in their logs. `queue` answers requests about queues, and others do not have it; so does
-    `permissions`.
+    transaction are in their logs. `queue` answers requests about queues, and others do not have it; so do
+    `permissions` and `quotas`.
     """
 
     topic: Topic | None = None
@@ -329,6 +333,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     visible: bool = False
     queue: QueueAnswer | msgspec.UnsetType = msgspec.UNSET
     permissions: PermissionAnswer | msgspec.UnsetType = msgspec.UNSET
+    quotas: QuotaAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def about_queues(self) -> QueueAnswer:

@@ -322,6 +322,9 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "delete_pop": lambda admin: admin.delete_pop("clicks@g"),
     "permissions": lambda admin: admin.permissions(),
     "change_permissions": lambda admin: admin.change_permissions(),
+    "quotas": lambda admin: admin.quotas(),
+    "change_quotas": lambda admin: admin.change_quotas(),
+    "quota_use": lambda admin: admin.quota_use("alice"),
     "test_permission": lambda admin: admin.test_permission("alice", "read", "topic", "clicks"),
 }
 

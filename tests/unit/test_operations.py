@@ -23,6 +23,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.broker.permissions.permission_requests import PermissionRequests
+from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol import (
@@ -33,6 +34,7 @@ from memq.protocol import (
     permission_messages,
     pop_messages,
     queue_messages,
+    quota_messages,
     transaction_messages,
 )
 from memq.protocol.admin_messages import (
@@ -123,6 +125,7 @@ from memq.protocol.queue_messages import (
     RedriveItems,
     WireLeasedItems,
 )
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -157,6 +160,7 @@ MODULES = (
     queue_messages,
     pop_messages,
     permission_messages,
+    quota_messages,
 )
 ID = "0a" * 16
 
@@ -175,6 +179,7 @@ def table() -> Operations:
         QueueRequests(*given),
         PopRequests(services, cast(Any, None), cast(Any, None)),
         PermissionRequests(services),
+        QuotaRequests(services),
     )
 
 
@@ -344,6 +349,9 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ListPops: (ListPops(), CLUSTER),
     ListPermissions: (ListPermissions(), CLUSTER),
     ChangePermissions: (ChangePermissions(), CLUSTER),
+    ListQuotas: (ListQuotas(), CLUSTER),
+    ChangeQuotas: (ChangeQuotas(), CLUSTER),
+    DescribeQuota: (DescribeQuota(broker="b", kind="principal", name="ann"), CLUSTER),
     CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),

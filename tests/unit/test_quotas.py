@@ -115,7 +115,7 @@ def test_of_several_limits_the_strictest_speaks() -> None:
         limiter.take(1, size)
     found = refusal_of(limiters, 0.0)
     assert found is not None
-    assert (found[0], found[1].retry_after_ms) == ("hard", 1_100)
+    assert (found.hard, found.error.retry_after_ms) == (True, 1_100)
     assert room_of(limiters, 0.0) == (0, 0)
 
 

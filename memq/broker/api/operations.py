@@ -18,6 +18,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.permissions import resources as on
 from memq.broker.permissions.permission_requests import PermissionRequests
+from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.permissions.shown import (
     shown_delayed,
     shown_group,
@@ -97,6 +98,7 @@ from memq.protocol.queue_messages import (
     PurgeItems,
     RedriveItems,
 )
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -198,6 +200,7 @@ def operations_of(
     queues: QueueRequests,
     pops: PopRequests,
     permissions: PermissionRequests,
+    quotas: QuotaRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -210,6 +213,7 @@ def operations_of(
             *_transaction_operations(transactions),
             *_queue_operations(queues),
             *_permission_operations(permissions),
+            *_quota_operations(quotas),
             *_pop_operations(pops),
         ]
     )
@@ -360,6 +364,14 @@ def _permission_operations(permissions: PermissionRequests) -> list[Operation[An
         ),
         Operation("change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, on.cluster, permissions.change),
         Operation("test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, on.cluster, permissions.test),
+    ]
+
+
+def _quota_operations(quotas: QuotaRequests) -> list[Operation[Any]]:
+    return [
+        Operation("list-quotas", Api.ADMIN, ListQuotas, Permission.OPERATE, on.cluster, quotas.list_quotas),
+        Operation("change-quotas", Api.ADMIN, ChangeQuotas, Permission.ALTER, on.cluster, quotas.change),
+        Operation("describe-quota", Api.ADMIN, DescribeQuota, Permission.OPERATE, on.cluster, quotas.describe),
     ]
 
 

@@ -24,10 +24,11 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.ingest.connection import Connection
-from memq.broker.ingest.quotas import refusal_of
+from memq.broker.ingest.quotas import Flow, refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
 from memq.broker.permissions.permission_requests import PermissionRequests
+from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
@@ -99,6 +100,7 @@ class Requests:
             QueueRequests(services, hosts),
             PopRequests(services, hosts, partitions),
             PermissionRequests(services),
+            QuotaRequests(services),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
@@ -190,6 +192,15 @@ class Requests:
         self._kept.get(connection, {}).pop(kept, None)
         self._send(connection, kept.frame, *_reply_frame(kept.frame, answer))
 
+    def follow_limits(self, connection: Connection) -> None:
+        """Apply the limits of now to a connection and its streams."""
+        services, charged = self._services, connection.charged
+        quotas = () if charged is None else services.principals.limiters_of(charged)
+        connection.limiters = services.limits.of_client(connection.client) + quotas
+        for stream in connection.streams.values():
+            if stream.limiters is not None:
+                stream.limiters = connection.limiters
+
     def recheck(self, connection: Connection) -> None:
         """End streams and kept requests that the rules of permissions no longer allow."""
         opening = self._operations.of(Open)
@@ -224,8 +235,9 @@ class Requests:
         """Stop answers to a closed connection."""
         for kept in self._kept.pop(connection, {}):
             kept.answered = True
-        if connection.limiters:
-            self._services.limits.disconnect(connection.client)
+        self._services.limits.disconnect(connection.client)
+        if connection.charged is not None:
+            self._services.principals.disconnect(connection.charged)
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
@@ -288,16 +300,32 @@ class Requests:
         await self._reply(frame, operation, replace(call, attachment=block))
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
-        """Delay a request whose client is over a soft limit; refuse it over a hard limit: then return False."""
-        refusal = refusal_of(connection.limiters, self._services.runtime.clock.monotonic())
-        if refusal is not None:
-            mode, error = refusal
-            if mode == "hard":
+        """Delay a request whose client or principal is over a limit, or refuse it: then return False.
+
+        A hard limit refuses at once, a quota after HELD_MS_MAX. Another soft limit lets the request in after one wait.
+        """
+        clock, size, limiters = self._services.runtime.clock, len(frame.body), connection.limiters
+        flow = Flow.READS if frame.api in (Api.READ, Api.POLL) else Flow.REQUESTS
+        now_s = clock.monotonic()
+        end_s = now_s + HELD_MS_MAX / 1000
+        while (refusal := refusal_of(limiters, now_s, flow)) is not None:
+            limiter, error = refusal
+            held = not refusal.hard and now_s < end_s and limiter.hold(size)
+            self._services.events.info("over-limit", f"{connection.peer}, {limiter.limit.mode}: {error}")
+            if held:
+                try:
+                    await asyncio.sleep(min(error.retry_after_ms / 1000, end_s - now_s))
+                finally:
+                    limiter.release(size)
+                now_s = clock.monotonic()
+            elif refusal.hard or limiter.exact:
                 connection.send(_error_frame(frame, error))
                 return False
-            await asyncio.sleep(min(error.retry_after_ms, HELD_MS_MAX) / 1000)
+            if not limiter.exact:
+                limiters = tuple(each for each in limiters if each.exact)
         for limiter in connection.limiters:
             limiter.take(1, 0)
+            limiter.receive(size)
         return True
 
     def _admitted(self, operation: Operation[Any], connection: Connection, stream: int, ask: Any) -> Call[Any]:
@@ -368,7 +396,9 @@ class Requests:
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
         self._identify(connection, hello.token)
-        connection.limiters = self._services.limits.connect(connection.client)
+        self._charge(connection)
+        self._services.limits.connect(connection.client)
+        self.follow_limits(connection)
         settings = self._services.settings
         answer = HelloAnswer(
             version=version,
@@ -380,6 +410,18 @@ class Requests:
         )
         connection.frame_checksums = hello.frame_checksums
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
+
+    def _charge(self, connection: Connection) -> None:
+        """Count the connection for the quota of its principal. Brokers have none. Raises: OverLimitError.
+
+        Without `broker_principals`, a broker is known by its program.
+        """
+        services, principal = self._services, connection.principal.name
+        broker = services.permissions.is_broker(principal)
+        if not services.settings.quotas or (connection.program == BROKER_PROGRAM if broker is None else broker):
+            return
+        services.principals.connect(principal)
+        connection.charged = principal
 
     def _identify(self, connection: Connection, token: str) -> None:
         """Give the connection the principal of its token. Raises: DeniedError."""

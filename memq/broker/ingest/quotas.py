@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, get_args
+from enum import Enum
+from itertools import repeat
+from typing import NamedTuple, cast, get_args
 
 from memq.errors import InvalidSettingError, OverLimitError
+from memq.limits import MIB
 from memq.runtime.clock import Clock
 from memq.settings import Section, did_you_mean, parse_size
 from memq.topic import LimitMode, PartitionKey, Topic, check_name
@@ -21,7 +24,19 @@ from memq.topic import LimitMode, PartitionKey, Topic, check_name
 DEFAULT = "default"  # the limit of each client that is not named
 CLIENTS_MAX = 10_000  # remembered clients; connections_max bounds the connected ones
 ROUND_S = 0.1  # a throttled client waits for tokens of this time: each throttle costs a frame and the blocks in flight
+WAITING_MAX = 256  # requests that an exact limit holds, and their bodies: so they do not fill the place of others
+WAITING_BYTES_MAX = 2 * MIB
+_RATES = {"bytes_s": "bytes/s", "bytes_in_s": "bytes/s in", "bytes_out_s": "bytes/s out", "records_s": "records/s"}
+_RATES |= {"requests_s": "requests/s"}
 _EXAMPLE = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per second, or both"
+
+
+class Flow(Enum):
+    """The traffic that a limit may hold, with the rates that count for it."""
+
+    BLOCKS = ("bytes_s", "bytes_in_s", "records_s", "requests_s")  # of producers
+    READS = ("bytes_s", "bytes_out_s", "requests_s")
+    REQUESTS = ("bytes_s", "bytes_in_s", "bytes_out_s", "requests_s")  # others
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +44,41 @@ class RatePerSecond:
     """A limit per second, 0 for none.
 
     `mode` is the effect of an excess: observe counts it, soft throttles it without an error, hard refuses it with an
-    OverLimitError.
+    OverLimitError. `bytes_s` are those in both directions.
     """
 
     mode: LimitMode = "off"
     bytes_s: int = 0
     requests_s: int = 0
+    bytes_in_s: int = 0
+    bytes_out_s: int = 0
+    records_s: int = 0
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """The rates that are limited, by name."""
+        return {name: rate for name in _RATES if (rate := getattr(self, name)) > 0}
 
     @property
     def holds(self) -> bool:
         """Whether the limit has an effect."""
-        return self.mode != "off" and (self.bytes_s > 0 or self.requests_s > 0)
+        return self.mode != "off" and bool(self.rates)
 
 
 class TokenBucket:
-    """Gets `rate` tokens a second, and holds at most `rate`; fewer than 0 are a debt."""
+    """Gets `rate` tokens a second, and holds at most `rate`; fewer than 0 are a debt.
 
-    __slots__ = ("_refilled_s", "rate", "tokens")
+    `used` counts all tokens that were taken, and `held` the refusals for lack of tokens.
+    """
+
+    __slots__ = ("_refilled_s", "held", "rate", "tokens", "used")
 
     def __init__(self, rate: float, now_s: float) -> None:
         assert rate > 0, "a bucket without a rate is no limit"
         self.rate = rate
         self.tokens = rate
+        self.used = 0.0
+        self.held = 0
         self._refilled_s = now_s
 
     def refill(self, now_s: float) -> float:
@@ -62,6 +90,7 @@ class TokenBucket:
     def take(self, count: float) -> None:
         """Take tokens, if need be more than the bucket holds."""
         self.tokens -= count
+        self.used += count
 
     def change(self, rate: float, now_s: float) -> None:
         """Change the rate; a debt remains."""
@@ -75,76 +104,107 @@ class TokenBucket:
 
 
 class Limiter:
-    """The limiter of one topic or one client. `over` counts the excess by mode."""
+    """The limiter of one topic, client, principal or namespace. `over` counts the excess by mode.
 
-    __slots__ = ("_bytes", "_requests", "limit", "name", "over", "subject")
+    An `exact` one refuses a request that a soft limit has held for the longest time; another one lets it in.
+    """
 
-    def __init__(self, subject: str, name: str, limit: RatePerSecond, now_s: float) -> None:
+    __slots__ = ("_flows", "buckets", "exact", "limit", "name", "over", "subject", "waiting", "waiting_bytes")
+
+    def __init__(self, subject: str, name: str, limit: RatePerSecond, now_s: float, *, exact: bool = False) -> None:
+        self.exact = exact
         self.subject = subject
         self.name = name
         self.over = {"observe": 0, "soft": 0, "hard": 0}
         self.limit = limit
-        self._bytes: TokenBucket | None = None
-        self._requests: TokenBucket | None = None
+        self.waiting = 0  # requests that it holds now, and bytes of their bodies
+        self.waiting_bytes = 0
+        self.buckets: dict[str, TokenBucket] = {}  # by rate
+        self._flows: dict[Flow, tuple[TokenBucket, ...]] = {}
         self.change(limit, 1.0, now_s)
 
     def change(self, limit: RatePerSecond, share: float, now_s: float) -> None:
         """Apply another limit from now on; `share` is this broker's part of it."""
-        self.limit = limit
-        self._bytes = _changed(self._bytes, limit.bytes_s * share, now_s)
-        self._requests = _changed(self._requests, limit.requests_s * share, now_s)
+        self.apply(limit, {name: rate * share for name, rate in limit.rates.items()}, now_s)
 
-    def room(self, now_s: float) -> tuple[int, int]:
+    def apply(self, limit: RatePerSecond, rates: Mapping[str, float], now_s: float) -> None:
+        """Apply another limit from now on, with the rates that this broker may take of it."""
+        self.limit = limit
+        before, self.buckets = self.buckets, {}
+        for name, rate in rates.items():
+            bucket = self.buckets[name] = before.get(name) or TokenBucket(rate, now_s)
+            bucket.change(rate, now_s)
+        for flow in Flow:
+            self._flows[flow] = tuple(self.buckets[name] for name in flow.value if name in self.buckets)
+
+    def room(self, now_s: float, flow: Flow = Flow.BLOCKS) -> tuple[int, int]:
         """Return how many requests and bytes are allowed now; the last request may exceed the bytes.
 
-        Both are 0 when no request is allowed.
+        Both are 0 when no request is allowed. The records of blocks are not known yet, so a limit on them allows one.
         """
-        requests = math.inf if self._requests is None else self._requests.refill(now_s)
-        size = math.inf if self._bytes is None else self._bytes.refill(now_s)
-        if requests > 0 and size > 0:
-            return _whole(requests), _whole(size)
-        return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "observe" else (0, 0)
+        if min(map(TokenBucket.refill, self._flows[flow], repeat(now_s)), default=1.0) <= 0:
+            return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "observe" else (0, 0)
+        requests, size = self._tokens("requests_s"), min(self._tokens("bytes_s"), self._tokens("bytes_in_s"))
+        return (1 if "records_s" in self.buckets else _whole(requests)), _whole(size)
 
-    def take(self, requests: int, size: int) -> None:
-        """Take the tokens of requests that were let in after a call of `room`.
+    def take(self, requests: int, size: int, records: int = 0) -> None:
+        """Take the tokens of requests that were let in after a call of `room`, and of what they brought.
 
         In mode `observe`, an excess is only counted.
         """
-        if self.limit.mode == "observe" and any(bucket.tokens <= 0 for bucket in self._buckets()):
+        if self.limit.mode == "observe" and any(bucket.tokens <= 0 for bucket in self._flows[Flow.BLOCKS]):
             self.over["observe"] += requests
             return
-        if self._requests is not None:
-            self._requests.take(requests)
-        if self._bytes is not None:
-            self._bytes.take(size)
+        for name, count in (("requests_s", requests), ("bytes_s", size), ("bytes_in_s", size), ("records_s", records)):
+            if name in self.buckets:
+                self.buckets[name].take(count)
 
     def owe(self, size: int) -> None:
         """Take tokens for the bytes of an answer to a request that was let in."""
-        if self._bytes is not None:
-            self._bytes.take(size)
+        for name in ("bytes_s", "bytes_out_s"):
+            if name in self.buckets:
+                self.buckets[name].take(size)
 
-    def refusal(self, now_s: float) -> OverLimitError | None:
+    def receive(self, size: int) -> None:
+        """Take tokens for the body of a request that was let in. Only a limit on bytes in counts it."""
+        if "bytes_in_s" in self.buckets:
+            self.buckets["bytes_in_s"].take(size)
+
+    def hold(self, size: int) -> bool:
+        """Note that a request with a body of this size waits; False when too many wait. `release` ends it."""
+        if self.waiting >= WAITING_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
+            return False
+        self.waiting += 1
+        self.waiting_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Note that a request waits no longer."""
+        self.waiting -= 1
+        self.waiting_bytes -= size
+
+    def refusal(self, now_s: float, flow: Flow = Flow.BLOCKS) -> OverLimitError | None:
         """Count an excess and return its error; None when a request is allowed now.
 
         In mode `soft`, the error only tells the client how long to wait.
         """
-        if self.room(now_s)[0]:
+        if self.room(now_s, flow)[0]:
             return None
         self.over[self.limit.mode] += 1
-        wait_ms = max(1, math.ceil(self._wait_s() * 1000))
-        rates = [f"{self.limit.bytes_s} bytes/s"] if self._bytes is not None else []
-        rates += [f"{self.limit.requests_s} requests/s"] if self._requests is not None else []
+        empty = [bucket for bucket in self._flows[flow] if bucket.tokens <= 0]
+        for bucket in empty:
+            bucket.held += 1
+        wait_ms = max(1, math.ceil(max(bucket.wait_s() for bucket in self._flows[flow]) * 1000))
+        rates = " and ".join(f"{rate} {_RATES[name]}" for name, rate in self.limit.rates.items())
         return OverLimitError(
-            f"{self.subject} '{self.name}' is over its limit of {' and '.join(rates)}",
+            f"{self.subject} '{self.name}' is over its limit of {rates}",
             hint=f"try again in {wait_ms} ms, send less, or have the limit of the {self.subject} raised",
             retry_after_ms=wait_ms,
         )
 
-    def _buckets(self) -> list[TokenBucket]:
-        return [bucket for bucket in (self._bytes, self._requests) if bucket is not None]
-
-    def _wait_s(self) -> float:
-        return max((bucket.wait_s() for bucket in self._buckets()), default=0.0)
+    def _tokens(self, name: str) -> float:
+        bucket = self.buckets.get(name)
+        return math.inf if bucket is None else bucket.tokens
 
 
 _UNBOUNDED = 1 << 62
@@ -157,19 +217,22 @@ def room_of(limiters: Sequence[Limiter], now_s: float) -> tuple[int, int]:
     return min(requests for requests, _ in rooms), min(size for _, size in rooms)
 
 
-def refusal_of(limiters: Sequence[Limiter], now_s: float) -> tuple[LimitMode, OverLimitError] | None:
-    """Return mode and error of the strictest limiter without room; None when all have room."""
-    found = [(limiter.limit.mode, error) for limiter in limiters if (error := limiter.refusal(now_s)) is not None]
-    return min(found, key=lambda each: (each[0] != "hard", -each[1].retry_after_ms), default=None)
+class Refusal(NamedTuple):
+    """Why a limiter lets nothing in now. `retry_after_ms` of its error is the time until it does."""
+
+    limiter: Limiter
+    error: OverLimitError
+
+    @property
+    def hard(self) -> bool:
+        """Whether the client gets the error, instead of a delay."""
+        return self.limiter.limit.mode == "hard"
 
 
-def _changed(bucket: TokenBucket | None, rate: float, now_s: float) -> TokenBucket | None:
-    if rate <= 0:
-        return None
-    if bucket is None:
-        return TokenBucket(rate, now_s)
-    bucket.change(rate, now_s)
-    return bucket
+def refusal_of(limiters: Sequence[Limiter], now_s: float, flow: Flow = Flow.BLOCKS) -> Refusal | None:
+    """Return the refusal of the strictest limiter without room; None when all have room."""
+    found = [Refusal(limiter, error) for limiter in limiters if (error := limiter.refusal(now_s, flow)) is not None]
+    return min(found, key=lambda each: (not each.hard, -each.error.retry_after_ms), default=None)
 
 
 def _whole(tokens: float) -> int:
@@ -247,6 +310,11 @@ class Quotas:
             known = self._clients[client] = _ClientLimiter(Limiter("client", client, limit, self._clock.monotonic()))
         known.connections += 1
         return (known.limiter,)
+
+    def of_client(self, client: str) -> Limiters:
+        """Return the limiter of a connected client, if it has a limit."""
+        known = self._clients.get(client)
+        return () if known is None else (known.limiter,)
 
     def disconnect(self, client: str) -> None:
         """Note that a connection of a client has ended."""

@@ -145,7 +145,7 @@ class Appender:
             limiters = self._limiters_of(stream)
             over = refusal_of(limiters, now_s)
             if over is not None:
-                return Throttled(over[1]) if over[0] == "soft" else Refused(over[1])
+                return Refused(over.error) if over.hard else Throttled(over.error)
         if not processor.ring.extend(stream, run, now_s):
             why = processor.services.waits.describe()
             text = f"the ring of the partition is full: {why}" if why else "the ring of the partition is full"
@@ -155,7 +155,7 @@ class Appender:
         if self.spool is not None and stream.acks == AckLevel.ONE:
             self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), stream.run_slot)
         for limiter in limiters:
-            limiter.take(len(run.extents), run.bytes)
+            limiter.take(len(run.extents), run.bytes, run.next - run.first)
         return ACCEPTED
 
     def appended(self, stream: Stream) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from memq.errors import DeniedError, MemqError, NotReadyError
 from memq.governor import RuleKeeper
+from memq.patterns import EVERY, matches
 from memq.permissions import (
-    EVERY,
     AccessDecision,
     Permission,
     Resource,
@@ -22,10 +22,10 @@ from memq.permissions import (
     decide,
     decide_on_all,
     grant_command,
-    matches,
     permission_subject,
     topic_resource,
 )
+from memq.quotas import QuotaRule
 from memq.runtime.logs import EventLog
 from memq.settings import BrokerSettings
 
@@ -130,6 +130,10 @@ class PermissionChecks:
             return DeniedError(f"{text}: a rule denies it", hint="ask an operator; memq acl list shows the rules")
         return DeniedError(f"{text}: no rule allows it", hint=f"an operator allows it with: {command}")
 
+    def is_broker(self, principal: str) -> bool | None:
+        """Whether the settings name a principal as one of a broker; None when they name no brokers."""
+        return any(matches(pattern, principal) for pattern in self._peers) if self._peers else None
+
     def access_of(self, principal: str) -> PrincipalAccess:
         """Return the permissions of a principal."""
         return _AccessOf(self, principal)
@@ -143,6 +147,11 @@ class PermissionChecks:
         if self._rules is None:
             raise NotReadyError("the broker has not read the permissions yet", retry_after_ms=NOT_READY_MS)
         return self._rules
+
+    @property
+    def quotas(self) -> tuple[QuotaRule, ...]:
+        """The quotas that were read with the rules."""
+        return () if self._rules is None else self._rules.quotas
 
     # ---- rules -----------------------------------------------------------------------------------
 
@@ -165,7 +174,9 @@ class PermissionChecks:
         self._rules = rules
         self._cache.clear()
         self.version += 1
-        self._events.info("permissions-changed", f"{len(rules.rules)} rules, version {rules.version}")
+        self._events.info(
+            "permissions-changed", f"{len(rules.rules)} rules, {len(rules.quotas)} quotas, version {rules.version}"
+        )
         self.changed()
 
     async def follow(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memq.broker.api import Answer, Call
 from memq.broker.services import Services
 from memq.errors import VersionConflictError
@@ -15,6 +17,22 @@ from memq.protocol.permission_messages import (
 )
 
 CHANGE_TRIES = 5  # against other brokers that change the rules at the same time
+
+
+async def changed_at_coordinator(services: Services, changed: Callable[[RuleSet], RuleSet]) -> tuple[RuleSet, RuleSet]:
+    """Change the rules of the cluster; return them before and after. This broker applies them.
+
+    Raises: as `changed`; VersionConflictError after CHANGE_TRIES.
+    """
+    keeper = services.coordinator.rules
+    for _ in range(CHANGE_TRIES):
+        before = await keeper.read()
+        wanted = changed(before)
+        stored = before if wanted is before else await keeper.replace(wanted)
+        if stored == wanted:
+            services.permissions.apply(stored)
+            return before, stored
+    raise VersionConflictError("other operators changed the rules at the same time", hint="try again")
 
 
 class PermissionRequests:
@@ -31,18 +49,16 @@ class PermissionRequests:
     async def change(self, call: Call[ChangePermissions]) -> Answer:
         """Add and remove rules, all or none.
 
-        Raises: InvalidRequestError, TooLargeError; VersionConflictError after CHANGE_TRIES.
+        Raises: InvalidRequestError, TooLargeError; as `changed_at_coordinator`.
         """
-        keeper, checks = self._services.coordinator.rules, self._services.permissions
-        for _ in range(CHANGE_TRIES):
-            before = await keeper.read()
-            wanted = changed_rules(before, call.ask.add, call.ask.remove)
-            stored = before if wanted is before else await keeper.replace(wanted)
-            if stored == wanted:
-                checks.apply(stored)
-                added, removed = set(stored.rules) - set(before.rules), set(before.rules) - set(stored.rules)
-                return self._answer(stored, added=sorted(added), removed=sorted(removed))
-        raise VersionConflictError("other operators changed the rules at the same time", hint="try again")
+        ask = call.ask
+
+        def changed(stored: RuleSet) -> RuleSet:
+            return changed_rules(stored, ask.add, ask.remove)
+
+        before, stored = await changed_at_coordinator(self._services, changed)
+        added, removed = set(stored.rules) - set(before.rules), set(before.rules) - set(stored.rules)
+        return self._answer(stored, added=sorted(added), removed=sorted(removed))
 
     async def test(self, call: Call[CheckPermission]) -> Answer:
         """Return the decision of this broker, by a fresh read of the rules.

@@ -12,7 +12,8 @@ from memq.cli.output import print_json, print_message, print_table
 from memq.client.admin import Admin
 from memq.client.permission_admin import ChangedPermissions
 from memq.errors import InvalidRequestError
-from memq.permissions import EVERY, KINDS, ROLES, AccessRule, Permission, ResourceKind, named_permission, rules_of_role
+from memq.patterns import EVERY
+from memq.permissions import KINDS, ROLES, AccessRule, Permission, ResourceKind, named_permission, rules_of_role
 from memq.settings import Value
 
 HEADS = ("effect", "principal", "permission", "kind", "name")

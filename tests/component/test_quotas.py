@@ -1,0 +1,167 @@
+"""Quotas of principals over sockets: producers and readers wait and lose nothing; changes apply at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import memq
+from memq.broker.broker import Broker
+from memq.errors import OverLimitError
+from memq.limits import KIB
+from memq.protocol.frames import Api, encode_frame
+from memq.protocol.link import connect_link
+from memq.protocol.messages import MetadataRequest, encode_message
+from memq.quotas import QuotaRule
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
+from tests.brokers import BareClient, run, running_broker, until
+
+RECORDS = 40
+CLOCK = SystemClock()
+VALUE = bytes(900)  # fills a block
+ASK = encode_message(MetadataRequest(topics=[]))
+
+
+@asynccontextmanager
+async def broker_with(**amounts: Any) -> AsyncIterator[Broker]:
+    """Run a broker whose clients, all anonymous, have a quota."""
+    async with running_broker(quotas=True) as broker, memq.aio.Admin(broker.address) as admin:
+        if amounts:
+            await admin.change_quotas(put=[QuotaRule(name="anonymous", **amounts)])
+        yield broker
+
+
+def held(broker: Broker) -> int:
+    """Return how often clients had to wait."""
+    return sum(limiter.over["soft"] for limiter in broker.services.principals.limiters())
+
+
+async def send_all(broker: Broker) -> None:
+    async with memq.aio.Producer(broker.address, linger_ms=0, block_bytes=KIB, codec="none") as producer:
+        deliveries = [await producer.send("clicks", VALUE) for _ in range(RECORDS)]
+        await asyncio.gather(*deliveries)
+
+
+async def read_all(broker: Broker) -> int:
+    got = 0
+    async with memq.aio.Consumer(broker.address, "clicks", end="end", read="broker") as consumer:
+        async for batch in consumer:
+            got += len(batch.values())
+    return got
+
+
+@pytest.mark.parametrize("amounts", [{"bytes_in_s": 20_000}, {"records_s": 20}])
+def test_a_producer_over_its_quota_waits_and_every_record_arrives(amounts: dict[str, int]) -> None:
+    async def work() -> None:
+        async with broker_with(**amounts) as broker:
+            started_s = CLOCK.monotonic()
+            await send_all(broker)
+            assert CLOCK.monotonic() - started_s > 0.8, "the burst is one second's amount, and twice that was sent"
+            assert held(broker) > 0
+            assert await read_all(broker) == RECORDS
+
+    run(work())
+
+
+def test_a_reader_over_its_quota_waits_and_reads_everything() -> None:
+    async def work() -> None:
+        async with broker_with() as broker:
+            await send_all(broker)
+            async with memq.aio.Admin(broker.address) as admin:
+                await admin.change_quotas(put=[QuotaRule(name="*", bytes_out_s=15_000)])
+            started_s = CLOCK.monotonic()
+            assert await read_all(broker) == RECORDS
+            assert CLOCK.monotonic() - started_s > 0.8
+            assert held(broker) > 0
+
+    run(work())
+
+
+def test_requests_at_once_are_answered_at_the_rate_of_the_quota() -> None:
+    async def work() -> None:
+        async with broker_with(requests_s=20) as broker:
+            client = await BareClient.connect(broker)
+            started_s = CLOCK.monotonic()
+            for number in range(1, 51):
+                client.write(encode_frame(Api.METADATA, 0, number, ASK))
+            assert [(await client.frame()).api for _ in range(50)] == [Api.METADATA] * 50
+            assert 1.2 < CLOCK.monotonic() - started_s < 3, "20 at once, and 30 in 1.5 s"
+            await client.close()
+
+    run(work())
+
+
+def test_a_request_that_would_wait_too_long_is_refused_with_its_time() -> None:
+    async def work() -> None:
+        async with broker_with(requests_s=5) as broker:
+            client = await BareClient.connect(broker)
+            for number in range(1, 61):
+                client.write(encode_frame(Api.METADATA, 0, number, ASK))
+            answers = [await client.frame() for _ in range(60)]
+            answered = [frame.api for frame in answers].count(Api.METADATA)
+            assert 15 <= answered <= 22, "5 at once, and 15 in 3 s"
+            assert {frame.api for frame in answers} == {Api.METADATA, Api.ERROR}
+            await client.close()
+
+    run(work())
+
+
+def test_a_connection_over_the_quota_is_refused() -> None:
+    async def work() -> None:
+        async with broker_with(connections=3) as broker:
+            address = parse_address(broker.address)
+            links = [await connect_link(Runtime(), None, address) for _ in range(2)]
+            with pytest.raises(OverLimitError, match="'anonymous' has 3 connections"):
+                await connect_link(Runtime(), None, address)
+            for link in links:
+                link.close()
+            await until(lambda: broker.services.principals.use_of("anonymous").connections == 1)
+
+    run(work())
+
+
+def test_a_change_applies_to_open_connections_and_streams() -> None:
+    async def work() -> None:
+        async with (
+            broker_with() as broker,
+            memq.aio.Producer(broker.address, linger_ms=0) as producer,
+            memq.aio.Admin(broker.address) as admin,
+        ):
+            await (await producer.send("clicks", VALUE))
+            done = await admin.change_quotas(put=[QuotaRule(name="*", records_s=1)])
+            assert done.enforced
+            assert [str(each) for each in done.put] == ["principal '*': records_s 1"]
+            for _ in range(4):
+                await (await producer.send("clicks", VALUE))
+            assert held(broker) > 0
+            (use,) = await admin.quota_use("anonymous")
+            assert use.quota == QuotaRule(name="*", records_s=1)
+            assert [(rate.rate, rate.limit, rate.used) for rate in use.rates] == [("records_s", 1.0, 4)]
+            assert use.rates[0].held > 0
+            done = await admin.change_quotas(remove=[QuotaRule(name="*")])
+            assert (len(done.put), len(done.removed)) == (0, 1)
+            assert await admin.quotas() == []
+            before = held(broker)
+            for _ in range(5):
+                await (await producer.send("clicks", VALUE))
+            assert held(broker) == before
+
+    run(work())
+
+
+@pytest.mark.parametrize("settings", [{}, {"quotas": False}])
+def test_without_the_setting_quotas_have_no_effect(settings: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with running_broker(**settings) as broker, memq.aio.Admin(broker.address) as admin:
+            done = await admin.change_quotas(put=[QuotaRule(name="*", records_s=1)])
+            assert not done.enforced
+            await send_all(broker)
+            assert held(broker) == 0
+
+    run(work())
