@@ -56,7 +56,7 @@ def test_a_broker_with_records_groups_and_a_spool_writes_nothing_that_others_can
         with memq.Admin(address) as admin:
             admin.create_topic("clicks", settings={"ack1": "disk"})
         for acks in (1, "all"):
-            with memq.Producer(address, acks=acks) as producer:  # type: ignore[arg-type]
+            with memq.Producer(address, acks=acks) as producer:
                 producer.send("clicks", b"a").result(20)
         with memq.Consumer(address, "clicks", group="readers", start="beginning", end="end") as consumer:
             for batch in consumer:

@@ -174,8 +174,8 @@ async def open_location(location: FilesLocation) -> AsyncIterator[StorageHandler
     if parts.scheme == "file":
         root = Path(url2pathname(parts.path))
         try:
-            for folder in (root, root / _TMP):
-                folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+            for part in (root, root / _TMP):
+                part.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise DeniedError(f"no folder can be made at '{root}': {error.strerror}", hint="choose another") from error
         folder = FilesystemHandler(root, root / _TMP, shared=True)
