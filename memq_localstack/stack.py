@@ -143,7 +143,7 @@ def _names(folder: Path) -> list[str]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Let one command change the folder at a time; the next one waits."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)  # it has the keys of the store
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -27,11 +27,11 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
+from memq.runtime.private_files import FILE_MODE, FOLDER_MODE, ensure_private
 from memq.storage_handlers.files import sync_folder
 from memq.topic import check_name
 
 LAYOUT_VERSION = 1
-FOLDER_MODE = 0o700  # of new folders: other users read no data, and clients of theirs read through brokers
 _LOCK_BYTES_MAX = 64
 _SQLITE_HEAD = b"SQLite format 3\0"
 _APPLICATION_ID = slice(68, 72)  # https://www.sqlite.org/fileformat.html, section 1.3; 0 until the first checkpoint
@@ -159,7 +159,7 @@ def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") 
     Raises: InvalidRequestError when another process holds the lock, or the file is not memq's; DeniedError, StoreError.
     """
     try:
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
     except OSError as error:
         raise _folder_error(path, error, what, setting) from error
     try:
@@ -240,6 +240,7 @@ def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
     """Name a new cluster. The file is renamed into place, so it is never partly written."""
     made = Identity(id=check_name(f"{name}-{draw.getrandbits(48):012x}", "cluster"), layout=LAYOUT_VERSION)
     temporary = path / "tmp" / "cluster.json"
+    ensure_private(temporary)
     with temporary.open("wb") as file:
         file.write(msgspec.json.encode(made) + b"\n")
         file.flush()

@@ -33,6 +33,7 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.limits import MIB
+from memq.runtime.private_files import ensure_private
 
 COPY_HINT = "stop memq, keep the file, and restore it from a copy"
 MOVE_HINT = "move it away first if it is beyond repair"  # of a restore
@@ -126,6 +127,7 @@ class SqliteFile:
         so that it counts as damage of its row, not as a failure of the file.
         Raises: CorruptDataError, UnsupportedFormatError, DeniedError, or `failed`.
         """
+        ensure_private(self.path)  # SQLite gives its log the mode of the file
         try:
             connection = sqlite3.connect(
                 self.path, timeout=self.busy_timeout_ms / 1_000, isolation_level=None, check_same_thread=False
@@ -197,6 +199,7 @@ def copy_database(source: Path, target: Path, what: str, failed: type[RetryableE
 
     Raises: CorruptDataError for a damaged source; DeniedError; `failed`, for example when the disk is full.
     """
+    ensure_private(target)
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)

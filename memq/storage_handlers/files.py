@@ -32,6 +32,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.kernel.blocks import fill
 from memq.limits import KIB, MIB
+from memq.runtime.private_files import FILE_MODE, FOLDER_MODE
 from memq.storage_handlers import Buffer, ObjectEntry, check_size
 
 DIRECT_BYTES_MIN = 256 * KIB  # a smaller file takes few pages, and the padding of a direct write costs more
@@ -174,7 +175,7 @@ class ObjectFiles:
         while True:
             path = f"{self.tmp}/{os.getpid()}-{next(self._numbers)}"
             try:
-                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
             except FileExistsError:  # of an earlier process with this pid
                 continue
 
@@ -383,7 +384,7 @@ class Folders:
         try:
             for each in reversed(new):
                 with suppress(FileExistsError):
-                    os.mkdir(f"{self._root}/{each}")
+                    os.mkdir(f"{self._root}/{each}", FOLDER_MODE)
             yield
             if new:
                 with self._naming:

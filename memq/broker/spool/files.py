@@ -13,6 +13,7 @@ from typing import TypeVar
 from memq.broker.data_folder import lock_folder, make_folder
 from memq.errors import SpoolError
 from memq.limits import FORWARD_S_MAX
+from memq.runtime.private_files import FILE_MODE, FOLDER_MODE
 from memq.runtime.threads import ThreadPool
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.files import sync_file, sync_folder, write_all
@@ -76,7 +77,7 @@ class SpoolFiles:
         new = self._open is None or self._open[0] != name
         if new:
             self._close_open()
-            handle = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            handle = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, FILE_MODE)
             self._open = (name, handle)
         assert self._open is not None
         write_all(self._open[1], buffers)
@@ -103,7 +104,7 @@ class SpoolFiles:
     def _set_aside(self, name: str) -> str:
         self._close_open(name)
         aside = self._folder / ASIDE
-        aside.mkdir(exist_ok=True)
+        aside.mkdir(FOLDER_MODE, exist_ok=True)
         with suppress(FileNotFoundError):  # moved by an earlier try, whose sync failed
             (self._folder / name).replace(aside / name)
         (aside / name).stat()

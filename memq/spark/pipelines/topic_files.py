@@ -35,6 +35,7 @@ from memq.errors import (
 )
 from memq.format.sealed_json import open_sealed, seal
 from memq.limits import MIB
+from memq.runtime.private_files import FOLDER_MODE
 from memq.runtime.runtime import Runtime
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.stores import ANY, StoreUrls, TaskStores
@@ -173,7 +174,8 @@ async def open_location(location: FilesLocation) -> AsyncIterator[StorageHandler
     if parts.scheme == "file":
         root = Path(url2pathname(parts.path))
         try:
-            (root / _TMP).mkdir(parents=True, exist_ok=True)
+            for part in (root, root / _TMP):
+                part.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise DeniedError(f"no folder can be made at '{root}': {error.strerror}", hint="choose another") from error
         folder = FilesystemHandler(root, root / _TMP, shared=True)
