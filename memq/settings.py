@@ -493,7 +493,9 @@ def _environment_layer(environment: Mapping[str, str]) -> Layer:
             layer[f"{section}.{key}"] = (environment[variable], variable)
             continue
         if name.lower() not in RULES:
-            known = {PREFIX + name.upper(): None for name in RULES}
+            known = [PREFIX + name.upper() for name in RULES]
+            sections = difflib.get_close_matches(section, SECTIONS, n=1) if key else []
+            known += [f"{PREFIX}{near}_{key}".upper() for near in sections]
             near = difflib.get_close_matches(variable, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "memq config lists the settings"
             hint = kafka_hint(name) or hint

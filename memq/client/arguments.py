@@ -72,15 +72,29 @@ def check_connect_timeout(value: object) -> int:
 
 def check_number(name: str, value: object, low: float, high: float, kinds: type | UnionType = int | float) -> None:
     """Refuse what is no number, or out of bounds. Raises: InvalidSettingError."""
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        meant = _number_of(name, value) if isinstance(value, str) else ""
-        hint = f"write {meant} in place of {value!r}" if meant else "write a number, without a unit"
-        raise InvalidSettingError(f"{name} = {value!r} is no number", hint=hint)
+    _check_kinds(name, value, kinds, "number")
     if not low <= value <= high:  # type: ignore[operator]  # `kinds` has numbers only
         raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
 
 
-def _number_of(name: str, text: str) -> str:
+def check_seconds(name: str, value: object, low: float, high: float) -> None:
+    """Refuse what is no number of seconds, or out of bounds, with the unit. Raises: InvalidSettingError."""
+    _check_kinds(name, value, int | float, "number of seconds")
+    assert isinstance(value, int | float)
+    if not low <= value <= high:
+        fits = high < value and low <= value / 1_000 <= high
+        hint = f"{name} is in seconds: write {value / 1_000:g} for {value} ms" if fits else f"{name} is in seconds"
+        raise InvalidSettingError(f"{name} = {value!r} s is outside {low:.10g} s to {high:.10g} s", hint=hint)
+
+
+def _check_kinds(name: str, value: object, kinds: type | UnionType, wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        meant = _number_of(name, value, "second" in wanted) if isinstance(value, str) else ""
+        hint = f"write {meant} in place of {value!r}" if meant else "write a number, without a unit"
+        raise InvalidSettingError(f"{name} = {value!r} is no {wanted}", hint=hint)
+
+
+def _number_of(name: str, text: str, in_seconds: bool) -> str:
     """Return the number that a text with a unit means, in the unit of the argument; "" for another text."""
     from memq.settings import parse_size, parse_time_ms  # only a mistake needs it
 
@@ -89,7 +103,7 @@ def _number_of(name: str, text: str) -> str:
     time_ms = parse_time_ms(text)
     if time_ms is None or "_ms" in name:
         return str(time_ms or "")
-    return f"{time_ms / 1_000:g}" if name.endswith("_s") or name == "after" else ""
+    return f"{time_ms / 1_000:g}" if in_seconds else ""
 
 
 def check_client_id(value: str) -> str:

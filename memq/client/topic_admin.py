@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from memq.client.arguments import (
     check_connect_timeout,
     check_kind,
-    check_number,
+    check_seconds,
     check_switch,
     public_name,
     runtime_of,
@@ -256,7 +256,7 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
         Raises: NotFoundError; InvalidRequestError for a topic of memq's own; TimedOutError when it has not ended within
         `timeout_s`: it is sealed, and still ends later.
         """
-        check_number("timeout_s", timeout_s, 0, 86_400)
+        check_seconds("timeout_s", timeout_s, 0, 86_400)
         topic = (await self.topic(name)).topic
         topic = _topic_of(await self._ask(AdminRequest(ask=SealTopic(name=name, topic_id=topic.id))))
         until_s = self._runtime.clock.monotonic() + timeout_s

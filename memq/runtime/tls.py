@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ TOKEN_CHARS_MAX = 16_384
 VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
 _KNOWN = (*_FILES, "key_password", "token_file", "check_host", "clients", "http")  # the last two are of brokers
+_VARIABLE = re.compile(r"MEMQ_(?P<word>[TLS]{2,4})_(?P<key>.+)")  # also MEMQ_SSL_…, MEMQ_TSL_…
 _SERVICE_LINKS = ("SERVICE_", "PORT")  # Kubernetes sets such variables for a service 'memq-tls'
 Contexts = Callable[[], ssl.SSLContext]
 Content = TypeVar("Content")
@@ -78,10 +80,12 @@ def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | Non
     Raises: InvalidSettingError; UnknownSettingError: a misspelt variable would leave the connections without TLS.
     """
     for variable in sorted(environment):
-        key = variable.removeprefix(VARIABLES)
-        if key != variable and not key.startswith(_SERVICE_LINKS) and key.lower() not in _KNOWN:
+        found = _VARIABLE.fullmatch(variable)
+        if found is None or found["key"].startswith(_SERVICE_LINKS):
+            continue
+        if found["word"] != "TLS" or found["key"].lower() not in _KNOWN:
             known = [f"{VARIABLES}{name.upper()}" for name in _KNOWN]
-            near = difflib.get_close_matches(variable, known, n=1)
+            near = difflib.get_close_matches(f"{VARIABLES}{found['key']}", known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"these exist: {', '.join(known)}"
             raise UnknownSettingError(f"unknown variable {variable} in the environment", hint=hint)
     texts = (*_FILES, "key_password", "token_file")

@@ -57,14 +57,29 @@ async def receive_aio(brokers: str, connect_timeout_ms: int) -> None:
         pass
 
 
+def enqueue(brokers: str, connect_timeout_ms: int) -> None:
+    with memq.Queue(brokers, connect_timeout_ms=connect_timeout_ms) as queue:
+        queue.enqueue("jobs", b"v")
+
+
+def work(brokers: str, connect_timeout_ms: int, processes: int = 0) -> None:
+    with memq.Worker(
+        print, "jobs", brokers=brokers, processes=processes, connect_timeout_ms=connect_timeout_ms
+    ) as worker:
+        worker.start()
+
+
 CLIENTS: list[Callable[[str, int], None]] = [
     send,
     receive,
     ask,
     lambda brokers, timeout_ms: asyncio.run(send_aio(brokers, timeout_ms)),
     lambda brokers, timeout_ms: asyncio.run(receive_aio(brokers, timeout_ms)),
+    enqueue,
+    work,
 ]
-each_client = pytest.mark.parametrize("client", CLIENTS, ids=["producer", "consumer", "admin", "aio-p", "aio-c"])
+NAMES = ["producer", "consumer", "admin", "aio-p", "aio-c", "queue", "worker"]
+each_client = pytest.mark.parametrize("client", CLIENTS, ids=NAMES)
 
 
 @each_client
@@ -76,6 +91,11 @@ def test_a_wrong_address_is_said_with_its_cause(client: Callable[[str, int], Non
     for address in (NOBODY, "127.0.0.1:2"):
         assert f"can't reach {address}: Connection refused" in text
     assert caught.value.hint == "check the address, and that a broker runs there"
+
+
+def test_processes_of_a_worker_do_not_begin_without_a_broker() -> None:
+    with pytest.raises(UnreachableError, match=f"can't reach {NOBODY}: Connection refused"):
+        work(NOBODY, 200, processes=2)
 
 
 @each_client

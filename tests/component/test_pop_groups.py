@@ -353,7 +353,7 @@ def test_bad_input_gets_an_error_that_says_what_to_do() -> None:
             wrong: list[tuple[Any, type[Exception], str]] = [
                 (queue.begin_pop("nothing", "billing"), NotFoundError, "does not exist"),
                 (queue.begin_pop("orders", "a@b"), InvalidNameError, "group name"),
-                (queue.begin_pop("orders", "billing", lease=0.1), InvalidSettingError, "lease = 0.1 is outside"),
+                (queue.begin_pop("orders", "billing", lease=0.1), InvalidSettingError, "lease = 0.1 s is outside 1 s"),
                 (queue.begin_pop("orders", "billing", attempts_max=-1), InvalidSettingError, "attempts_max = -1"),
                 (queue.dequeue("orders@none"), NotFoundError, "pop group 'orders@none' does not exist"),
                 (queue.enqueue(QUEUE, b"x"), InvalidRequestError, "send records to its topic"),

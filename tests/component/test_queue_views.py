@@ -255,6 +255,7 @@ def test_bad_input_gets_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
                 (queue.enqueue("jobs", b"x", dedupe_key=""), InvalidSettingError, "dedupe_key has 0"),
                 (queue.enqueue("jobs", b"x", dedupe_key="k", dedupe_window=0.5), InvalidSettingError, "dedupe_window"),
                 (queue.enqueue("jobs", b"x", dedupe_key="k", dedupe_window=1e6), InvalidSettingError, "dedupe_window"),
+                (queue.enqueue("jobs", b"x", dedupe_window=60), InvalidSettingError, "no effect without a dedupe_key"),
                 (queue.peek("jobs", 0), InvalidSettingError, "count = 0"),
                 (queue.peek("a/b"), InvalidNameError, "queue name"),
                 (queue.get("nonsense"), InvalidRequestError, "no id of a queue item"),

@@ -312,9 +312,15 @@ def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: py
 
 def test_a_change_that_no_broker_was_asked_for_is_not_unknown() -> None:
     async def work() -> None:
-        async with AsyncQueue("127.0.0.1:1", timeout_ms=300, connect_timeout_ms=100) as queue:
-            with pytest.raises(UnreachableError):
-                await queue.enqueue("jobs", b"x")
+        async with queueing(1) as (_, brokers, _):
+            short = AsyncQueue(brokers[0].address, timeout_ms=600, connect_timeout_ms=100)
+            async with short:
+                assert await short.dequeue("jobs") == []
+                await brokers[0].close()
+                began_s = CLOCK.monotonic()
+                with pytest.raises(UnreachableError, match="Connection refused"):
+                    await short.enqueue("jobs", b"x")
+                assert 0.5 < CLOCK.monotonic() - began_s < 5, "brokers that were met may restart"
 
     run(work())
 
@@ -324,8 +330,8 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
         async with queueing(1) as (_, brokers, queue):
             wrong: list[tuple[Any, type[Exception], str]] = [
                 (queue.enqueue("jobs", b"x", priority=10), InvalidSettingError, "priority = 10 is outside 0 to 9"),
-                (queue.enqueue("jobs", b"x", lease=0.5), InvalidSettingError, "lease = 0.5 is outside"),
-                (queue.enqueue("jobs", b"x", lease=50_000), InvalidSettingError, "lease = 50000 is outside"),
+                (queue.enqueue("jobs", b"x", lease=0.5), InvalidSettingError, "lease = 0.5 s is outside 1 s"),
+                (queue.enqueue("jobs", b"x", lease=50_000), InvalidSettingError, "lease = 50000 s is outside"),
                 (queue.enqueue("a/b", b"x"), InvalidNameError, "queue name"),
                 (queue.enqueue("jobs", b"x" * 600_000), TooLargeError, "item of 600000 bytes"),
                 (queue.enqueue("jobs", b"x", metadata={"a": b"x" * 20_000}), TooLargeError, "metadata of 20001 bytes"),

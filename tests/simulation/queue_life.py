@@ -55,9 +55,12 @@ class QueueLife(TopicChurn):
         await asyncio.gather(operating, return_exceptions=True)
         self._cluster.end(WORKERS)
 
+    def _queue(self) -> AsyncQueue:
+        return AsyncQueue(self._brokers, timeout_ms=20_000, connect_timeout_ms=20_000, runtime=self._runtime)
+
     async def _redrive(self, rules: QueueRules) -> None:
         """Send dead items back, as an operator does."""
-        async with AsyncQueue(self._brokers, timeout_ms=20_000, runtime=self._runtime) as queue:
+        async with self._queue() as queue:
             while rules.kind is QueueKind.DYING:
                 await asyncio.sleep(REDRIVE_S)
                 with suppress(MemqError):  # the next one tries again
@@ -65,7 +68,7 @@ class QueueLife(TopicChurn):
 
     async def _enqueue(self, rules: QueueRules) -> None:
         draw, sent = self._draw, 0
-        async with AsyncQueue(self._brokers, timeout_ms=20_000, runtime=self._runtime) as queue:
+        async with self._queue() as queue:
             while sent < ITEMS:
                 count = draw.choice([1, 1, 5]) if rules.kind is not QueueKind.DEDUPED else 1
                 key = draw.choice(KEYS) if rules.kind is QueueKind.ORDERED else f"d{sent // 3}"

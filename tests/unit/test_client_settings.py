@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.arguments import check_timeout
+from memq.client.arguments import check_seconds, check_timeout
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.producer.fields import RecordColumns, RecordFields, check_fields, check_many, header_pairs
@@ -303,3 +303,21 @@ def test_a_timeout_of_centuries_is_none() -> None:
     assert [check_timeout(timeout) for timeout in (None, 0, -1, 2.5, 1e9, math.inf)] == [None, 0, -1, 2.5, None, None]
     with pytest.raises(InvalidSettingError, match="timeout = nan"):
         check_timeout(math.nan)
+
+
+def test_an_error_about_seconds_names_the_unit_and_the_value_that_was_meant() -> None:
+    for value, message, hint in (
+        (60_000, "lease = 60000 s is outside 1 s to 43200 s", "lease is in seconds: write 60 for 60000 ms"),
+        (0.5, "lease = 0.5 s is outside 1 s to 43200 s", "lease is in seconds"),
+        (1e9, "lease = 1000000000.0 s is outside", "lease is in seconds"),
+        ("90s", "lease = '90s' is no number of seconds", "write 90 in place of '90s'"),
+        ("soon", "lease = 'soon' is no number of seconds", "write a number, without a unit"),
+        (None, "lease = None is no number of seconds", "write a number, without a unit"),
+        (math.nan, "lease = nan s is outside", "lease is in seconds"),
+    ):
+        with pytest.raises(InvalidSettingError) as caught:
+            check_seconds("lease", value, 1, 43_200)
+        assert str(caught.value).startswith(message)
+        assert caught.value.hint == hint
+    for good in (1, 43_200, 2.5):
+        check_seconds("lease", good, 1, 43_200)

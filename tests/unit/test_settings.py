@@ -257,6 +257,10 @@ def test_a_section_refuses_what_it_does_not_know_and_must_be_a_table(folder: Pat
     with pytest.raises(UnknownSettingError, match=r"'timeuot_ms' in \[zookeeper\]") as caught:
         read_section("zookeeper", parts.section("zookeeper"), Part)
     assert caught.value.hint == "did you mean 'timeout_ms'?"
+    for misspelt, meant in (("TSL_CERT_FILE", "TLS_CERT_FILE"), ("KAFAK_PREFIX", "KAFKA_PREFIX"), ("PROT", "PORT")):
+        with pytest.raises(UnknownSettingError, match=f"unknown variable MEMQ_{misspelt}") as caught:
+            load_settings({}, env(folder, **{misspelt: "x"}), folder=folder)
+        assert caught.value.hint == f"did you mean MEMQ_{meant}?"
     write(folder, "zookeeper = 1")
     with pytest.raises(InvalidSettingError, match="is not a table"):
         load_settings({}, env(folder), folder=folder)

@@ -57,6 +57,11 @@ def test_variables_name_the_certificates_of_a_client() -> None:
     with pytest.raises(UnknownSettingError, match="unknown variable MEMQ_TLS_CA in the environment") as caught:
         tls_of_environment({"MEMQ_TLS_CA": "ca.pem"})
     assert caught.value.hint == "did you mean MEMQ_TLS_CA_FILE?"
+    for misspelt in ("MEMQ_TSL_CA_FILE", "MEMQ_SSL_CA_FILE", "MEMQ_TL_CA_FIL"):
+        with pytest.raises(UnknownSettingError, match=f"unknown variable {misspelt}") as caught:
+            tls_of_environment({misspelt: "ca.pem"})
+        assert caught.value.hint == "did you mean MEMQ_TLS_CA_FILE?"
+    assert tls_of_environment({"MEMQ_TOKENS_CA_FILE": "ca.pem", "MEMQ_S3_CA_FILE": "ca.pem"}) is None
 
 
 def test_a_runtime_takes_the_variables(authority: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:

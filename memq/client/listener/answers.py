@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from memq.client.arguments import check_number, check_str
+from memq.client.arguments import check_seconds, check_str
 from memq.format.blocks.columns import RecordHeaders
 from memq.topic import Position
 
@@ -52,7 +52,7 @@ class Retry(HandlerAnswer):
     def __init__(self, after: float | None = None, reason: str = "") -> None:
         super().__init__(reason)
         if after is not None:
-            check_number("after", after, 0, AFTER_S_MAX)
+            check_seconds("after", after, 0, AFTER_S_MAX)
         self.after = after
 
 

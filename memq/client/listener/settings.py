@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from memq.client.arguments import check_number, check_switch
+from memq.client.arguments import check_number, check_seconds, check_switch
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, HandlerAnswer, Park, Retry, cause_of
 from memq.client.listener.retry_records import LetterState, letters_topic, retry_topic
@@ -55,7 +55,7 @@ class ListenerSettings:
                 hint="handle them in another group, or send them back with memq dlq redrive",
             )
         check_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX, int)
-        check_number("drain_s", self.drain_s, 0, 86_400)
+        check_seconds("drain_s", self.drain_s, 0, 86_400)
         check_switch("ordered", self.ordered)
         if self.when_failing not in get_args(WhenFailing):
             raise InvalidSettingError(f"when_failing = {self.when_failing!r} is not 'dead-letter', 'block' or 'park'")
@@ -67,7 +67,7 @@ class ListenerSettings:
         if len(self.retry_delays_s) > DELAYS_MAX:
             raise InvalidSettingError(f"retry_delays_s has {len(self.retry_delays_s)} delays, {DELAYS_MAX} are allowed")
         for delay_s in self.retry_delays_s:
-            check_number("retry_delays_s", delay_s, 0, AFTER_S_MAX)
+            check_seconds("retry_delays_s", delay_s, 0, AFTER_S_MAX)
         return self
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from memq.client.arguments import check_number, check_switch
+from memq.client.arguments import check_number, check_seconds, check_switch
 from memq.client.producer.fields import RecordFields
 from memq.errors import (
     AlreadyAckedError,
@@ -47,6 +47,7 @@ from memq.topic import Position
 
 BLOCK_RAW_BYTES = 64 * KIB  # a block takes no further item from this size on: each of its workers gets all of it
 ITEM_BYTES_MAX = HOLD_BYTES_MAX - 4 * KIB
+DEDUPE_WINDOW_S = 300.0
 NUMBER_DIGITS_MAX = 7  # of an item in its block
 RECENT_BYTES_MAX = 4 * MIB  # of payloads of recent blocks at a worker
 
@@ -117,18 +118,23 @@ def checked_terms(
 ) -> EnqueueTerms:
     """Return the terms. Raises: InvalidSettingError, TypeError."""
     check_number("priority", priority, 0, QUEUE_PRIORITY_MAX, int)
-    check_number("deliver_after", deliver_after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+    check_seconds("deliver_after", deliver_after, 0, QUEUE_DELAY_MS_MAX / 1_000)
     check_number("attempts_max", attempts_max, 0, QUEUE_ATTEMPTS_MAX, int)
     check_switch("at_most_once", at_most_once)
     if ttl is not None:
-        check_number("ttl", ttl, 0.001, QUEUE_DELAY_MS_MAX / 1_000)
+        check_seconds("ttl", ttl, 0.001, QUEUE_DELAY_MS_MAX / 1_000)
     lease_ms = 0 if at_most_once else checked_lease_ms(lease)
     life_ms = 0 if ttl is None else max(1, round(ttl * 1_000))
     return EnqueueTerms(priority, round(deliver_after * 1_000), life_ms, lease_ms, attempts_max)
 
 
 def with_keys(
-    terms: EnqueueTerms, key: str | None, *, ordered: bool, dedupe_key: str | None = None, dedupe_window: float = 0.0
+    terms: EnqueueTerms,
+    key: str | None,
+    *,
+    ordered: bool,
+    dedupe_key: str | None = None,
+    dedupe_window: float | None = None,
 ) -> EnqueueTerms:
     """Return terms with keys. Raises: InvalidSettingError, TypeError."""
     _check_key("key", key)
@@ -137,9 +143,12 @@ def with_keys(
     if ordered and (key is None or not terms.lease_ms or terms.after_ms):
         hint = "leave out deliver_after and at_most_once" if key is not None else "give them a key"
         raise InvalidSettingError("ordered items need a key and a lease, and have no delay", hint=hint)
-    if dedupe_key is not None:
-        check_number("dedupe_window", dedupe_window, QUEUE_DEDUPE_MS_MIN / 1_000, QUEUE_DEDUPE_MS_MAX / 1_000)
-    dedupe_ms = round(dedupe_window * 1_000) if dedupe_key is not None else 0
+    if dedupe_window is not None and dedupe_key is None:
+        hint = "give a dedupe_key, too, or leave it out"
+        raise InvalidSettingError(f"dedupe_window = {dedupe_window!r} has no effect without a dedupe_key", hint=hint)
+    window_s = DEDUPE_WINDOW_S if dedupe_window is None else dedupe_window
+    check_seconds("dedupe_window", window_s, QUEUE_DEDUPE_MS_MIN / 1_000, QUEUE_DEDUPE_MS_MAX / 1_000)
+    dedupe_ms = round(window_s * 1_000) if dedupe_key is not None else 0
     return terms._replace(key=key or "", ordered=ordered, dedupe_key=dedupe_key or "", dedupe_ms=dedupe_ms)
 
 
@@ -158,7 +167,7 @@ def _check_key(what: str, key: str | None) -> None:
 
 def checked_lease_ms(lease: float) -> int:
     """Return a lease in ms. Raises: InvalidSettingError."""
-    check_number("lease", lease, QUEUE_LEASE_MS_MIN / 1_000, QUEUE_LEASE_MS_MAX / 1_000)
+    check_seconds("lease", lease, QUEUE_LEASE_MS_MIN / 1_000, QUEUE_LEASE_MS_MAX / 1_000)
     return round(lease * 1_000)
 
 

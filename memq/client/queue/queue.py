@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.admin import AsyncAdmin
-from memq.client.arguments import check_connect_timeout, check_number, public_name, runtime_of
+from memq.client.arguments import check_connect_timeout, check_number, check_seconds, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.settings import BEGINNING, Point
 from memq.client.lifecycle import Background
@@ -73,7 +73,7 @@ from memq.runtime.tls import Tls
 
 PRIORITY = 5
 LEASE_S = 60.0
-DEDUPE_WINDOW_S = 300.0
+TIMEOUT_MS = 30_000
 REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
@@ -90,7 +90,7 @@ class AsyncQueue(AsyncItemViews):
         self,
         brokers: str | Sequence[str] | None = None,
         *,
-        timeout_ms: int = 30_000,
+        timeout_ms: int = TIMEOUT_MS,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -103,6 +103,7 @@ class AsyncQueue(AsyncItemViews):
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
+        self._is_met = False
 
     async def close(self) -> None:
         """Disconnect. Items that are leased stay so until their leases end."""
@@ -122,7 +123,7 @@ class AsyncQueue(AsyncItemViews):
         key: str | None = None,
         ordered: bool = False,
         dedupe_key: str | None = None,
-        dedupe_window: float = DEDUPE_WINDOW_S,
+        dedupe_window: float | None = None,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id. See `Queue.enqueue`."""
@@ -193,7 +194,7 @@ class AsyncQueue(AsyncItemViews):
         for queue, count in wanted.items():
             check_queue(queue)
             check_number(f"items of queue '{queue}'", count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
-        check_number("wait", wait, 0, WAIT_S_MAX)
+        check_seconds("wait", wait, 0, WAIT_S_MAX)
         clock = self._runtime.clock
         until_s, tries = clock.monotonic() + wait, 0
         give_up_s = until_s + self._timeout_s
@@ -203,11 +204,11 @@ class AsyncQueue(AsyncItemViews):
             known = self._recent.known()
             ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
             try:
-                await self._pool.reach(self._connect_timeout_s)
+                await self._reach()
                 answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                if clock.monotonic() > give_up_s or _is_foreign(error):
+                if clock.monotonic() > give_up_s or self._is_final(error):
                     raise
                 await self._pause(error, tries)
                 continue
@@ -341,18 +342,26 @@ class AsyncQueue(AsyncItemViews):
         while True:
             is_sent = False
             try:
-                await self._pool.reach(self._connect_timeout_s)
+                await self._reach()
                 is_sent = True
                 return (await self._ask(ask, 0.0, blocks))[0], unsure
             except RetryableError as error:
                 tries += 1
                 unsure |= is_sent and not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
-                if not unsure and (clock.monotonic() > until_s or _is_foreign(error)):
+                if not unsure and (clock.monotonic() > until_s or self._is_final(error)):
                     raise
                 if clock.monotonic() > until_s:
                     text = f"no broker has answered in {self._timeout_s:g} s: {error}"
                     raise OutcomeUnknownError(text) from error
                 await self._pause(error, tries)
+
+    async def _reach(self) -> None:
+        await self._pool.reach(self._connect_timeout_s)
+        self._is_met = True
+
+    def _is_final(self, error: RetryableError) -> bool:
+        """Say whether a retry is useless: no broker was ever met, or all addresses are those of other servers."""
+        return isinstance(error, UnreachableError) and (error.foreign or not self._is_met)
 
     async def _ask(self, ask: Any, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
         request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
@@ -363,17 +372,12 @@ class AsyncQueue(AsyncItemViews):
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
 
 
-def _is_foreign(error: RetryableError) -> bool:
-    """Say whether all addresses are those of other servers, so that waiting changes nothing."""
-    return isinstance(error, UnreachableError) and error.foreign
-
-
 class Queue(ItemViews):
     """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
 
-    Every method raises UnreachableError if no broker can be reached in `timeout_ms`, in tries of `connect_timeout_ms`:
-    nothing was done. One that changes an item raises OutcomeUnknownError if a broker was asked, and none has answered
-    in that time: it may have counted.
+    The first call must reach a broker in `connect_timeout_ms`, later calls in `timeout_ms`: brokers may restart. Else
+    each raises UnreachableError, and nothing was done. A call that changes an item raises OutcomeUnknownError if a
+    broker was asked, and none has answered in `timeout_ms`: it may have counted.
     """
 
     _core: AsyncQueue
@@ -383,7 +387,7 @@ class Queue(ItemViews):
         self,
         brokers: str | Sequence[str] | None = None,
         *,
-        timeout_ms: int = 30_000,
+        timeout_ms: int = TIMEOUT_MS,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -408,7 +412,7 @@ class Queue(ItemViews):
         key: str | None = None,
         ordered: bool = False,
         dedupe_key: str | None = None,
-        dedupe_window: float = DEDUPE_WINDOW_S,
+        dedupe_window: float | None = None,
         metadata: HeadersLike | None = None,
     ) -> str:
         """Put an item into a queue; return its id when it is stored. Times in seconds.
@@ -419,7 +423,7 @@ class Queue(ItemViews):
 
         Keys take turns: one with many items does not delay those of others. With `ordered`, one item of the key is
         leased at a time, in the order of arrival. If the queue took an item under `dedupe_key` in the last
-        `dedupe_window` seconds, this call adds nothing and returns the id of that item.
+        `dedupe_window` seconds (300), this call adds nothing and returns the id of that item.
 
         Raises: InvalidSettingError, InvalidNameError, TooLargeError, QueueFullError.
         """
@@ -559,7 +563,7 @@ def _nack(
 ) -> NackItems:
     """Return a request that gives items back. Raises: InvalidSettingError, TooLargeError, TypeError."""
     note = as_bytes(metadata, "metadata") or b""
-    check_number("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+    check_seconds("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
     if len(note) > QUEUE_NOTE_BYTES_MAX:
         raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
     if kind not in set(NackKind):

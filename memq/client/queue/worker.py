@@ -17,7 +17,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.listener.calls import AsyncCalls, BlockingCalls
 from memq.client.listener.settings import RETRY_DELAYS_S, delays_of
 from memq.client.queue.items import QueueItem
-from memq.client.queue.queue import AsyncQueue
+from memq.client.queue.queue import TIMEOUT_MS, AsyncQueue
 from memq.client.queue.worker_core import WorkerCore
 from memq.client.queue.worker_processes import WorkerProcesses, check_picklable, serve
 from memq.client.queue.worker_settings import PROCESSES_MAX, WorkerSettings, WorkerStats, queues_of
@@ -68,7 +68,7 @@ class Worker(BlockingCalls[WorkerStats]):
             less than a second; else none.
         retry_delays_s: delay in s after each attempt; the last one counts for all further ones.
         drain_s: time for which `close` and SIGTERM wait for running handlers.
-        connect_timeout_ms, tls, runtime: as of `memq.Queue`.
+        timeout_ms, connect_timeout_ms, tls, runtime: as of `memq.Queue`.
 
     Raises: InvalidRequestError, InvalidSettingError, InvalidNameError.
     """
@@ -85,6 +85,7 @@ class Worker(BlockingCalls[WorkerStats]):
         prefetch: int | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         drain_s: float = 30,
+        timeout_ms: int = TIMEOUT_MS,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -96,7 +97,7 @@ class Worker(BlockingCalls[WorkerStats]):
                 "the handler of a memq.Worker is a coroutine function", hint="use memq.aio.Worker"
             )
         runtime = runtime_of(runtime, tls)
-        queue = AsyncQueue(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        queue = AsyncQueue(brokers, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
         if processes:
             arguments = {
                 "queues": settings.queues,
@@ -105,7 +106,8 @@ class Worker(BlockingCalls[WorkerStats]):
                 "prefetch": prefetch,
                 "retry_delays_s": settings.retry_delays_s,
                 "drain_s": drain_s,
-                "connect_timeout_ms": connect_timeout_ms,
+                "timeout_ms": timeout_ms,
+                "connect_timeout_ms": max(connect_timeout_ms, timeout_ms),  # brokers may restart when it begins
                 "tls": tls,
             }
             check_picklable(handler)
@@ -146,6 +148,7 @@ class AsyncWorker(AsyncCalls[WorkerStats]):
         prefetch: int | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         drain_s: float = 30,
+        timeout_ms: int = TIMEOUT_MS,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -157,7 +160,7 @@ class AsyncWorker(AsyncCalls[WorkerStats]):
             return await answer if inspect.isawaitable(answer) else answer
 
         runtime = runtime_of(runtime, tls)
-        queue = AsyncQueue(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        queue = AsyncQueue(brokers, timeout_ms=timeout_ms, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
         self._core = WorkerCore(settings, queue, runtime, call)
 
     async def run(self) -> None:

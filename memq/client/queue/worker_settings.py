@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memq.client.arguments import check_number
+from memq.client.arguments import check_number, check_seconds
 from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, HandlerAnswer, Park, Retry, cause_of
 from memq.client.listener.settings import CONCURRENCY_MAX, DELAYS_MAX
 from memq.errors import InvalidRequestError, InvalidSettingError
@@ -40,13 +40,13 @@ class WorkerSettings:
         check_number("concurrency", self.concurrency, 1, CONCURRENCY_MAX, int)
         if self.prefetch is not None:
             check_number("prefetch", self.prefetch, 0, CONCURRENCY_MAX, int)
-        check_number("drain_s", self.drain_s, 0, 86_400)
+        check_seconds("drain_s", self.drain_s, 0, 86_400)
         if not 0 < len(self.retry_delays_s) <= DELAYS_MAX:
             raise InvalidSettingError(
                 f"retry_delays_s has {len(self.retry_delays_s)} delays, 1 to {DELAYS_MAX} are allowed"
             )
         for delay_s in self.retry_delays_s:
-            check_number("retry_delays_s", delay_s, 0, AFTER_S_MAX)
+            check_seconds("retry_delays_s", delay_s, 0, AFTER_S_MAX)
         return self
 
     def leased_max(self, mean_s: float | None) -> int:
