@@ -30,13 +30,16 @@ async def together(work: Callable[[int], Coroutine[Any, Any, int]], tasks: int, 
 
 
 async def fill(queue: memq.aio.Queue, params: Command) -> None:
-    """Enqueue items by `enqueue_many`."""
+    """Enqueue items by `enqueue_many`; a single one by `enqueue`."""
     payloads = lines(params["size"], params["many"])
 
     async def producer(items: int) -> int:
         calls = items // len(payloads)
         for _ in range(calls):
-            await queue.enqueue_many(params["queue"], payloads, lease=LEASE_S)
+            if len(payloads) == 1:
+                await queue.enqueue(params["queue"], payloads[0], lease=LEASE_S)
+            else:
+                await queue.enqueue_many(params["queue"], payloads, lease=LEASE_S)
         return calls * len(payloads)
 
     answer(**await together(producer, params["tasks"], params["items"]))

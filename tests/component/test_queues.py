@@ -133,6 +133,26 @@ def test_many_items_go_into_few_blocks_and_one_object() -> None:
     run(work())
 
 
+def test_single_calls_at_the_same_time_share_blocks_and_each_gets_its_own_answer() -> None:
+    async def work() -> None:
+        async with queueing(1) as (_, _, queue):
+            names = [b"%d" % number for number in range(200)]
+            ids = await asyncio.gather(
+                *(queue.enqueue("mails", name, priority=number % 2) for number, name in enumerate(names))
+            )
+            assert len(set(ids)) == len(ids)
+            assert len({each.split(":")[1] for each in ids}) <= 8, "items with the same terms share a block"
+            items = await queue.dequeue({"mails": 200}, wait=5)
+            assert {item.id: item.payload for item in items} == dict(zip(ids, names, strict=True))
+            await queue.nack(items[0])
+            results = await asyncio.gather(*(queue.ack(item) for item in items), return_exceptions=True)
+            assert isinstance(results[0], LeaseLostError), "the other acks of its request count"
+            assert results[1:] == [None] * 199
+            assert [each.id for each in await queue.dequeue("mails", wait=5)] == [items[0].id]
+
+    asyncio.run(work())
+
+
 def test_a_worker_that_has_a_block_gets_no_bytes_of_it_from_any_broker() -> None:
     async def work() -> None:
         async with queueing() as (_, brokers, queue):

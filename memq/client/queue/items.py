@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from memq.client.arguments import check_number, check_seconds, check_switch
-from memq.client.producer.fields import RecordFields
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields, as_bytes, check_fields
 from memq.errors import (
     AlreadyAckedError,
     InvalidRequestError,
@@ -37,10 +37,11 @@ from memq.limits import (
     QUEUE_LEASE_MS_MAX,
     QUEUE_LEASE_MS_MIN,
     QUEUE_METADATA_BYTES_MAX,
+    QUEUE_NOTE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
 )
-from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
-from memq.queues.decisions import ItemOutcome, queue_scope
+from memq.protocol.queue_messages import NackItems, QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
+from memq.queues.decisions import ItemOutcome, NackKind, queue_scope
 from memq.queues.pop.groups import is_pop_queue, topic_of
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
@@ -171,15 +172,22 @@ def checked_lease_ms(lease: float) -> int:
     return round(lease * 1_000)
 
 
-def blocks_of(queue: str, items: Sequence[RecordFields], runtime: Runtime) -> Iterator[tuple[bytes, list[str]]]:
-    """Yield blocks of items, and the ids of the items of each. Raises: TooLargeError."""
+def checked_fields(payload: BytesLike | None, metadata: HeadersLike | None) -> RecordFields:
+    """Return an item as a block holds it. Raises: TooLargeError; as `check_fields`."""
+    item = check_fields(payload, None, metadata)
+    if item.headers:
+        size = sum(len(name) + len(value or b"") for name, value in item.headers)
+        if size > QUEUE_METADATA_BYTES_MAX:
+            raise TooLargeError(f"metadata of {size} bytes, {QUEUE_METADATA_BYTES_MAX} are allowed")
+    if item.size > ITEM_BYTES_MAX:
+        raise TooLargeError(f"item of {item.size} bytes, {ITEM_BYTES_MAX} are allowed")
+    return item
+
+
+def blocks_of(queue: str, items: Iterable[RecordFields], runtime: Runtime) -> Iterator[tuple[bytes, list[str]]]:
+    """Yield blocks of items, and the ids of the items of each."""
     builder = BlockBuilder()
     for item in items:
-        metadata = sum(len(name) + len(value or b"") for name, value in item.headers or ())
-        if metadata > QUEUE_METADATA_BYTES_MAX:
-            raise TooLargeError(f"metadata of {metadata} bytes, {QUEUE_METADATA_BYTES_MAX} are allowed")
-        if item.size > ITEM_BYTES_MAX:
-            raise TooLargeError(f"item of {item.size} bytes, {ITEM_BYTES_MAX} are allowed")
         if builder.count and (
             builder.raw_bytes + item.size > BLOCK_RAW_BYTES or builder.count == QUEUE_ITEMS_PER_REQUEST_MAX
         ):
@@ -310,3 +318,23 @@ def error_of(item: str, outcome: ItemOutcome) -> MemqError | None:
         case ItemOutcome.UNKNOWN:
             return NotFoundError(f"no queue knows item '{item}'", hint="it may have ended more than 10 minutes ago")
     return ItemEndedError(f"item '{item}' is {outcome}")
+
+
+def nack_request(
+    queue: str, leases: list[WireLeasedItems], after: float, metadata: BytesLike, kind: NackKind | str
+) -> NackItems:
+    """Return a request that gives items back. Raises: InvalidSettingError, TooLargeError, TypeError."""
+    note = as_bytes(metadata, "metadata") or b""
+    check_seconds("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
+    if len(note) > QUEUE_NOTE_BYTES_MAX:
+        raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
+    if kind not in set(NackKind):
+        raise InvalidSettingError(f"kind = {kind!r} is not one of {', '.join(NackKind)}")
+    return NackItems(queue=queue, items=leases, after_ms=round(after * 1_000), note=note, kind=str(kind))
+
+
+def checked_item(item: QueueItem) -> QueueItem:
+    """Return an item. Raises: TypeError."""
+    if not isinstance(item, QueueItem):
+        raise TypeError(f"item must be a memq.QueueItem, not {type(item).__name__}")
+    return item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.admin import AsyncAdmin
@@ -12,40 +12,40 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.settings import BEGINNING, Point
 from memq.client.lifecycle import Background
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
-from memq.client.producer.fields import BytesLike, HeadersLike, as_bytes, check_fields
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields, as_bytes
 from memq.client.queue.items import (
     EnqueueTerms,
     ItemLease,
     QueueItem,
     RecentBlocks,
     blocks_of,
+    checked_fields,
+    checked_item,
     checked_lease_ms,
     checked_terms,
     error_of,
     items_of,
     listed,
+    nack_request,
     outcomes_of,
     parsed_id,
     wire_leases,
     with_keys,
 )
+from memq.client.queue.joint_calls import JointCalls
 from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
-    InvalidSettingError,
     OutcomeUnknownError,
     OverLimitError,
     QueueFullError,
     RetryableError,
     ThrottledError,
-    TooLargeError,
     UnreachableError,
 )
 from memq.limits import (
     KIB,
-    QUEUE_DELAY_MS_MAX,
     QUEUE_ITEMS_PER_REQUEST_MAX,
-    QUEUE_NOTE_BYTES_MAX,
     QUEUE_WAIT_MS_MAX,
     QUEUES_PER_REQUEST_MAX,
 )
@@ -68,6 +68,7 @@ from memq.protocol.queue_messages import (
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.queues.pop.groups import check_queue
 from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
 
@@ -79,7 +80,8 @@ WAIT_S_MAX = 86_400.0
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
 QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
-Change = AckItems | NackItems | ExtendItems
+Change = NackItems | ExtendItems
+Outcomes = list[ItemOutcome]
 
 
 class AsyncQueue(AsyncItemViews):
@@ -104,9 +106,14 @@ class AsyncQueue(AsyncItemViews):
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
         self._is_met = False
+        now_s, events = self._runtime.clock.monotonic, EventLog(self._runtime.clock)
+        self._enqueues = JointCalls(self._enqueue_joint, REQUEST_BYTES_MAX, now_s, events)
+        self._acks = JointCalls(self._ack_joint, QUEUE_ITEMS_PER_REQUEST_MAX, now_s, events)
 
     async def close(self) -> None:
         """Disconnect. Items that are leased stay so until their leases end."""
+        await self._enqueues.close()
+        await self._acks.close()
         await self._pool.close()
 
     async def enqueue(
@@ -129,7 +136,12 @@ class AsyncQueue(AsyncItemViews):
         """Put an item into a queue; return its id. See `Queue.enqueue`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
         terms = with_keys(terms, key, ordered=ordered, dedupe_key=dedupe_key, dedupe_window=dedupe_window)
-        return (await self._enqueue(queue, [payload], [metadata], terms))[0]
+        self._check_loop()
+        item = checked_fields(as_bytes(payload, "payload"), metadata)
+        line = check_queue(queue), terms
+        if dedupe_key is not None:  # its block has one item
+            return (await self._enqueue_joint(line, [item], self._runtime.clock.monotonic()))[0]
+        return (await self._enqueues.call(line, [item], item.size))[0]
 
     async def enqueue_many(
         self,
@@ -152,36 +164,37 @@ class AsyncQueue(AsyncItemViews):
         payloads = listed("payloads", payloads, "payloads")
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
-        return await self._enqueue(queue, payloads, metadata or [None] * len(payloads), terms)
-
-    async def _enqueue(
-        self, queue: str, payloads: Sequence[BytesLike], metadata: Sequence[HeadersLike | None], terms: EnqueueTerms
-    ) -> list[str]:
         self._check_loop()
-        check_queue(queue)
         items = [
-            check_fields(as_bytes(payload, "payload"), None, headers)
-            for payload, headers in zip(payloads, metadata, strict=True)
+            checked_fields(as_bytes(payload, "payload"), headers)
+            for payload, headers in zip(payloads, metadata or [None] * len(payloads), strict=True)
         ]
+        return await self._enqueue_joint((check_queue(queue), terms), items, self._runtime.clock.monotonic())
+
+    async def _enqueue_joint(
+        self, line: tuple[str, EnqueueTerms], items: Sequence[RecordFields], began_s: float
+    ) -> list[str]:
+        """Put items of any calls with the same terms into a queue; return their ids."""
+        queue, terms = line
         ids: list[str] = []
         waiting: list[bytes] = []
         size = 0
         for block, names in list(blocks_of(queue, items, self._runtime)):
             if waiting and size + len(block) > REQUEST_BYTES_MAX:
-                await self._send(queue, waiting, terms)
+                await self._send(queue, waiting, terms, began_s)
                 waiting, size = [], 0
             waiting.append(block)
             size += len(block)
             ids += names
         if waiting:
-            answer = await self._send(queue, waiting, terms)
+            answer = await self._send(queue, waiting, terms, began_s)
             if answer.about_queues.firsts:  # of one item with a dedupe key
                 ids = [f"{queue}:{first}:0" for first in answer.about_queues.firsts]
         return ids
 
-    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms) -> AdminAnswer:
+    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms, began_s: float) -> AdminAnswer:
         named = [terms.wire(block) for block in blocks]
-        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks)))[0]
+        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks), began_s=began_s))[0]
 
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
@@ -229,17 +242,22 @@ class AsyncQueue(AsyncItemViews):
 
     async def ack(self, item: QueueItem) -> None:
         """End an item. See `Queue.ack`."""
-        await self._one(item, AckItems(queue=_checked(item).queue, items=wire_leases([item.lease])))
+        self._check_loop()
+        lease = checked_item(item).lease
+        error = error_of(item.id, (await self._ack(item.queue, [lease]))[0])
+        if error is not None:
+            raise error
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """End items; return the outcome of each. See `Queue.ack_many`."""
-        return await self._many(items, lambda queue, leases: AckItems(queue=queue, items=leases))
+        return await self._of_queues(self._leases(items), self._ack)
 
     async def nack(
         self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
     ) -> ItemOutcome:
         """Give an item back. See `Queue.nack`."""
-        return await self._one(item, _nack(_checked(item).queue, wire_leases([item.lease]), after, metadata, kind))
+        leases = wire_leases([checked_item(item).lease])
+        return await self._one(item, nack_request(item.queue, leases, after, metadata, kind))
 
     async def nack_many(
         self,
@@ -250,14 +268,14 @@ class AsyncQueue(AsyncItemViews):
         kind: NackKind | str = NackKind.FAILED,
     ) -> list[ItemOutcome]:
         """Give items back; return the outcome of each. See `Queue.nack_many`."""
-        return await self._many(items, lambda queue, leases: _nack(queue, leases, after, metadata, kind))
+        return await self._many(items, lambda queue, leases: nack_request(queue, leases, after, metadata, kind))
 
     async def extend(self, item: QueueItem, lease: float) -> None:
         """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         leases = wire_leases([item.lease])
-        await self._one(item, ExtendItems(queue=_checked(item).queue, items=leases, lease_ms=lease_ms))
+        await self._one(item, ExtendItems(queue=checked_item(item).queue, items=leases, lease_ms=lease_ms))
         item.until_s = max(item.until_s, began_s + lease)
 
     async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
@@ -283,27 +301,32 @@ class AsyncQueue(AsyncItemViews):
         """End items that no worker has; return the outcome of each. See `Queue.cancel_many`."""
         self._check_loop()
         places = [parsed_id(each) for each in listed("ids", item_ids, "ids")]
-        return await self._of_queues(
-            [(check_queue(queue), place) for queue, place in places],
-            lambda queue, items: CancelItems(queue=queue, items=items),
-        )
+
+        async def outcomes(queue: str, leases: list[ItemLease]) -> Outcomes:
+            return outcomes_of(
+                (await self._surely(CancelItems(queue=queue, items=wire_leases(leases))))[0].about_queues
+            )
+
+        return await self._of_queues([(check_queue(queue), place) for queue, place in places], outcomes)
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _many(
-        self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItems]], Change]
-    ) -> list[ItemOutcome]:
+    async def _many(self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItems]], Change]) -> Outcomes:
         """Ask about items; return the outcome of each."""
+
+        async def outcomes(queue: str, leases: list[ItemLease]) -> Outcomes:
+            return outcomes_of((await self._surely(ask(queue, wire_leases(leases))))[0].about_queues)
+
+        return await self._of_queues(self._leases(items), outcomes)
+
+    def _leases(self, items: Sequence[QueueItem]) -> list[tuple[str, ItemLease]]:
         self._check_loop()
-        leases = [(_checked(item).queue, item.lease) for item in listed("items", items, "memq.QueueItem")]
-        return await self._of_queues(leases, ask)
+        return [(checked_item(item).queue, item.lease) for item in listed("items", items, "memq.QueueItem")]
 
     async def _of_queues(
-        self,
-        items: Sequence[tuple[str, ItemLease]],
-        ask: Callable[[str, list[WireLeasedItems]], Change | CancelItems],
-    ) -> list[ItemOutcome]:
-        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
+        self, items: Sequence[tuple[str, ItemLease]], ask: Callable[[str, list[ItemLease]], Awaitable[Outcomes]]
+    ) -> Outcomes:
+        """Ask about items, at most 1,024 of a queue at once; return the outcome of each."""
         places: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(items):
             places.setdefault(name, []).append(index)
@@ -311,34 +334,39 @@ class AsyncQueue(AsyncItemViews):
         for queue, indexes in places.items():
             for at in range(0, len(indexes), QUEUE_ITEMS_PER_REQUEST_MAX):
                 some = indexes[at : at + QUEUE_ITEMS_PER_REQUEST_MAX]
-                request = ask(queue, wire_leases(items[index][1] for index in some))
-                answer, repeated = await self._surely(request)
-                for index, outcome in zip(some, outcomes_of(answer.about_queues), strict=True):
-                    own = repeated and isinstance(request, AckItems) and outcome is ItemOutcome.ALREADY_ACKED
-                    found[index] = ItemOutcome.ACKED if own else outcome
+                found.update(zip(some, await ask(queue, [items[index][1] for index in some]), strict=True))
         return [found[index] for index in range(len(items))]
 
-    async def _one(self, item: QueueItem, ask: Change) -> ItemOutcome:
+    async def _ack(self, queue: str, leases: list[ItemLease]) -> Outcomes:
+        return list(await self._acks.call(queue, leases, len(leases)))
+
+    async def _ack_joint(self, queue: str, leases: list[ItemLease], began_s: float) -> Outcomes:
+        """End items of any calls; return the outcome of each."""
+        answer, repeated = await self._surely(AckItems(queue=queue, items=wire_leases(leases)), began_s=began_s)
+        found = outcomes_of(answer.about_queues)
+        if repeated:  # an earlier request of these calls, whose answer was lost, has acked them
+            return [ItemOutcome.ACKED if each is ItemOutcome.ALREADY_ACKED else each for each in found]
+        return found
+
+    async def _one(self, item: QueueItem, ask: NackItems | ExtendItems) -> ItemOutcome:
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
         self._check_loop()
-        answer, repeated = await self._surely(ask)
+        answer, _ = await self._surely(ask)
         outcome = outcomes_of(answer.about_queues)[0]
-        if isinstance(ask, AckItems) and repeated and outcome is ItemOutcome.ALREADY_ACKED:
-            return ItemOutcome.ACKED  # by a request of this call whose answer was lost
-        if isinstance(ask, NackItems) and outcome is ItemOutcome.DEAD:
-            return outcome
         error = error_of(item.id, outcome)
-        if error is not None:
+        if error is not None and not (isinstance(ask, NackItems) and outcome is ItemOutcome.DEAD):
             raise error
         return outcome
 
-    async def _surely(self, ask: Any, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
+    async def _surely(self, ask: Any, blocks: bytes = b"", *, began_s: float | None = None) -> tuple[AdminAnswer, bool]:
         """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
+
+        The time of the call counts from `began_s`, or from now.
 
         Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
         """
         clock = self._runtime.clock
-        until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
+        until_s, tries, unsure = (clock.monotonic() if began_s is None else began_s) + self._timeout_s, 0, False
         while True:
             is_sent = False
             try:
@@ -556,23 +584,3 @@ class Queue(ItemViews):
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
         return self._core.close()
-
-
-def _nack(
-    queue: str, leases: list[WireLeasedItems], after: float, metadata: BytesLike, kind: NackKind | str
-) -> NackItems:
-    """Return a request that gives items back. Raises: InvalidSettingError, TooLargeError, TypeError."""
-    note = as_bytes(metadata, "metadata") or b""
-    check_seconds("after", after, 0, QUEUE_DELAY_MS_MAX / 1_000)
-    if len(note) > QUEUE_NOTE_BYTES_MAX:
-        raise TooLargeError(f"metadata of {len(note)} bytes, {QUEUE_NOTE_BYTES_MAX} are allowed")
-    if kind not in set(NackKind):
-        raise InvalidSettingError(f"kind = {kind!r} is not one of {', '.join(NackKind)}")
-    return NackItems(queue=queue, items=leases, after_ms=round(after * 1_000), note=note, kind=str(kind))
-
-
-def _checked(item: QueueItem) -> QueueItem:
-    """Return an item. Raises: TypeError."""
-    if not isinstance(item, QueueItem):
-        raise TypeError(f"item must be a memq.QueueItem, not {type(item).__name__}")
-    return item
