@@ -70,9 +70,11 @@ ASPECTS = (
     "transaction",
     "idle",  # topics that expire
     "parts",  # parts of transactions are staged
+    "queue",  # items of queues, and workers that die
+    "pop",  # records of topics as items of queues
 )
-BY_NAME = ("queue",)  # drawn for no seed: items of queues, and workers that die
-ALL_ASPECTS = (*ASPECTS, *BY_NAME)
+RATE = 0.3  # of the seeds that draw an aspect
+RATES = {"queue": 0.1, "pop": 0.1}  # other ones: their processes work for as long as all others together
 SCALE = "thin"  # the aspect that the others scale with
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
@@ -475,6 +477,22 @@ def _with_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=replace(plan.shape, staged_age_ms=2 * plan.shape.sweep_age_ms))
 
 
+def _with_pop_groups(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Add pop groups, which read ahead a little in some runs, and take batches in several decisions."""
+    if plan.faults.chaos.log_cut_every_s:
+        return plan
+    small = {
+        "memq.queues.pop.keeper:AHEAD_ITEMS": draw.choice([10, 10_000]),
+        "memq.queues.pop.keeper:AHEAD_BLOCKS": draw.choice([5, 2_000]),
+        "memq.queues.pop.keeper:BLOCKS_AT_ONCE": draw.choice([1, 500]),
+        "memq.broker.service_partitions.pop_partition:PAGE_BYTES": draw.choice([1, 64 * KIB]),
+        "memq.broker.service_partitions.pop_partition:WHOLE_BYTES": draw.choice([0, 512 * KIB]),
+        "memq.broker.service_partitions.topic_places:KNOWN_MAX": draw.choice([1, 1_000]),
+    }
+    plan = _with_topics(plan, level, draw, "pop")
+    return replace(plan, constants={**plan.constants, **small})
+
+
 def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Plan:
     """Add a process with topics of its own; not where logs are cut, which takes retries, and records of idle topics."""
     if plan.faults.chaos.log_cut_every_s:
@@ -519,4 +537,5 @@ CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "retry": partial(_with_topics, kind="listen"),
     "idle": partial(_with_topics, kind="idle"),
     "queue": partial(_with_topics, kind="queue"),
+    "pop": _with_pop_groups,
 }

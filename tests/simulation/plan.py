@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from memq.simulation.cluster import ClusterShape
 from memq.simulation.ports.faults import LEVELS, WorldFaults
-from tests.simulation.aspects import ALL_ASPECTS, ASPECTS, CHANGES, SCALE, SEIZED_PAUSE_S_MAX
+from tests.simulation.aspects import ASPECTS, CHANGES, RATE, RATES, SCALE, SEIZED_PAUSE_S_MAX
 from tests.simulation.plan_settings import draw_settings
 from tests.simulation.reduced_constants import (
     Constants,
     constants_of,
 )
 from tests.simulation.wishes import Wish
-
-ASPECT_RATE = 0.3
 
 IDLE_WINDOWS = 4.0  # dedup windows in the life of a topic that expires
 
@@ -60,11 +58,11 @@ def draw_plan(
 ) -> Plan:
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
     draw = random.Random(f"{seed}/aspects")
-    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
+    drawn = tuple(name for name in ASPECTS if draw.random() < RATES.get(name, RATE))
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)
-    for name in sorted(names, key=lambda name: (name != SCALE, ALL_ASPECTS.index(name))):  # in one order, however given
+    for name in sorted(names, key=lambda name: (name != SCALE, ASPECTS.index(name))):  # in one order, however given
         plan = CHANGES[name](plan, level, random.Random(f"{seed}/{name}"))
     return replace(plan, constants={**constants_of(seed), **plan.constants})
 

@@ -28,6 +28,7 @@ from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.part_bugs import PART_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
+from tests.simulation.pop_bugs import POP_BUGS
 from tests.simulation.queue_bugs import QUEUE_BUGS
 from tests.simulation.retry_bugs import RETRY_BUGS
 from tests.simulation.scenario import run_plan
@@ -257,6 +258,7 @@ BUGS = (
     *GROUP_BUGS,
     *RETRY_BUGS,
     *QUEUE_BUGS,
+    *POP_BUGS,
     *TRANSACTION_BUGS,
     *PART_BUGS,
     *DELAY_BUGS,

@@ -54,6 +54,10 @@ class QueueRules:
         self._fail = fail
         self._now = now
 
+    def key_of(self, item: QueueItem) -> bytes:
+        """Return the key of an item's register."""
+        return item.payload
+
     def sending(self, payload: bytes, key: str = "") -> None:
         """A producer is about to enqueue an item."""
         before = [each for each, known in self.registers.items() if known.stored and known.key == key]
@@ -74,7 +78,7 @@ class QueueRules:
 
     def given(self, worker: object, item: QueueItem, left_s: float) -> None:
         """A worker got an item, and has it for `left_s`; it does not begin if that is over."""
-        register = self.registers.get(item.payload)
+        register = self.registers.get(self.key_of(item))
         if register is None:
             self._fail(f"item {item.id} was never enqueued")
             return
@@ -106,7 +110,7 @@ class QueueRules:
     def extended(self, worker: object, item: QueueItem, left_s: float) -> None:
         """A worker knows that its lease lasts `left_s` from now on."""
         self.leaves(worker, item)
-        register = self.registers[item.payload]
+        register = self.registers[self.key_of(item)]
         if left_s > 0:
             if self.is_held(register):
                 self._fail(f"the lease of item {item.id} was extended, and another worker holds it")
@@ -118,11 +122,11 @@ class QueueRules:
 
     def leaves(self, worker: object, item: QueueItem) -> None:
         """A worker stops to work on an item: before its ack or nack, or at its end."""
-        self.registers[item.payload].holders.pop(worker, None)
+        self.registers[self.key_of(item)].holders.pop(worker, None)
 
     def acked(self, item: QueueItem) -> None:
         """A worker knows that its ack counts."""
-        register = self.registers[item.payload]
+        register = self.registers[self.key_of(item)]
         if self.is_held(register):
             self._fail(f"item {item.id} was acked by a worker without a lease, and another one holds it")
         if self._state_of(register) is not ItemState.ACKED:

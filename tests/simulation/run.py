@@ -15,7 +15,7 @@ from functools import partial
 from memq.runtime.clock import SystemClock
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.world import SimulationError
-from tests.simulation.aspects import ALL_ASPECTS
+from tests.simulation.aspects import ASPECTS
 from tests.simulation.coverage import Summary
 from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import draw_plan
@@ -86,14 +86,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="this one seed only")
     parser.add_argument("--level", choices=list(LEVELS), help="how sick the world is; else in turn")
     parser.add_argument("--producers", default="plain,product", help="kinds to draw from")
-    parser.add_argument("--aspects", help=f"of {','.join(ALL_ASPECTS)}; else drawn from the seed")
+    parser.add_argument("--aspects", help=f"of {','.join(ASPECTS)}; else drawn from the seed")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes run seeds")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--planted", action="store_true", help="plant each known bug and look for it")
     parser.add_argument("--quiet", action="store_true", help="only what is found")
     options = parser.parse_args(arguments)
     names = [] if options.aspects is None else options.aspects.split(",")
-    unknown = [name for name in names if name not in ("", *ALL_ASPECTS)]
+    unknown = [name for name in names if name not in ("", *ASPECTS)]
     if unknown:
         parser.error(f"no such aspects: {', '.join(unknown)}")
     return options

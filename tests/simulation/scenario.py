@@ -50,6 +50,7 @@ from tests.simulation.named_rules import NamedRules, no_holes
 from tests.simulation.operator_life import OperatorLife
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
+from tests.simulation.pop_life import GROUPS, POPPERS, PopLife
 from tests.simulation.queue_life import QUEUES, WORKERS, QueueLife
 from tests.simulation.reader import Delivered
 from tests.simulation.reduced_constants import PARTS, scaled
@@ -85,8 +86,9 @@ LIVES: dict[str, tuple[type[TopicChurn], int]] = {  # processes with topics of t
     "listen": (ListenerLife, LISTENED),
     "idle": (IdleLife, IDLE),
     "queue": (QueueLife, QUEUES),
+    "pop": (PopLife, GROUPS),
 }
-STARTED = (*MEMBERS, *WORKERS)  # by the process of their topic or queue
+STARTED = (*MEMBERS, *WORKERS, *POPPERS)  # by the process of their topic or queue
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
 
@@ -371,9 +373,7 @@ class Scenario:
             self._start_bounded_reader()
         elif name == LIVE_AUDITOR and self.auditor is not None:
             self.auditor.start()
-        elif (
-            name not in (*MEMBERS, *WORKERS) and not self.done[name]
-        ):  # those are started by the process of their topic
+        elif name not in STARTED and not self.done[name]:
             self._start_producer(name)
 
     def _start_consumer(self, name: str) -> None:

@@ -151,9 +151,12 @@ class StateLogs:
                 self._fail(f"'{key}' was deleted, and the last snapshot of state log {partition.partition} names it")
 
     def named_topics(self) -> set[str]:
-        """Return the ids of the topics in which groups have positions."""
+        """Return the ids of the topics in which groups and pop groups have positions."""
         groups = (stored for machine in self._machines.values() for stored in machine.groups.values())
-        return {partition.topic_id for stored in groups for partition in stored.positions}
+        pops = (pop for queues in self.queues.values() for pop in queues.pops.groups.values())
+        return {partition.topic_id for stored in groups for partition in stored.positions} | {
+            pop.topic_id for pop in pops
+        }
 
     def names(self, key: str) -> bool:
         """Whether the state of a log names an object of held blocks or queue items, or a run."""
