@@ -191,7 +191,7 @@ class LogCutError(QueueError):
     """The queue's log ends before entries that this process has read or written: it was cut, or replaced."""
 
     code = "log-cut"
-    default_hint = "restart the broker, which accepts the log as it is; see A lost queue in docs/operations.md"
+    default_hint = "restart the broker, which accepts the log as it is; see docs/recovery.md"
 
 
 class QueueRefusedError(RetryableError):
@@ -259,7 +259,7 @@ class PositionLostError(InvalidRequestError):
     """The log of `topic` was cut before a position: a reader there would skip new records, or wait."""
 
     code = "position-lost"
-    default_hint = "set the group to a time before the loss with memq group reset, or seek; see docs/operations.md"
+    default_hint = "set the group to a time before the loss with memq group reset, or seek; see docs/recovery.md"
     topic = ""
 
 

@@ -1,4 +1,4 @@
-"""Celery on leased queues, by a transport of kombu; `import memq.celery` makes `memq://` known."""
+"""memq as a broker of Celery: `import memq.celery` registers `memq://` as a transport of kombu."""
 
 from __future__ import annotations
 

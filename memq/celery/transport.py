@@ -1,4 +1,4 @@
-"""The transport: a message of Celery is an item of a queue, leased until its task is acked.
+"""The transport of kombu: each message is an item of a queue, leased until its task is acked.
 
 Source: kombu's interface for transports, `kombu.transport.virtual`.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kombu.transport import virtual
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 
+from memq.celery.leases import Leases
 from memq.client.admin import Admin
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import Queue
@@ -26,38 +27,37 @@ from memq.errors import (
 from memq.limits import DELAY_MS_MAX
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import SystemClock
-from memq.runtime.logs import EventLog
 from memq.runtime.tls import Tls
 
 DEFAULT_PORT = 9876
 LEASE_S = 60.0
 CONNECT_S = 5.0
-PREFETCH = 10  # items of a poll, if the consumer sets no prefetch count
-PURGE_ITEMS = 1_000  # of a step
+PREFETCH = 10  # items of each queue in one poll, if the consumer sets no prefetch count
+PURGE_ITEMS = 1_000  # acked in one request
+IDLE_S = 0.05  # between two polls while no consumer takes messages
 _PRIORITY_MAX = 9
 _SSL_NAMES = {"ca_certs": "ca_file", "certfile": "cert_file", "keyfile": "key_file", "password": "key_password"}
-_RENEWALS = 3  # of a lease before it ends
-_RENEWAL_S = 0.25  # between two checks: the shortest lease has 1 s
-
-_events = EventLog(SystemClock())
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
     """Unacked messages of a channel; acks, rejects and returns go to the queue."""
 
     def ack(self, delivery_tag: str) -> None:
-        """End the item of a message."""
+        """Ack the item of a message."""
         self.channel.connection.leases.settle(delivery_tag, Queue.ack)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the item back, or declare it dead: `memq queue` shows dead items, and sends them back."""
+        """With `requeue`, give the item back; else make it dead.
+
+        `memq queue redrive` makes dead items ready again.
+        """
         kind = NackKind.FAILED if requeue else NackKind.DEAD
         self.channel.connection.leases.settle(delivery_tag, lambda queue, item: queue.nack(item, kind=kind))
         super().ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
-        """Give all items back without an attempt counted: the consumer has ended before they began."""
+        """Give back the items that have not begun, without counting an attempt: the consumer has ended."""
         self._flush()
         tags = list(self._delivered)
         self._delivered.clear()
@@ -99,7 +99,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return message
 
     def wanted(self) -> dict[str, int]:
-        """Return how many items of each queue this channel takes now."""
+        """Return the queues of this channel, each with the number of items that its consumers take now."""
         if self.closed or not self._consumers or not self.qos.can_consume():
             return {}
         queues = list(dict.fromkeys(self._active_queues))
@@ -134,7 +134,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self.qos.reject(message.delivery_tag, requeue=True)
 
     def exchange_declare(self, exchange: str | None = None, type: str = "direct", **options: Any) -> None:  # noqa: A002
-        """Declare an exchange. Bindings are of this process. Raises: InvalidRequestError for a fanout."""
+        """Declare an exchange. Only this process knows its bindings. Raises: InvalidRequestError for a fanout."""
         if type == "fanout" and not options.get("passive"):
             raise InvalidRequestError(
                 f"exchange '{exchange}' is a fanout, which leased queues do not have",
@@ -146,9 +146,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 class Transport(virtual.Transport):  # type: ignore[misc]
     """A connection of kombu to the brokers of a cluster.
 
-    Options (`broker_transport_options`): `visibility_timeout`, the lease in s, which is renewed while a worker holds a
-    message (60); `queue_name_prefix`; `brokers`, more addresses with commas. `broker_use_ssl` has `ca_certs`,
-    `certfile`, `keyfile`, `password`.
+    Options (`broker_transport_options`): `visibility_timeout` is the lease in s (60), which is extended while a worker
+    has the message. `queue_name_prefix` is the first part of the queues' names in memq. `brokers` has addresses, with
+    commas, in place of those of the URL. `broker_use_ssl` has `ca_certs`, `certfile`, `keyfile`, `password`.
     """
 
     Channel = Channel
@@ -195,7 +195,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return super().establish_connection()  # type: ignore[no-any-return]
 
     def close_connection(self, connection: Any) -> None:
-        """Give back what is unacked, and disconnect."""
+        """Give back unacked items, and disconnect."""
         super().close_connection(connection)
         self.leases.close()
         self.queue.close()
@@ -212,7 +212,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 homes[queue], wanted[queue] = channel, count
         limit_s = self.lease_s if timeout is None else timeout
         if not wanted:
-            self.clock_wait(min(limit_s, 0.05))
+            threading.Event().wait(min(limit_s, IDLE_S))
             raise TimeoutError
         found = self.receive(wanted, limit_s)
         if not found:
@@ -234,109 +234,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return f"{self._prefix}{queue}"
 
     def next_turn(self) -> int:
-        """Return a number that grows: queues take turns if not all get a message."""
+        """Return the next number: queues take turns when a consumer takes fewer items than it has queues."""
         self._turn += 1
         return self._turn
-
-    def clock_wait(self, seconds: float) -> None:
-        """Wait while no consumer takes messages."""
-        threading.Event().wait(seconds)
-
-
-class Leases:
-    """The items that consumers of a connection hold, by delivery tag. A thread renews their leases.
-
-    A worker acks from other threads than the one that consumes.
-    """
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._items: dict[str, QueueItem] = {}
-        self._clock = SystemClock()
-        self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def hold(self, item: QueueItem) -> dict[str, Any] | None:
-        """Keep an item until it is settled; return its message, with a delivery tag of its own.
-
-        An item that is no message of kombu is dead, and None is returned: it would stop each consumer that gets it.
-        """
-        tag = f"{item.id}/{item.lease.grant}"
-        with self._lock:
-            self._items[tag] = item
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._renew, name="memq leases of celery", daemon=True)
-                self._thread.start()
-        try:
-            raw: dict[str, Any] = loads(item.payload)
-            raw["properties"]["delivery_tag"] = tag
-            if item.attempt > 1:
-                raw["redelivered"] = True
-                raw["properties"]["delivery_info"]["redelivered"] = True
-        except (ValueError, TypeError, KeyError) as error:
-            _events.warning("celery.foreign-item", f"item {item.id} is dead now: {error!r}")
-            self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
-            return None
-        return raw
-
-    def settle(self, tag: str, change: Callable[[Queue, QueueItem], object]) -> None:
-        """Ack an item, or give it back. One whose lease is over is logged: another worker may have it.
-
-        Raises: RetryableError, OutcomeUnknownError when no broker answered.
-        """
-        with self._lock:
-            item = self._items.get(tag)
-        if item is None:
-            return
-        try:
-            change(self._queue, item)
-        except (RetryableError, OutcomeUnknownError):
-            raise
-        except MemqError as error:
-            _events.warning("celery.not-settled", f"message {item.id}: {error}")
-        with self._lock:
-            self._items.pop(tag, None)
-
-    def give_back(self, tags: Iterable[str]) -> None:
-        """Return items whose work has not begun; if no broker answers, their leases end."""
-        with self._lock:
-            items = [item for tag in tags if (item := self._items.pop(tag, None)) is not None]
-        try:
-            if items:
-                self._queue.nack_many(items, kind=NackKind.UNUSED)
-        except MemqError as error:
-            _events.warning("celery.not-returned", f"{len(items)} messages come again when their leases end: {error}")
-
-    def close(self) -> None:
-        """End the thread."""
-        self._end.set()
-
-    def _renew(self) -> None:
-        while not self._end.wait(_RENEWAL_S):
-            for lease_s, held in self._due().items():
-                self._extend(held, lease_s)
-
-    def _due(self) -> dict[float, dict[str, QueueItem]]:
-        """Return the items whose leases are to be renewed now, by the lease that their publisher chose."""
-        now_s, due = self._clock.monotonic(), dict[float, dict[str, QueueItem]]()
-        with self._lock:
-            for tag, item in self._items.items():
-                if item.lease_s and item.until_s - now_s < item.lease_s * (1 - 1 / _RENEWALS):
-                    due.setdefault(item.lease_s, {})[tag] = item
-        return due
-
-    def _extend(self, held: dict[str, QueueItem], lease_s: float) -> None:
-        try:
-            outcomes = self._queue.extend_many(list(held.values()), lease_s)
-        except MemqError as error:
-            _events.warning("celery.not-renewed", f"leases of {len(held)} messages: {error}")
-        else:
-            lost = [tag for tag, outcome in zip(held, outcomes, strict=True) if outcome is not ItemOutcome.EXTENDED]
-            with self._lock:
-                for tag in lost:
-                    if self._items.pop(tag, None) is not None:
-                        _events.warning("celery.lease-lost", f"message {held[tag].id}: another worker may have it")
 
 
 def addresses_of(url: str, port: int) -> str:

@@ -75,7 +75,7 @@ async def page_before(
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
             f"and its end was {end} before",
-            hint="read it again; if it repeats, see A lost queue in docs/operations.md",
+            hint="read it again; if it repeats, see docs/recovery.md",
         )
     return first_run(entries)
 

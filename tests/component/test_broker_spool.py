@@ -359,7 +359,7 @@ def test_damage_is_reported_and_kept_and_costs_only_what_it_hits(tmp_path: Path)
             assert list(sizes_in(tmp_path / ASIDE)) == [name]
             text, hint = inspect_spool(tmp_path, 0, 0)
             assert "1 segments set aside" in text
-            assert "operations.md" in hint
+            assert "spool.md" in hint
 
     asyncio.run(work())
 

@@ -1,4 +1,4 @@
-"""Every command of docs/operations.md runs unchanged on a cluster of real servers."""
+"""Every command of the pages for operators runs unchanged on a cluster of real servers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server, Server, start_broker, start_s3
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operations.md"
+PAGES = ("operations", "spool", "retention", "recovery")  # in the order in which their commands run
 TIMEOUT_S = 180
 STOPPED = "memq restore"  # what begins so wants all brokers to be stopped, and the queue to be lost
 PREFIX = "operations."
 
 
 def blocks() -> list[str]:
-    """Return the shell blocks of the page, in their order."""
-    return re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    """Return the shell blocks of the pages, in their order."""
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
+    return re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run(block: str, folder: Path, brokers: list[Server], s3: S3Server) -> str:
@@ -64,7 +65,7 @@ def lose_the_queue(kafka: Server) -> None:
         pass
 
 
-def test_every_command_on_the_page_runs(tmp_path: Path, kafka: Server, zookeeper: Server) -> None:
+def test_every_command_of_the_pages_runs(tmp_path: Path, kafka: Server, zookeeper: Server) -> None:
     with start_s3(tmp_path / "s3") as s3:
         config = tmp_path / "memq.toml"
         config.write_text(

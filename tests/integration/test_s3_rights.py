@@ -1,4 +1,4 @@
-"""Rights on a bucket: the policies of docs/operations.md on a real server, and named mistakes."""
+"""Rights on a bucket: the policies of docs/storage.md on a real server, and named mistakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tls import server_context
 HANG_S = 90
 PREFIX = "logs"
 ROLES = ("producer", "consumer", "broker", "sweeper")
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
 BODY = b"bytes"
 
 
@@ -38,7 +38,7 @@ def policy_of(role: str) -> list[dict[str, Any]]:
     """Return the statements that the page gives a role, for its user and this bucket."""
     found = re.search(rf"^Policy of a {role}:\n\n```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     if found is None:
-        assert role == "producer", f"no policy of a {role} in docs/operations.md"
+        assert role == "producer", f"no policy of a {role} in docs/storage.md"
         return []
     statements = json.loads(found[1].replace("BUCKET", BUCKET).replace("PREFIX", PREFIX))["Statement"]
     return [{**each, "Principal": {"AWS": f"arn:aws:iam::000000000000:user/{role}"}} for each in statements]

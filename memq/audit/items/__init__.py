@@ -1,1 +1,1 @@
-"""The audit of queue items: an own fold of the state logs (docs/queues.md)."""
+"""Audits queue items: replays the state logs by its own rules, compares snapshots and payloads."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memq.audit.items.fold import Block, ItemFold, decode_saved
+from memq.audit.items.fold import WORDS, Block, ItemFold, decode_saved
 from memq.audit.items.report import ItemFault, ItemFinding, ItemVerdict
+from memq.audit.opened_topic import opened_topic
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.blocks.header import check_block
 from memq.format.held_object import held_object_index
@@ -19,17 +20,28 @@ from memq.limits import MIB
 from memq.notification import PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.queues.decisions import QUEUES_MACHINE, ItemState, SavedQueues, is_queue_lane, queue_scope
+from memq.runtime.runtime import Runtime
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
-from memq.topic import ReadPartition
+from memq.topic import STATE_TOPIC, ReadPartition, read_partitions
 
 READ_BYTES = 1 * MIB
 READS_AT_ONCE = 8
-YOUNG_MS = 60_000  # the decision about an object may be on its way so long
-WORDS = {ItemState.READY: "waiting"} | {
-    state: state.name.lower() for state in ItemState if state is not ItemState.READY
-}
+YOUNG_MS = 60_000  # the decision about a younger object may not be in the log yet
+
+
+async def audit_items(brokers: str, queue: str = "") -> ItemVerdict:
+    """Audit a running cluster: read its state logs through brokers, objects and snapshots from its store.
+
+    Return the verdict on the items of a queue, of all queues if it is empty.
+    Raises: UnreachableError; DeniedError if the store does not open here; as `ItemAuditor.audit`.
+    """
+    runtime = Runtime()
+    async with opened_topic(brokers, STATE_TOPIC, runtime, direct=True) as opened:
+        store = next(iter(opened.stores.values()))  # the one of new objects
+        auditor = ItemAuditor(opened.cluster, store, opened.queue, runtime.clock.wall_ms())
+        return await auditor.audit(read_partitions(opened.topic), queue)
 
 
 class LogEntry(NamedTuple):
@@ -41,9 +53,10 @@ class LogEntry(NamedTuple):
 
 @dataclass(slots=True)
 class ShardItems:
-    """The items of one shard as the log has them, and what contradicts it.
+    """The items of one shard by its log, and findings.
 
-    `since_ms`: when the base of the fold was stored, 0 for a log from its begin on. `has_gap`: the log lacks entries.
+    `since_ms` is the Unix time at which the base of the fold was stored; 0 if the log is whole from its first entry on.
+    `has_gap`: the log lacks entries.
     """
 
     shard: int
@@ -56,7 +69,10 @@ class ShardItems:
 
 
 class ItemAuditor:
-    """Audits queue items. `store` has snapshots and objects, `queue` the state logs; `now_ms` is now."""
+    """Audits queue items: `store` has snapshots and objects, `queue` has the state logs.
+
+    `now_ms` is the present Unix time.
+    """
 
     def __init__(self, cluster: str, store: StorageHandler, queue: PointerReader, now_ms: int) -> None:
         self._cluster = cluster

@@ -1,8 +1,8 @@
-"""An own fold of the decisions about queue items, which compares snapshots with itself. Pure.
+"""Replays decisions about queue items by its own rules, and compares snapshots with them. Pure.
 
-It shares the bytes of decisions with `memq/queues/machine.py`, and no rule: a fault of the machine must not hide
-itself. It keeps every end, so that an item that comes again is noticed. It names a fault, and continues as the log
-says.
+This fold shares the bytes of decisions with `memq/queues/machine.py`, and no rule: the same fault in both would not be
+found. It keeps the end of every item, so it finds items that are delivered after their end. After a fault it continues
+with the state of the log.
 
 The owner chooses items before it publishes their grant, and an ack of their former lease may come between the two. The
 machine skips such an item. So a grant of an acked item is a fault in two cases: the owner chose it after the ack, by
@@ -61,9 +61,10 @@ WORDS = {
 
 @dataclass(slots=True)
 class Item:
-    """The state of one item. `due_ms` 0: that of its block.
+    """The state of one item. With `due_ms` 0 it has the due time of its block.
 
-    `skipped` are grants that named it after its end, and `refused` is the last ack that named a former lease.
+    `skipped` has the grants that named the item after its end. `refused` is the grant of the last ack under a former
+    lease.
     """
 
     state: ItemState = ItemState.READY
@@ -77,7 +78,7 @@ class Item:
 
 @dataclass(slots=True)
 class Block:
-    """A block of items, by its random id. One that ended before the base has no queue, and no place."""
+    """A block of items, by its random id. A block that ended before the base has no queue, and no place."""
 
     id: int
     arrival: int
@@ -86,7 +87,7 @@ class Block:
     terms: ItemTerms
     place: HeldBlock | None
     count: int
-    items: dict[int, Item] = field(default_factory=dict)  # those that a decision has named
+    items: dict[int, Item] = field(default_factory=dict)  # by number; only those that a decision has named
     is_stream: bool = False  # its records lie in a topic, where a pop group has read them
 
     def item(self, number: int) -> Item:
@@ -116,7 +117,10 @@ NO_TERMS = ItemTerms(0, 0, 0, 0)
 
 
 class ItemFold:
-    """The items of one shard, by its decisions. `take_findings` returns what contradicts the log so far."""
+    """The items of one shard, by its decisions from the snapshot `base` on.
+
+    `take_findings` returns the faults since its last call.
+    """
 
     def __init__(self, shard: int, base: SavedQueues | None = None) -> None:
         self.blocks: dict[int, Block] = {}

@@ -17,10 +17,10 @@ STATES = ("waiting", "leased", "acked", "expired", "dead", "cancelled")
 class ItemFault(Enum):
     """The kinds of findings, with their outcome.
 
-    LOST: an item that no decision ended is gone. MISSING: the payload of a live item is not in the store. AGAIN: an
-    item came again after its ack. FORMER: an ack under a former lease ended an item. NUMBER: a grant number was used
-    twice. FAULT: another contradiction of log and snapshot. UNNAMED: an object has items that no decision names: their
-    enqueue got no answer.
+    LOST: an item disappeared without a decision that ends it. MISSING, CORRUPT: the payload of a live item is not in
+    the store, or damaged. AGAIN: an item was delivered after its ack. FORMER: an ack under a former lease ended an
+    item. NUMBER: a grant number was used twice. FAULT: another contradiction of log and snapshot. UNREAD: store or
+    queue did not answer. UNNAMED: an object has items that no decision names, as their enqueue got no answer.
     """
 
     LOST = ("lost", Outcome.LOST)
@@ -66,9 +66,10 @@ class ItemFinding:
 
 @dataclass(slots=True)
 class ItemVerdict:
-    """Findings and account of an audit. `states` counts the items of `queue`; without one, of all.
+    """Findings and account of an audit.
 
-    `former` counts the items that ended before the first snapshot which the audit could read: no log has them.
+    `states` counts the items of `queue`, of all queues if it is empty.
+    `former` counts items that ended before the first snapshot that the audit could read: no log has their ends.
     """
 
     queue: str = ""

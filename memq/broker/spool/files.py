@@ -148,7 +148,7 @@ def inspect_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
     held, free = sum(found.values()), shutil.disk_usage(existing).free
     text = f"{folder}: {len(found)} segments with {held} bytes, {free} bytes free"
     if aside:
-        return f"{text}, {aside} segments set aside", f"read {folder / ASIDE}: docs/operations.md says what to do"
+        return f"{text}, {aside} segments set aside", f"read {folder / ASIDE}: docs/spool.md says what to do"
     old = [name for name in found if now_ms - _written_ms(folder / name, now_ms) > FORWARD_S_MAX * 1000]
     if old:
         text = f"{text}, {len(old)} segments wait for over {FORWARD_S_MAX:g} s, the oldest is {old[0]}"

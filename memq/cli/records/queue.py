@@ -255,7 +255,7 @@ def audit(name: str, as_json: bool, config: str | None, profile: str | None, **f
     """
     import asyncio
 
-    from memq.audit.items.opened import audit_items
+    from memq.audit.items.auditor import audit_items
 
     verdict = asyncio.run(audit_items(brokers_of(config, profile, flags), check_name(name, "queue") if name else ""))
     if as_json:

@@ -332,7 +332,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
                 await tried("s3:DeleteObject", "retention and sweep delete objects", lambda: path.delete(key))
     if missing:
         head = f"{bucket.location}: {len(missing)} of {4 if deletes else 2} rights are missing"
-        raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
+        raise DeniedError("\n  ".join([head, *missing]), hint="docs/storage.md has a policy for each role")
 
 
 async def check_answers(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:

@@ -29,7 +29,7 @@ METADATA_REQUESTS_MAX = (
 )
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
-_CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
+_CUT = "the next try asks for the end again; if Kafka lost the log, see docs/recovery.md"
 WAITS_MAX = 3  # time-outs of requests that a read waits for a thread
 _BUSY = "if it stays so, check Kafka's brokers, and restart this broker: librdkafka does not return"
 

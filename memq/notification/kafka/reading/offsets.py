@@ -19,7 +19,7 @@ _NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCE
 LOWER_END_S = 30.0  # for so long, ends below the last accepted one are errors
 CUT_S = 120.0  # a new leader's end may lag until a silent replica leaves the set in sync: 30 s to 45 s by default
 PARTITIONS_MAX = 1_000  # partitions in one request: librdkafka compares each with all others
-_CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
+_CUT = "check Kafka's brokers; if Kafka lost a log, see docs/recovery.md, then restart the brokers"
 Question = tuple[Asked, KafkaPartition]
 
 
