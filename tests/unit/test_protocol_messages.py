@@ -72,6 +72,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.StrType: st.text(max_size=12),
         inspect.BytesType: st.binary(max_size=12),
         inspect.BoolType: st.booleans(),
+        inspect.FloatType: st.floats(allow_nan=False, allow_infinity=False),
         inspect.NoneType: st.none(),
         inspect.RawType: st.sampled_from([b"{}", b'{"a":[1,"x"]}', b"7"]).map(msgspec.Raw),
     }
