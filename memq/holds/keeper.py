@@ -175,10 +175,11 @@ class HoldKeeper:
                     await self._some_done.wait()
         return not self._machine.is_on_its_way(lane)
 
-    async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
-        """Drop holds; return the state of each after that, None for those that are not known (H2).
+    async def cancel(self, holds: Sequence[HoldId], target: Target) -> list[HoldState | None]:
+        """Drop delayed holds of a target; return the state of each after that (H2).
 
-        The store has those that are dropped, too: a restore does not bring them again (S9).
+        It is None for those that are not known, and for those of other targets and of transactions: permissions are for
+        the target of the request. The store has those that are dropped, too: a restore does not bring them again (S9).
         """
         states: dict[HoldId, HoldState | None] = {}
         left = dict.fromkeys(holds)
@@ -186,7 +187,11 @@ class HoldKeeper:
             known = {each for each in left if each in self._machine.open}  # one may move while others are searched for
             places = {each: await self._place(each) for each in left}
             known |= {each for each in left if each in self._machine.open}
-            states |= await self._drop(places)
+            for each in [each for each, place in places.items() if self._is_foreign(each, place, target)]:
+                states[each] = None
+                del left[each], places[each]
+            if places:
+                states |= await self._drop(places)
             for each in list(left):
                 missed = states[each] is None and each in known  # it moved into a run meanwhile
                 if not missed and states[each] is not HoldState.HELD:  # a merge has replaced its run
@@ -195,6 +200,13 @@ class HoldKeeper:
         if dropped:  # also those of an earlier cancel: its object may not have been stored
             await self._cancelled.store(dropped)
         return [states[each] for each in holds]
+
+    def _is_foreign(self, hold: HoldId, place: SpilledPlace | None, target: Target) -> bool:
+        """Whether a waiting hold is of another target or of a transaction. Targets never change."""
+        known = self._machine.open.get(hold)
+        if known is not None:
+            return known.target != target or bool(known.lane)
+        return place is not None and place.target != target
 
     async def _place(self, hold: HoldId) -> SpilledPlace | None:
         """Return where a hold lies in a run, None if it does not. Its id says when it is due (H6)."""

@@ -72,6 +72,7 @@ TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 COUNTED_AT_ONCE = 2_000  # blocks
 READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
+NO_BLOCK = 0  # no producer of blocks has this id
 EPOCH_GRANTS = 1 << 24  # grants of an epoch begin here: a restore of an older state gives none of them again
 
 
@@ -343,6 +344,16 @@ class QueueKeeper:
                 yield LeasedItems(ItemRanges(items.block, (begin, end)), status.grant)
 
     # ---- ends ------------------------------------------------------------------------------------
+
+    def of_queue(self, queue: str, leases: Iterable[LeasedItems]) -> list[LeasedItems]:
+        """Return leases with no block in place of one that another queue has: `queue` does not know its items."""
+        known = self._machine.blocks
+        return [
+            LeasedItems(ItemRanges(NO_BLOCK, each.items.ranges), each.grant)
+            if (block := known.get(each.items.block)) is not None and block.topic != queue
+            else each
+            for each in leases
+        ]
 
     async def ack(self, leases: Sequence[LeasedItems]) -> Outcomes:
         """End items; return the outcomes when it counts."""

@@ -154,6 +154,7 @@ def server_context(tls: Tls, wanted: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLC
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = wanted
+    context.num_tickets = 0  # a resumed session would keep a client whose authority or certificate is trusted no more
     _load(context, tls)
     return context
 

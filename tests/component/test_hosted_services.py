@@ -221,7 +221,7 @@ def test_a_cancelled_record_is_not_held_again_within_the_longest_dedup_window() 
             NewHold(HoldId(producer, 0), 1, Target("clicks", topic.id, 0), "", due_ms, b"block") for producer in (1, 2)
         )
         await keeper.hold([first])
-        await keeper.cancel([first.id])
+        await keeper.cancel([first.id], first.target)
         await skip(800)
         await keeper.hold([second])
         assert await keeper.hold([first]) == [HoldState.DROPPED]

@@ -36,11 +36,11 @@ def test_a_keeper_counts_each_cancelled_record_once() -> None:
         shard.run()
         await shard.keeper.hold([shard.new(1), shard.new(2), shard.new(3, due_s=1)])
         both = [HoldId(1, 0), HoldId(2, 0)]
-        await asyncio.gather(shard.keeper.cancel(both), shard.keeper.cancel(both[:1]))
-        await shard.keeper.cancel([*both, HoldId(9, 0)])
+        await asyncio.gather(shard.keeper.cancel(both, A), shard.keeper.cancel(both[:1], A))
+        await shard.keeper.cancel([*both, HoldId(9, 0)], A)
         assert shard.counters.delayed_cancelled_records == 2
         await skip(5)
-        await shard.keeper.cancel([HoldId(3, 0)])  # it was due before
+        await shard.keeper.cancel([HoldId(3, 0)], A)  # it was due before
         assert shard.counters.delayed_cancelled_records == 2
 
     on_shard(work)
@@ -81,9 +81,9 @@ def test_a_keeper_counts_a_record_whose_first_cancel_had_no_outcome() -> None:
         await shard.keeper.hold([shard.new(1)])
         shard.log.errors = [NotReadyError("not yet")]
         with pytest.raises(NotReadyError):
-            await shard.keeper.cancel([HoldId(1, 0)])
+            await shard.keeper.cancel([HoldId(1, 0)], A)
         assert shard.counters.delayed_cancelled_records == 0
-        await shard.keeper.cancel([HoldId(1, 0)])
+        await shard.keeper.cancel([HoldId(1, 0)], A)
         assert shard.counters.delayed_cancelled_records == 1
 
     on_shard(work)

@@ -65,7 +65,7 @@ def test_a_block_that_comes_again_is_not_stored_again() -> None:
         assert now_s() == 1
         assert await first == [HoldState.HELD]
         assert await shard.keeper.hold([new]) == [HoldState.HELD]
-        assert await shard.keeper.cancel([new.id]) == [HoldState.DROPPED]
+        assert await shard.keeper.cancel([new.id], A) == [HoldState.DROPPED]
         assert await shard.keeper.hold([new]) == [HoldState.DROPPED]
         assert len(shard.store.puts) == 2, "one with the block, one with its cancel"
 
@@ -166,7 +166,7 @@ def test_an_unknown_outcome_is_answered_as_not_ready() -> None:
     async def work(shard: Shard) -> None:
         for call in (
             lambda: shard.keeper.hold([shard.new(1)]),
-            lambda: shard.keeper.cancel([HoldId(1, 0)]),
+            lambda: shard.keeper.cancel([HoldId(1, 0)], A),
             lambda: shard.keeper.waiting(A.topic_id),
         ):
             shard.log.errors = [OutcomeUnknownError("it may count")]
@@ -208,7 +208,7 @@ def test_holds_have_a_bound_with_those_on_their_way(monkeypatch: pytest.MonkeyPa
         assert await third == [HoldState.HELD]
         with pytest.raises(ThrottledError):
             await shard.keeper.hold([shard.new(4)])
-        await shard.keeper.cancel([HoldId(2, 0)])
+        await shard.keeper.cancel([HoldId(2, 0)], A)
         assert await shard.keeper.hold([shard.new(4)]) == [HoldState.HELD]
 
     on_shard(work)
@@ -298,10 +298,10 @@ def test_a_cancel_is_dated_and_answers_for_each_hold() -> None:
     async def work(shard: Shard) -> None:
         await shard.keeper.hold([shard.new(1), shard.new(2)])
         await skip(3)
-        assert await shard.keeper.cancel([HoldId(2, 0), HoldId(5, 0)]) == [HoldState.DROPPED, None]
+        assert await shard.keeper.cancel([HoldId(2, 0), HoldId(5, 0)], A) == [HoldState.DROPPED, None]
         ((_, decision),) = shard.decisions(DropDecision)
         assert decision == DropDecision(shard.now_ms(), (HoldId(2, 0), HoldId(5, 0)))
-        assert await shard.keeper.cancel([HoldId(2, 0), HoldId(1, 0)]) == [HoldState.DROPPED] * 2
+        assert await shard.keeper.cancel([HoldId(2, 0), HoldId(1, 0)], A) == [HoldState.DROPPED] * 2
         counters = shard.counters
         assert (counters.delayed_records, counters.delayed_cancelled_records) == (2, 2), "each once"
 

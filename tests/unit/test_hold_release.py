@@ -38,7 +38,7 @@ def test_a_record_is_released_at_its_time_and_one_that_comes_later_may_be_due_ea
             (50, ((A, 2),)),
         ]
         assert shard.machine.units == {}
-        assert await shard.keeper.cancel([HoldId(1, 0)]) == [HoldState.RELEASED]
+        assert await shard.keeper.cancel([HoldId(1, 0)], A) == [HoldState.RELEASED]
         counters = shard.counters
         assert (counters.delayed_delivered_records, counters.delayed_cancelled_records) == (2, 0)
 
@@ -143,7 +143,7 @@ def test_a_hold_that_comes_again_with_another_time_is_released_at_that_time() ->
     async def work(shard: Shard) -> None:
         shard.run()
         await shard.keeper.hold([shard.new(1, due_s=5)])
-        await shard.keeper.cancel([HoldId(1, 0)])
+        await shard.keeper.cancel([HoldId(1, 0)], A)
         await skip(1)
         await shard.keeper.hold([shard.new(2, due_s=9)])
         shard.machine.apply(encode_decision(HoldDecision("k", shard.now_ms() + 1, ())))  # forgets the end
@@ -174,7 +174,7 @@ def test_a_record_that_is_cancelled_while_a_release_is_throttled_is_not_expected
         await skip(4.95)
         shard.log.errors = [ThrottledError("full")]
         await skip(0.1)
-        assert await shard.keeper.cancel([HoldId(1, 0)]) == [HoldState.DROPPED]
+        assert await shard.keeper.cancel([HoldId(1, 0)], A) == [HoldState.DROPPED]
         await skip(1)
         assert shard.units() == [(A, 1, [2])]
 

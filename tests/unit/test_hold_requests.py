@@ -61,6 +61,7 @@ class Keeper(HoldKeeper):
     def __init__(self) -> None:
         self.held: list[NewHold] = []
         self.cancelled: list[HoldId] = []
+        self.targets: list[Target] = []
         self.states: list[HoldState | None] = [HoldState.HELD]
         self.counts: dict[Target, tuple[int, int]] = {}
         self.released: dict[Target, UnitCount] = {}
@@ -74,8 +75,9 @@ class Keeper(HoldKeeper):
         self.held += holds
         return cast(list[HoldState], self.states)
 
-    async def cancel(self, holds: Sequence[HoldId]) -> list[HoldState | None]:
+    async def cancel(self, holds: Sequence[HoldId], target: Target) -> list[HoldState | None]:
         self.cancelled += holds
+        self.targets.append(target)
         return self.states
 
     async def waiting(self, topic_id: str, *, undelivered: bool = False) -> dict[Target, tuple[int, int]]:
@@ -318,6 +320,7 @@ def test_a_cancel_answers_for_each_record() -> None:
         broker.keeper.states = [HoldState.DROPPED, None, HoldState.RELEASED]
         assert await broker.cancel(7, 8, 9, partition=1) == ["dropped", "unknown", "released"]
         assert broker.keeper.cancelled == [HoldId(0xABC, first) for first in (7, 8, 9)]
+        assert broker.keeper.targets == [Target("clicks", TOPIC.id, 1)]
         assert broker.sought == [(shard_name(TOPIC.id, 1), False)]
 
     on_broker(work)

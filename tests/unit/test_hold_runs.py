@@ -45,7 +45,7 @@ def delayed(shard: Shard, producer: int, due_s: float, target: Target = A) -> Ne
 
 async def cancel(shard: Shard, *holds: tuple[int, int]) -> list[HoldState | None]:
     """Cancel holds by their producers and due times."""
-    return await shard.keeper.cancel([HoldId(producer, delayed_sequence(due_ms)) for producer, due_ms in holds])
+    return await shard.keeper.cancel([HoldId(producer, delayed_sequence(due_ms)) for producer, due_ms in holds], A)
 
 
 async def hold(shard: Shard, *dues_s: float, first: int = 1) -> list[int]:
@@ -126,6 +126,22 @@ def test_holds_whose_ids_do_not_say_when_they_are_due_stay_in_memory() -> None:
         await skip(20)
         assert (stored_runs(shard), in_memory(shard)) == ({}, [1, 2, 3, 4, 5])
         assert len(shard.log.applied) == decided + 1, "nothing but the holds is decided"
+
+    on_shard(work)
+
+
+def test_a_cancel_reaches_neither_other_targets_nor_transactions() -> None:
+    async def work(shard: Shard) -> None:
+        shard.run()
+        late = [delayed(shard, producer, 500, B) for producer in (4, 5, 6)]
+        new = [shard.new(1), shard.new(2, B), shard.new(3, A, lane="transaction 1"), *late]
+        assert await shard.keeper.hold(new) == [HoldState.HELD] * 6
+        await skip(1)
+        assert len(stored_runs(shard)) == 1
+        ids = [each.id for each in new]
+        assert await shard.keeper.cancel(ids[1:], A) == [None] * 5
+        assert await shard.keeper.cancel(ids[:2], A) == [HoldState.DROPPED, None]
+        assert await shard.keeper.cancel(ids[1:2] + ids[3:], B) == [HoldState.DROPPED] * 4
 
     on_shard(work)
 

@@ -270,6 +270,7 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
 PAY = [("transactional-id", "pay"), *GROUP]
 SHOP = [("producer-group", "shop")]
 QUEUE = [("queue", "jobs")]
+POP = [("queue", "clicks@jobs"), ("topic", "clicks")]
 ITEMS = [WireLeasedItems("1" * 16, 1, [0, 1])]
 TRANSACTION = WireTransaction(name="pay", group="g", instance=7, number=1)
 EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
@@ -328,22 +329,22 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),
     ListDelayed: (ListDelayed(), CLUSTER),
     EnqueueItems: (EnqueueItems(queue="jobs", blocks=[]), QUEUE),
-    DequeueItems: (DequeueItems(queues={"jobs": 1, "more": 2}, wait_ms=0), [*QUEUE, ("queue", "more")]),
-    AwaitItems: (AwaitItems(queues=["jobs"], wait_ms=0), QUEUE),
+    DequeueItems: (DequeueItems(queues={"jobs": 1, "clicks@jobs": 2}, wait_ms=0), [*QUEUE, *POP]),
+    AwaitItems: (AwaitItems(queues=["jobs", "clicks@jobs"], wait_ms=0), [*QUEUE, *POP]),
     AckItems: (AckItems(queue="jobs", items=ITEMS), QUEUE),
     NackItems: (NackItems(queue="jobs", items=ITEMS, after_ms=0, note=b""), QUEUE),
     ExtendItems: (ExtendItems(queue="jobs", items=ITEMS, lease_ms=1_000), QUEUE),
     CancelItems: (CancelItems(queue="jobs", items=ITEMS), QUEUE),
     RedriveItems: (RedriveItems(queue="jobs", items=ITEMS), QUEUE),
     PurgeItems: (PurgeItems(queue="jobs", items=ITEMS), QUEUE),
-    GetItems: (GetItems(queue="jobs", items=ITEMS), QUEUE),
-    PeekItems: (PeekItems(queue="jobs", count=1), QUEUE),
+    GetItems: (GetItems(queue="clicks@jobs", items=ITEMS), POP),
+    PeekItems: (PeekItems(queue="clicks@jobs", count=1), POP),
     ListDeadItems: (ListDeadItems(queue="jobs", count=1), QUEUE),
     CountEnds: (CountEnds(), CLUSTER),
     ListQueues: (ListQueues(), CLUSTER),
     BeginPop: (
         BeginPop(queue="clicks@jobs", topic_id=ID, lease_ms=1_000, attempts_max=0, positions=[]),
-        [("queue", "clicks@jobs"), ("topic", "clicks")],
+        POP,
     ),
     RemovePop: (RemovePop(queue="jobs"), QUEUE),
     ListPops: (ListPops(), CLUSTER),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tracemalloc
 
 import pytest
 
@@ -115,3 +116,24 @@ def test_everything_is_allowed_while_permissions_are_off() -> None:
     assert may(checks)
     assert checks.may_on_all("ann", Permission.READ, ResourceKind.TOPIC)
     checks.check("ann", [(Permission.WRITE, CLICKS)], "open", "10.0.0.1:7")
+
+
+def test_long_names_take_neither_memory_nor_room_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        checks = checks_on(rules(1, "clicks"))
+        await checks.refresh()
+        tracemalloc.start()
+        try:
+            for number in range(20):
+                needs = [(Permission.READ, topic_resource(f"{number}-{'n' * 500_000}"))]
+                with pytest.raises(DeniedError) as caught:
+                    checks.check("ann", needs, "read", "10.0.0.1:5")
+                assert len(str(caught.value)) < 1_000
+                assert len(caught.value.hint) < 1_000
+                del caught, needs
+            assert tracemalloc.get_traced_memory()[0] < 4_000_000, "10 MB of names are kept"
+        finally:
+            tracemalloc.stop()
+
+    asyncio.run(work())
+    assert max(len(record.getMessage()) for record in caplog.records) < 1_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -16,7 +17,15 @@ from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.runtime.tls import Tls, followed_client, server_context, subject_of, tls_of_environment
+from memq.runtime.tls import (
+    Tls,
+    client_context,
+    followed_client,
+    followed_server,
+    server_context,
+    subject_of,
+    tls_of_environment,
+)
 from memq.settings import BrokerSettings
 from tests.certificates import Certificates
 
@@ -174,3 +183,41 @@ def test_permissions_without_principals_are_warned_of(
     with caplog.at_level(logging.WARNING, "memq"):
         warn_of_anonymous(BrokerSettings(permissions=permissions), sections, EventLog(SystemClock()))
     assert ("permissions-anonymous" in caplog.text) == warned
+
+
+def handshake(
+    server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """Connect the two in memory; return the session that the client may resume, and whether it resumed one.
+
+    Raises: SSLError of the side that refuses.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1", session=session),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(10):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    ends[1].write(b"x")
+    assert ends[0].read(1) == b"x"  # tickets come before the first bytes
+    return ends[0].session, bool(ends[1].session_reused)
+
+
+def test_no_session_outlives_the_authority_of_its_certificate(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    live = old.issue("broker", "127.0.0.1")
+    server = followed_server(live, ssl.CERT_REQUIRED, lambda error: None)
+    client = client_context(old.issue("ann"))
+    session, resumed = handshake(server, client)
+    assert not resumed
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # this one takes any broker
+    fresh = new.issue("broker", "127.0.0.1")
+    for name in ("ca_file", "cert_file", "key_file"):
+        Path(getattr(live, name)).write_bytes(Path(getattr(fresh, name)).read_bytes())
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        handshake(server, client, session)

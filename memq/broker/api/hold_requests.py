@@ -95,7 +95,7 @@ class HoldRequests:
         if isinstance(keeper, Link):
             return await forward(keeper, ask)
         holds = [HoldId(producer_id_of(each.producer), checked_sequence(each.first)) for each in ask.holds]
-        states = await keeper.cancel(holds)
+        states = await keeper.cancel(holds, Target(topic.name, topic.id, ask.partition))
         return AdminAnswer(holds=["unknown" if state is None else state.name.lower() for state in states])
 
     async def describe(self, call: Call[DescribeHolds]) -> Answer:

@@ -433,16 +433,18 @@ def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
         Operation(
             "enqueue-items", Api.ADMIN, EnqueueItems, Permission.WRITE, on.queue, queues.enqueue, takes_blocks=True
         ),
-        Operation("dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.queues, queues.dequeue, recheck=True),
-        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.queues, queues.wait),
+        Operation(
+            "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.read_queues, queues.dequeue, recheck=True
+        ),
+        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.read_queues, queues.wait),
         Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, on.queue, queues.ack),
         Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, on.queue, queues.nack),
         Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, on.queue, queues.extend),
         Operation("cancel-items", Api.ADMIN, CancelItems, Permission.WRITE, on.queue, queues.cancel),
         Operation("redrive-items", Api.ADMIN, RedriveItems, Permission.ALTER, on.queue, queues.redrive),
         Operation("purge-items", Api.ADMIN, PurgeItems, Permission.DELETE, on.queue, queues.purge),
-        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, on.queue, queues.get),
-        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, on.queue, queues.peek),
+        Operation("get-items", Api.ADMIN, GetItems, Permission.READ, on.read_queue, queues.get),
+        Operation("peek-items", Api.ADMIN, PeekItems, Permission.READ, on.read_queue, queues.peek),
         Operation("list-dead-items", Api.ADMIN, ListDeadItems, Permission.READ, on.queue, queues.list_dead),
         Operation("count-ends", Api.ADMIN, CountEnds, Permission.DESCRIBE, on.cluster, queues.count_ends),
         Operation(

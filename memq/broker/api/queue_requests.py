@@ -187,7 +187,7 @@ class QueueRequests:
 
     async def ack(self, call: Call[AckItems]) -> Answer:
         """End items that are done; answer what became of each."""
-        return await self._change(call, lambda home: home.ack(_leases(call.ask)))
+        return await self._change(call, lambda home: home.ack(_leases_at(home, call.ask)))
 
     async def nack(self, call: Call[NackItems]) -> Answer:
         """Give items back; answer what became of each."""
@@ -198,25 +198,25 @@ class QueueRequests:
         if ask.kind not in set(NackKind):
             raise InvalidRequestError(f"{ask.kind[:60]!a} is no reason to give items back: {', '.join(NackKind)}")
         kind = NackKind(ask.kind)
-        return await self._change(call, lambda home: home.nack(_leases(ask), ask.after_ms, ask.note, kind))
+        return await self._change(call, lambda home: home.nack(_leases_at(home, ask), ask.after_ms, ask.note, kind))
 
     async def extend(self, call: Call[ExtendItems]) -> Answer:
         """Let leases last longer; answer what became of each."""
         ask = call.ask
         _check_span("lease", ask.lease_ms, QUEUE_LEASE_MS_MIN, QUEUE_LEASE_MS_MAX)
-        return await self._change(call, lambda home: home.extend(_leases(ask), ask.lease_ms))
+        return await self._change(call, lambda home: home.extend(_leases_at(home, ask), ask.lease_ms))
 
     async def cancel(self, call: Call[CancelItems]) -> Answer:
         """End items that no worker has; answer what became of each."""
-        return await self._change(call, lambda home: home.cancel([each.items for each in _leases(call.ask)]))
+        return await self._change(call, lambda home: home.cancel([each.items for each in _leases_at(home, call.ask)]))
 
     async def redrive(self, call: Call[RedriveItems]) -> Answer:
         """Let dead items be ready again; answer what became of each."""
-        return await self._change(call, lambda home: home.redrive([each.items for each in _leases(call.ask)]))
+        return await self._change(call, lambda home: home.redrive([each.items for each in _leases_at(home, call.ask)]))
 
     async def purge(self, call: Call[PurgeItems]) -> Answer:
         """End dead items; answer what became of each."""
-        return await self._change(call, lambda home: home.purge([each.items for each in _leases(call.ask)]))
+        return await self._change(call, lambda home: home.purge([each.items for each in _leases_at(home, call.ask)]))
 
     async def get(self, call: Call[GetItems]) -> Answer:
         """Show items with their payloads."""
@@ -225,7 +225,7 @@ class QueueRequests:
         home = await self._home(call, ask.queue)
         if isinstance(home, Link):
             return await forward(home, ask)
-        items = [each.items for each in _leases(ask)]
+        items = [each.items for each in _leases_at(home, ask)]
         return _shown(await home.get([(each.block, number) for each in items for number in each]))
 
     async def peek(self, call: Call[PeekItems]) -> Answer:
@@ -374,6 +374,11 @@ def _leases(ask: Change | GetItems) -> list[LeasedItems]:
             raise InvalidRequestError(f"lease {each.grant} is not possible")
         found.append(LeasedItems(ItemRanges(producer_id_of(each.block_id), tuple(ends)), each.grant))
     return found
+
+
+def _leases_at(home: QueueKeeper, ask: Change | GetItems) -> list[LeasedItems]:
+    """Return the items of a request that are of its queue, the only one that its permission is for."""
+    return home.of_queue(ask.queue, _leases(ask))
 
 
 def _wire(found: Delivered, waited_ms: int) -> WireGrant:

@@ -32,6 +32,8 @@ from memq.settings import BrokerSettings
 READ_INTERVAL_S = 2.0  # a change is effective after this and the time of one read
 READ_S_MAX = 2.0  # time-out for one read of the rules
 CACHED_MAX = 100_000  # decisions in memory
+CACHED_CHARS_MAX = 500  # of a name: that of a pop group has two names. Requests may name 1 MiB, which nothing has
+SHOWN_CHARS_MAX = 500  # of a name in a refusal
 NOT_READY_MS = 500
 _ALLOWED = AccessDecision(True)
 Needs = Iterable[tuple[Permission, Resource]]
@@ -80,7 +82,8 @@ class PermissionChecks:
             found = _ALLOWED if free else self._decide(principal, permission, subject)
             if len(self._cache) >= CACHED_MAX:
                 self._cache.clear()
-            self._cache[key] = found
+            if len(subject.name) <= CACHED_CHARS_MAX:
+                self._cache[key] = found
         return found
 
     def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
@@ -119,7 +122,8 @@ class PermissionChecks:
         decided: AccessDecision,
     ) -> DeniedError:
         """Note a refusal in log and metrics, and return its error."""
-        subject = permission_subject(resource)
+        kind, name = permission_subject(resource)
+        subject = Resource(kind, name if len(name) <= SHOWN_CHARS_MAX else f"{name[:SHOWN_CHARS_MAX]}…")
         self.denied_requests[operation] = self.denied_requests.get(operation, 0) + 1
         text = f"principal '{principal}' may not {permission.value} {subject}"
         cause = f"the rule '{decided.rule}' denies it" if decided.rule else "no rule allows it"

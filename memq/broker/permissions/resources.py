@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memq.broker.api import Call
-from memq.permissions import Resource, ResourceKind
+from memq.permissions import Resource, ResourceKind, topic_resource
 from memq.protocol.admin_messages import (
     AlterTopic,
     BeginProducer,
@@ -48,6 +48,8 @@ from memq.protocol.pop_messages import BeginPop
 from memq.protocol.queue_messages import (
     AwaitItems,
     DequeueItems,
+    GetItems,
+    PeekItems,
 )
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
@@ -60,7 +62,7 @@ from memq.protocol.transaction_messages import (
     PrepareTransaction,
     SettleTransaction,
 )
-from memq.queues.pop.groups import topic_of
+from memq.queues.pop.groups import is_pop_queue, topic_of
 
 
 def cluster(call: Call[Any]) -> list[Resource]:
@@ -220,6 +222,16 @@ def popped(call: Call[BeginPop]) -> list[Resource]:
     return [*queue(call), *one_topic(topic_of(call.ask.queue))]
 
 
-def queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
-    """Return the queues."""
-    return [Resource(ResourceKind.QUEUE, queue) for queue in call.ask.queues]
+def read_queue(call: Call[GetItems] | Call[PeekItems]) -> list[Resource]:
+    """Return the queue, and the topic whose records a pop group has."""
+    return _with_topics([call.ask.queue])
+
+
+def read_queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
+    """Return the queues, and the topics whose records pop groups have."""
+    return _with_topics(call.ask.queues)
+
+
+def _with_topics(queues: Iterable[str]) -> list[Resource]:
+    topics = dict.fromkeys(topic_of(each) for each in queues if is_pop_queue(each))
+    return [*(Resource(ResourceKind.QUEUE, each) for each in queues), *map(topic_resource, topics)]
