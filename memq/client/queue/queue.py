@@ -83,7 +83,7 @@ Change = AckItems | NackItems | ExtendItems
 
 
 class AsyncQueue(AsyncItemViews):
-    """Queues of items, on the caller's event loop. Errors as of `memq.Queue`."""
+    """A client of leased queues on the caller's event loop. Raises the same errors as `memq.Queue`."""
 
     @public_name("Queue")
     def __init__(
@@ -105,7 +105,7 @@ class AsyncQueue(AsyncItemViews):
         self._recent = RecentBlocks()
 
     async def close(self) -> None:
-        """Disconnect. Items that are leased stay so until their leases end."""
+        """Disconnect. Leased items stay leased until their leases end."""
         await self._pool.close()
 
     async def enqueue(
@@ -252,7 +252,7 @@ class AsyncQueue(AsyncItemViews):
         return await self._many(items, lambda queue, leases: _nack(queue, leases, after, metadata, kind))
 
     async def extend(self, item: QueueItem, lease: float) -> None:
-        """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
+        """Extend the lease of an item to `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         leases = wire_leases([item.lease])
@@ -260,7 +260,7 @@ class AsyncQueue(AsyncItemViews):
         item.until_s = max(item.until_s, began_s + lease)
 
     async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
-        """Let the leases of items last `lease` seconds from now on. See `Queue.extend_many`."""
+        """Extend the leases of items to `lease` seconds from now on. See `Queue.extend_many`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         outcomes = await self._many(
@@ -272,7 +272,7 @@ class AsyncQueue(AsyncItemViews):
         return outcomes
 
     async def cancel(self, item_id: str) -> ItemOutcome:
-        """End an item that no worker has; return what became of it. See `Queue.cancel`."""
+        """End an item that no worker has; return the outcome. See `Queue.cancel`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
         answer, _ = await self._surely(CancelItems(queue=check_queue(queue), items=wire_leases([place])))
@@ -292,7 +292,7 @@ class AsyncQueue(AsyncItemViews):
     async def _many(
         self, items: Sequence[QueueItem], ask: Callable[[str, list[WireLeasedItems]], Change]
     ) -> list[ItemOutcome]:
-        """Ask about items; return the outcome of each."""
+        """Send requests about items; return the outcome of each."""
         self._check_loop()
         leases = [(_checked(item).queue, item.lease) for item in listed("items", items, "memq.QueueItem")]
         return await self._of_queues(leases, ask)
@@ -302,7 +302,7 @@ class AsyncQueue(AsyncItemViews):
         items: Sequence[tuple[str, ItemLease]],
         ask: Callable[[str, list[WireLeasedItems]], Change | CancelItems],
     ) -> list[ItemOutcome]:
-        """Ask about items, in one request for each queue and 1,024 items; return the outcome of each."""
+        """Send one request for each queue and 1,024 items; return the outcome of each item."""
         places: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(items):
             places.setdefault(name, []).append(index)
@@ -318,7 +318,7 @@ class AsyncQueue(AsyncItemViews):
         return [found[index] for index in range(len(items))]
 
     async def _one(self, item: QueueItem, ask: Change) -> ItemOutcome:
-        """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
+        """Send a request about one item; return the outcome. Raises: the errors of `error_of`."""
         self._check_loop()
         answer, repeated = await self._surely(ask)
         outcome = outcomes_of(answer.about_queues)[0]
@@ -332,9 +332,10 @@ class AsyncQueue(AsyncItemViews):
         return outcome
 
     async def _surely(self, ask: Any, blocks: bytes = b"") -> tuple[AdminAnswer, bool]:
-        """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
+        """Repeat a request until a broker answers.
 
-        Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
+        Return the answer, and whether an earlier request may have counted.
+        Raises: after `timeout_ms`, OutcomeUnknownError or the last refusal; at once, errors that are not retryable.
         """
         clock = self._runtime.clock
         until_s, tries, unsure = clock.monotonic() + self._timeout_s, 0, False
@@ -364,16 +365,16 @@ class AsyncQueue(AsyncItemViews):
 
 
 def _is_foreign(error: RetryableError) -> bool:
-    """Say whether all addresses are those of other servers, so that waiting changes nothing."""
+    """Whether no address is one of a memq broker, so that waiting changes nothing."""
     return isinstance(error, UnreachableError) and error.foreign
 
 
 class Queue(ItemViews):
-    """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
+    """A client of leased queues, which deliver each item until a worker acks it. Thread-safe.
 
-    Every method raises UnreachableError if no broker can be reached in `timeout_ms`, in tries of `connect_timeout_ms`:
-    nothing was done. One that changes an item raises OutcomeUnknownError if a broker was asked, and none has answered
-    in that time: it may have counted.
+    Every method raises UnreachableError if no broker can be reached within `timeout_ms`, in tries of
+    `connect_timeout_ms`; then nothing was changed. A method that changes items raises OutcomeUnknownError if a broker
+    got the request and none answered in that time; then the change may have been made.
     """
 
     _core: AsyncQueue
@@ -413,12 +414,13 @@ class Queue(ItemViews):
     ) -> str:
         """Put an item into a queue; return its id when it is stored. Times in seconds.
 
-        Items of priority 0 come first, those of 9 last. It does not come before `deliver_after`, and ends after `ttl`
-        if no worker has it. A worker has it for `lease`; then it comes again, at most `attempts_max` times in all (0:
-        no limit), and is dead after that. With `at_most_once` it comes once, and needs no ack.
+        Workers get items of priority 0 first, those of 9 last. No worker gets the item before `deliver_after`. After
+        `ttl` the item ends, unless a worker has it. A worker has the item for `lease`. Without an ack, the item is
+        delivered again, and is dead after `attempts_max` leases (0: no limit). With `at_most_once` the item is
+        delivered at most once, and needs no ack.
 
-        Keys take turns: one with many items does not delay those of others. With `ordered`, one item of the key is
-        leased at a time, in the order of arrival. If the queue took an item under `dedupe_key` in the last
+        Keys take turns: a key with many items does not delay other keys. With `ordered`, one item of the key is
+        leased at a time, in the order of arrival. If the queue accepted an item with the same `dedupe_key` in the last
         `dedupe_window` seconds, this call adds nothing and returns the id of that item.
 
         Raises: InvalidSettingError, InvalidNameError, TooLargeError, QueueFullError.
@@ -477,9 +479,10 @@ class Queue(ItemViews):
         )
 
     def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
-        """Lease items: one of a queue, or of each queue at most as many as the mapping says.
+        """Lease items: one of the named queue, or of each queue at most the number in the mapping.
 
-        If no item is ready, wait up to `wait` seconds for the first one. The leases count from the request on.
+        If no item is ready, wait up to `wait` seconds for the first one. The leases begin when this call is made; if a
+        broker waits for an item, they begin later by that wait.
         """
         return self._background.run(self._core.dequeue(queues, wait=wait))
 
@@ -488,15 +491,17 @@ class Queue(ItemViews):
     ) -> str:
         """Begin a pop group if it does not exist; return its queue, `topic@group`.
 
-        The queue has the records of the topic as items. `start` is that of a consumer, and counts for a new group only.
-        Each lease lasts `lease` seconds at first. A record is dead after `attempts_max` leases (0: no limit). Both
-        count for records that are read from now on. Raises: NotFoundError without the topic.
+        The items of the queue are the records of the topic. `start` is as for a consumer, and has an effect on a new
+        group only. Each lease lasts `lease` seconds at first. A record is dead after `attempts_max` leases (0: no
+        limit). Both have an effect on records that the group reads after this call.
+
+        Raises: NotFoundError without the topic.
         """
         work = self._core.begin_pop(topic, group, start=start, lease=lease, attempts_max=attempts_max)
         return self._background.run(work)
 
     def ack(self, item: QueueItem) -> None:
-        """End an item permanently; return when that is kept.
+        """End an item permanently; return when the end is durable.
 
         Raises: LeaseLostError; AlreadyAckedError; ItemEndedError; NotFoundError for an item that no queue knows.
         """
@@ -509,10 +514,10 @@ class Queue(ItemViews):
     def nack(
         self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
     ) -> ItemOutcome:
-        """Give an item back: it comes again after `after` seconds, with `metadata` as its note.
+        """Give an item back: the queue delivers it again after `after` seconds, with `metadata` as its note.
 
-        With the kind "unused" the lease does not count as an attempt; with "dead" no further one follows.
-        Return RETURNED, or DEAD if it has had all its attempts. Raises: as `ack`; TooLargeError.
+        With the kind "unused" the lease does not count as an attempt; with "dead" the item is dead now.
+        Return RETURNED, or DEAD if the item has used all its attempts. Raises: as `ack`; TooLargeError.
         """
         return self._background.run(self._core.nack(item, after=after, metadata=metadata, kind=kind))
 
@@ -528,7 +533,7 @@ class Queue(ItemViews):
         return self._background.run(self._core.nack_many(items, after=after, metadata=metadata, kind=kind))
 
     def extend(self, item: QueueItem, lease: float) -> None:
-        """Let the lease of an item last at least `lease` seconds from now on. It gets no shorter.
+        """Extend the lease of an item to at least `lease` seconds from now on. A lease never gets shorter.
 
         Raises: as `ack`.
         """
@@ -539,7 +544,7 @@ class Queue(ItemViews):
         return self._background.run(self._core.extend_many(items, lease))
 
     def cancel(self, item_id: str) -> ItemOutcome:
-        """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
+        """End an item that no worker has, also a dead one; return CANCELLED, or the outcome that prevents it."""
         return self._background.run(self._core.cancel(item_id))
 
     def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:
