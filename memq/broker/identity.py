@@ -1,4 +1,4 @@
-"""Identity of connections: TLS of a broker by the section `[tls]`, tokens by `[tokens]`."""
+"""Identity of clients at a broker: certificates by the section `[tls]`, tokens by `[tokens]`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TlsSettings:
     token_file: str = section_setting("", "file with the token of a client; brokers have none")
     clients: Literal["anonymous", "optional", "required"] = section_setting(
         "anonymous",
-        "certificates of clients: none is asked for, one is checked if a client has it, each client needs one",
+        "certificates of clients: not requested, checked if a client has one, required",
         choices=("anonymous", "optional", "required"),
     )
-    http: bool = section_setting(True, "TLS on the HTTP port, too; no certificate of clients is asked for there")
+    http: bool = section_setting(True, "TLS on the HTTP port, too; no certificate of clients is requested there")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def check_exposure(settings: BrokerSettings, sections: Mapping[str, Section]) ->
 
 
 def warn_of_anonymous(settings: BrokerSettings, sections: Mapping[str, Section], events: EventLog) -> None:
-    """Log that permissions are checked, and that each client has the same principal.
+    """Log a warning if permissions are checked, but all clients have the same principal.
 
     Raises: InvalidSettingError, UnknownSettingError.
     """
@@ -90,22 +90,22 @@ def warn_of_anonymous(settings: BrokerSettings, sections: Mapping[str, Section],
 
 
 def warn_if_exposed(settings: BrokerSettings, events: EventLog, *, encrypted: bool) -> None:
-    """Log at each start that strangers of other machines reach the broker."""
+    """Log a warning if other machines can reach the broker without encryption or identity."""
     if not is_loopback(settings.host) and (settings.insecure or not encrypted):
         events.warning("insecure", f"the broker listens on {settings.host} {_EXPOSED}")
 
 
 class BrokerNetworks(NamedTuple):
-    """The network of the port for clients and of connections to brokers, and that of the HTTP port."""
+    """Networks: `data` for the data port and connections to brokers, `http` for the HTTP port."""
 
     data: Network
     http: Network
 
 
 def broker_networks(section: Section, events: EventLog) -> BrokerNetworks:
-    """Return the networks of a broker by its section `[tls]`; without one there is no TLS.
+    """Return the networks of a broker by its section `[tls]`; without TLS if the section is empty.
 
-    Files that are replaced count for later connections; `events` logs those that can't be loaded.
+    A replaced file has an effect on later connections; `events` logs files that can't be loaded.
     Raises: InvalidSettingError, UnknownSettingError.
     """
     if not section:
@@ -137,9 +137,9 @@ class TokenBearer(NamedTuple):
 
 
 class Tokens:
-    """Checks the tokens of clients. The file of keys is read again when it has changed.
+    """Checks the tokens of clients. It reads the file of keys again after a change.
 
-    Raises: InvalidSettingError for settings that do not fit, and for a file without keys.
+    Raises: InvalidSettingError for missing settings, and for an invalid file of keys.
     """
 
     def __init__(self, settings: TokenSettings, events: EventLog) -> None:
@@ -187,7 +187,7 @@ class Tokens:
 
 
 def tokens_of(section: Section, events: EventLog) -> Tokens | None:
-    """Return the check of tokens by the section `[tokens]`; None without one.
+    """Return the checker of tokens by the section `[tokens]`; None if the section is empty.
 
     Raises: InvalidSettingError, UnknownSettingError.
     """
