@@ -23,7 +23,7 @@ RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 
 
 
 class Permission(Enum):
-    """A permission, which a rule allows or denies."""
+    """The permissions that a rule can allow or deny."""
 
     __hash__ = object.__hash__  # in C: each request needs it
 
@@ -73,7 +73,7 @@ def topic_resource(name: str) -> Resource:
 
 
 class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One rule.
+    """Allows or denies a permission on resources of a kind to principals.
 
     `principal` and `name` are exact, or a prefix with a final `*`; the `name` of the cluster is `*`.
     """
@@ -105,7 +105,7 @@ class AccessDecision(NamedTuple):
 
 
 def check_rule(rule: AccessRule) -> AccessRule:
-    """Return a sound rule. Raises: InvalidRequestError."""
+    """Return a rule if it is valid. Raises: InvalidRequestError."""
     named_permission(rule.permission)
     named_kind(rule.kind)
     check_pattern("principal", rule.principal)
@@ -116,7 +116,7 @@ def check_rule(rule: AccessRule) -> AccessRule:
 
 
 def named_permission(name: str) -> Permission:
-    """Return the permission of this name. Raises: InvalidRequestError."""
+    """Return the permission with this name. Raises: InvalidRequestError."""
     try:
         return Permission(name)
     except ValueError:
@@ -126,7 +126,7 @@ def named_permission(name: str) -> Permission:
 
 
 def named_kind(name: str) -> ResourceKind:
-    """Return the kind of resources of rules with this name. Raises: InvalidRequestError."""
+    """Return the kind of resources with this name, if rules can have it. Raises: InvalidRequestError."""
     for kind in KINDS:
         if kind.value == name:
             return kind
@@ -138,7 +138,7 @@ def named_kind(name: str) -> ResourceKind:
 def changed_rules(stored: RuleSet, add: Iterable[AccessRule], remove: Iterable[AccessRule]) -> RuleSet:
     """Return the rules after a change: with the next version, or `stored` itself when nothing changes.
 
-    Raises: InvalidRequestError for a rule that is not sound; TooLargeError over RULES_BYTES_MAX.
+    Raises: InvalidRequestError for an invalid rule; TooLargeError over RULES_BYTES_MAX.
     """
     kept = dict.fromkeys(stored.rules)
     for rule in remove:
@@ -203,7 +203,7 @@ def permission_subject(resource: Resource) -> Resource:
 
 
 def decide(rules: Iterable[AccessRule], principal: str, permission: Permission, resource: Resource) -> AccessDecision:
-    """Decide by the rules: a deny wins; without a rule that allows it, it is denied."""
+    """Decide by the rules: a deny wins, and a request without a matching rule is denied."""
     kind, name = permission_subject(resource)
     allowed: AccessRule | None = None
     for rule in rules:
@@ -220,9 +220,9 @@ def decide(rules: Iterable[AccessRule], principal: str, permission: Permission, 
 def decide_on_all(
     rules: Iterable[AccessRule], principal: str, permission: Permission, kind: ResourceKind
 ) -> AccessDecision:
-    """Decide whether a permission is allowed on each resource of a kind.
+    """Decide whether a permission is allowed on all resources of a kind.
 
-    No rule may deny it for one of them.
+    It is not if a rule denies it on one of them.
     """
     allowed: AccessRule | None = None
     for rule in rules:
@@ -295,9 +295,9 @@ _REPORTING = ("producer", "consumer", "read-only")
 
 
 def rules_of_role(role: str, principal: str, names: Mapping[ResourceKind, Sequence[str]]) -> list[AccessRule]:
-    """Return the rules that give a principal a role on the resources of these names.
+    """Return the rules that give a principal a role on the resources with these names.
 
-    A role has the cluster's permissions without names, and reports to the audit's topic.
+    They include the role's permissions on the cluster and, for roles of clients, on the topic of the audit.
     Raises: InvalidRequestError for an unknown role, no names, or names of a kind that the role does not use.
     """
     grants = ROLES.get(role)

@@ -1,4 +1,4 @@
-"""Takes secrets out of text that people read: messages, log lines, tables of settings, `repr`."""
+"""Replaces secrets in text that people read: messages, log lines, tables of settings, `repr`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ T = TypeVar("T")
 MASK = "***"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|sasl.jaas|auth|key[._]pem", re.IGNORECASE)
 _USER_INFO = re.compile(r"(://)([^\s/@'\"]*)@")
-# The beginning of user and password, where a message has cut the URL after 60 or 120 characters. A port has digits.
-_CUT_BYTES_MIN = 55
+# The beginning of user and password in a URL that a message has cut after 60 or 120 characters. A port has digits.
+_CUT_CHARS_MIN = 55  # from the opening quotation mark to the cut
 _CUT_USER_INFO = re.compile(r"(://[^\s/@:?#'\"\[]+:)(?!PORT|\d{1,5}(?!\w))[^\s/@?#'\"]+(?=['\"…]|$)")
 _PARAMETER = re.compile(r"((?:secret|password|passwd|token|credential)[\w.]*=)[^\s&;,'\"]+", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of this name is never shown."""
+    """Whether a setting with this name has a secret value."""
     return bool(_SECRET_NAME.search(name)) and not name.endswith("_file")
 
 
 def redacted(text: str) -> str:
-    """Return `text` without private keys, and without users and secrets in URLs."""
+    """Return `text` with MASK in place of private keys, users and secrets in URLs, secret parameters."""
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text:
@@ -33,18 +33,18 @@ def redacted(text: str) -> str:
 
 def _without_cut_password(found: re.Match[str]) -> str:
     quoted = found.end() - 1 - found.string.rfind("'", 0, found.start())
-    return f"{found[1]}{MASK}" if quoted >= _CUT_BYTES_MIN else found[0]
+    return f"{found[1]}{MASK}" if quoted >= _CUT_CHARS_MIN else found[0]
 
 
 def shown(name: str, value: T) -> T | str:
-    """Return the value of a setting as it may be shown."""
+    """Return the value of a setting with MASK in place of secrets."""
     if value and is_secret(name):
         return MASK
     return redacted(value) if isinstance(value, str) else value
 
 
 class Redacted:
-    """Base of dataclasses of settings whose `repr` has no secrets; they are declared with `repr=False`."""
+    """Base of dataclasses of settings, whose `repr` shows no secrets. Declare them with `repr=False`."""
 
     __slots__ = ()
 

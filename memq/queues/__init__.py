@@ -1,1 +1,1 @@
-"""Leased queues: items on state logs, each held by one worker at a time (rules Q1 to Q5)."""
+"""Leased queues on state logs: each item is leased to one worker at a time (rules Q1 to Q5)."""

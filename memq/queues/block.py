@@ -1,6 +1,6 @@
 """A block of queue items in the state of a queue machine. Pure.
 
-It takes no memory for its items before the first grant. Then items in a row with the same status are one range.
+A block uses no memory for its items before the first grant. Then each range of items with equal status has one entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ATTEMPTS_END = 1 << 16
 
 
 class QueueBlock:
-    """A block with an item that is not over. `arrival` is its place among the blocks of the machine."""
+    """A block with items that have not ended. `arrival` is its number in the order of arrival."""
 
     __slots__ = (
         "_items",
@@ -47,41 +47,41 @@ class QueueBlock:
     def __init__(self, arrival: int, key: str, target: Target, lane: str, block: HeldBlock) -> None:
         self.arrival = arrival
         self.key = key
-        self.topic = intern(target.topic)  # which many blocks have, as the lane
+        self.topic = intern(target.topic)  # its queue; one string for many blocks, as the lane
         self.topic_id = intern(target.topic_id)  # of a plain topic, which a pop group reads; "" for a queue
         self.partition = target.partition
         self.lane = intern(lane)
         self.block = block
         self.terms: ItemTerms = terms_of(lane)
         self.count = block.next - block.id.first  # items
-        self.left = self.count  # items that are not over
+        self.left = self.count  # items that have not ended
         self.dead = 0  # of these, items that are dead
         self._same: ItemStatus | None = None  # the status of all items, from the first grant or end on
         self._items: RangeMap[ItemStatus] | None = None  # while they differ
 
     @property
     def number(self) -> int:
-        """Its id."""
+        """The id of the block."""
         return self.block.id.producer
 
     @property
     def target(self) -> Target:
-        """Its queue; of a pop group also the topic id and the write partition."""
+        """The queue of the block; for a pop group also the topic id and the write partition."""
         return Target(self.topic, self.topic_id, self.partition)
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a block of a plain topic, which a pop group has read."""
+        """Whether the block is one of a plain topic, which a pop group has read."""
         return bool(self.topic_id)
 
     @property
     def is_touched(self) -> bool:
-        """Whether an item was granted or has ended: before, all are ready."""
+        """Whether an item was granted or has ended. If not, all items are ready."""
         return self._same is not None or self._items is not None
 
     @property
     def range_count(self) -> int:
-        """How many ranges of items it has in memory."""
+        """Number of ranges of items in memory."""
         return len(self._items) if self._items is not None else int(self.is_touched)
 
     def untouched(self) -> ItemStatus:
@@ -97,7 +97,7 @@ class QueueBlock:
         return self._same or self.untouched()
 
     def ranges(self, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, int, ItemStatus]]:
-        """Return begin, end and status of its items in a row, as they are at the call."""
+        """Return begin, end and status of ranges of items, as they are at the call."""
         count = self.count
         begin, end = max(begin, 0), count if end is None or end > count else end
         if self._items is not None:
@@ -115,7 +115,7 @@ class QueueBlock:
     # ---- changes ---------------------------------------------------------------------------------
 
     def put(self, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
-        """Set the status of items in a row, which have the status `former`."""
+        """Set the status of a range of items, all of which have the status `former`."""
         items = end - begin
         if former.state is not status.state:
             self.left += items * (former.state.is_over - status.state.is_over)
@@ -128,30 +128,30 @@ class QueueBlock:
         self._items.put(begin, end, status)
 
     def granted(self, former: ItemStatus, grant: int) -> ItemStatus:
-        """Return the status of an item with one grant more."""
+        """Return the status of an item after another grant."""
         state = ItemState.ACKED if not self.terms.lease_ms else ItemState.LEASED
         attempts = min(former.attempts + 1, ATTEMPTS_END - 1)
         return ItemStatus(state, grant, attempts, former.due_ms, self.terms.lease_ms, former.note)
 
     def redriven(self, former: ItemStatus, due_ms: int) -> ItemStatus:
-        """Return the status of a dead item that is ready again at `due_ms`; its attempts begin again."""
+        """Return the status of a dead item that is redriven: ready at `due_ms`, with no attempts."""
         return former._replace(state=ItemState.READY, attempts=0, due_ms=due_ms)
 
     def over(self, former: ItemStatus, state: ItemState) -> ItemStatus:
-        """Return the status of an item that is over: its own due time, lease and note are forgotten."""
+        """Return the status of an item that has ended, without its own due time, lease and note."""
         return ItemStatus(state, former.grant, former.attempts, self.block.due_ms, self.terms.lease_ms)
 
     # ---- snapshots -------------------------------------------------------------------------------
 
     def ended(self, now_ms: int) -> EndedBlock:
-        """Return what is to be known of it when all its items are over."""
+        """Return the entry that replaces the block when all its items have ended."""
         if self._same is not None:
             return EndedBlock(now_ms, ((self._same.state, self._same.grant, self.count),))
         found = groupby(self.ranges(), lambda each: (each[2].state, each[2].grant))
         return EndedBlock(now_ms, tuple((*end, sum(last - first for first, last, _ in same)) for end, same in found))
 
     def saved(self) -> SavedBlock:
-        """Return it for a snapshot."""
+        """Return the block for a snapshot."""
         lane = HeldLane(self.target, self.lane, (self.block,))
         if not self.is_touched:
             return SavedBlock(self.arrival, lane, self.key)

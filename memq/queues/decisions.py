@@ -27,7 +27,7 @@ DIGEST_BYTES = 16
 
 
 class ItemState(IntEnum):
-    """State of an item. DEAD: it has had all its attempts; its payload is kept."""
+    """State of an item. DEAD: the item has used all its attempts; its payload is kept."""
 
     READY = 0
     LEASED = 1
@@ -38,7 +38,7 @@ class ItemState(IntEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the payload is needed no more."""
+        """Whether the item has ended, so that its payload is no longer needed."""
         return _OVER[self]
 
 
@@ -48,8 +48,8 @@ _OVER = tuple(each in (ItemState.ACKED, ItemState.EXPIRED, ItemState.CANCELLED) 
 class ItemOutcome(StrEnum):
     """The outcome of a request about an item.
 
-    LEASE_LOST: the lease was over, and another grant or the queue has the item now. LEASED: a worker has it.
-    UNKNOWN: no queue has it, or its end was long ago.
+    LEASE_LOST: the lease was over, and the item is ready or has another grant. LEASED: a worker has the item.
+    UNKNOWN: no queue has the item, or its end was too long ago.
     """
 
     ACKED = "acked"
@@ -65,9 +65,9 @@ class ItemOutcome(StrEnum):
 
 
 class Dedupe(NamedTuple):
-    """A dedupe key: a queue takes one item under it from `since_ms` until `until_ms` (Unix ms).
+    """A dedupe key: a queue accepts one item with this key from `since_ms` until `until_ms` (Unix ms).
 
-    `digest` is of queue and key, so that the state has 16 bytes of each.
+    `digest` is the digest of queue and key: 16 bytes in the state for each key.
     """
 
     digest: bytes
@@ -81,11 +81,11 @@ def dedupe_digest(queue: str, key: str) -> bytes:
 
 
 class ItemTerms(NamedTuple):
-    """The terms that all items of a block have; times in ms.
+    """The settings of all items of a block; times in ms.
 
     The lowest `priority` is first. `lease_ms` 0: at most once. `attempts_max` 0: no limit. `expires_ms` is a Unix time,
-    0 for none. Items with a `key` take turns with those of other keys. `ordered`: one item of the key is leased at a
-    time. A block with `dedupe` has one item.
+    0 for none. Keys take turns. `ordered`: one item of the `key` is leased at a time. A block with `dedupe` has one
+    item.
     """
 
     priority: int
@@ -97,9 +97,9 @@ class ItemTerms(NamedTuple):
     dedupe: Dedupe | None = None
 
     def lane(self) -> str:
-        """Return the lane of such blocks in the index of their object.
+        """Return the lane of blocks with these settings in the index of their object.
 
-        Without keys it is the lane of earlier releases, which refuse other ones.
+        Without keys, the lane is as in earlier releases, which refuse lanes with keys.
         """
         words = [_TERMS, *map(str, self[:NUMBERS])]
         if self.key:
@@ -111,7 +111,7 @@ class ItemTerms(NamedTuple):
 
 @lru_cache(maxsize=1_024)
 def terms_of(lane: str) -> ItemTerms:
-    """Return the terms in a lane. Raises: CorruptDataError."""
+    """Return the settings that a lane encodes. Raises: CorruptDataError."""
     word, *words = lane.split(" ")
     numbers, more = words[:NUMBERS], dict(each.partition("=")[::2] for each in words[NUMBERS:])
     try:
@@ -137,12 +137,12 @@ def _dedupe_of(word: str) -> Dedupe:
 
 
 def is_queue_lane(lane: str) -> bool:
-    """Whether the blocks of a lane have queue items: the lanes of transactions have other names."""
+    """Whether the blocks of a lane have queue items. Lanes of transactions have other names."""
     return lane.startswith(f"{_TERMS} ")
 
 
 def queue_scope(queue: str) -> int:
-    """Return the scope of the blocks of a queue: a block of another one is refused."""
+    """Return the scope of the blocks of a queue. The check of a block refuses another scope."""
     scope: int = crc32c(queue.encode())
     return scope
 
@@ -168,7 +168,7 @@ class ItemRanges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeasedItems(msgspec.Struct, frozen=True, array_like=True):
-    """Items with the number of the grant that the request names; 0: they were never granted."""
+    """Items with the number of the grant that the request names; 0 for items that were never granted."""
 
     items: ItemRanges
     grant: int
@@ -185,10 +185,11 @@ def merged_ranges(block: int, ranges: Iterable[Range]) -> ItemRanges:
 
 
 class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
-    """Blocks of items that lie in object `key`. A block that exists gets this object in place of its own.
+    """Add blocks of items, which are in object `key`.
 
-    The target of a lane is the queue, and the lane has the terms. Ends before `before_ms` may be forgotten, and dedupe
-    keys whose windows ended before it. Blocks of another first item under their dedupe key are not taken.
+    A block that exists gets this object in place of its own. The target of a lane is the queue, and the lane has the
+    settings. Ends before `before_ms` may be forgotten, and so may dedupe keys whose windows ended before. A block whose
+    dedupe key has another first item is not added.
     """
 
     key: str
@@ -197,7 +198,7 @@ class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
 
 
 class GrantDecision(msgspec.Struct, frozen=True, tag="grant"):
-    """A lease on items for one worker. Its number is above all before it, and is the fencing token (Q3)."""
+    """Lease items to one worker. `number` grows with each grant, and is the fencing token (Q4)."""
 
     number: int
     now_ms: int
@@ -205,7 +206,7 @@ class GrantDecision(msgspec.Struct, frozen=True, tag="grant"):
 
 
 class AckDecision(msgspec.Struct, frozen=True, tag="ack"):
-    """Items that their worker has done."""
+    """End items that their worker has finished."""
 
     now_ms: int
     leases: tuple[LeasedItems, ...]
@@ -214,7 +215,7 @@ class AckDecision(msgspec.Struct, frozen=True, tag="ack"):
 class NackKind(StrEnum):
     """The reason why a worker gives an item back.
 
-    FAILED: this was an attempt. UNUSED: it was none, because the worker did not begin. DEAD: no attempt may follow.
+    FAILED: the attempt counts. UNUSED: it does not count, as the worker did not begin. DEAD: no attempt may follow.
     """
 
     FAILED = "failed"
@@ -223,7 +224,7 @@ class NackKind(StrEnum):
 
 
 class NackDecision(msgspec.Struct, frozen=True, tag="nack", omit_defaults=True):
-    """Items that their worker gives back until `due_ms`, with a note for the next one."""
+    """Make items ready again at `due_ms`: their worker gives them back, with a note for the next worker."""
 
     due_ms: int
     note: bytes
@@ -232,14 +233,14 @@ class NackDecision(msgspec.Struct, frozen=True, tag="nack", omit_defaults=True):
 
 
 class ExtendDecision(msgspec.Struct, frozen=True, tag="extend"):
-    """Leases that last at least `lease_ms` from now on: none gets shorter."""
+    """Extend leases to at least `lease_ms` from now on. No lease gets shorter."""
 
     lease_ms: int
     leases: tuple[LeasedItems, ...]
 
 
 class EndDecision(msgspec.Struct, frozen=True, tag="end"):
-    """Items without a worker that end: they expire, or have had all their attempts."""
+    """End items without a worker: they expire, or are `dead` after all their attempts."""
 
     now_ms: int
     dead: bool
@@ -247,30 +248,30 @@ class EndDecision(msgspec.Struct, frozen=True, tag="end"):
 
 
 class CancelDecision(msgspec.Struct, frozen=True, tag="cancel"):
-    """Items that no worker has, and that nobody wants any more."""
+    """Cancel items that no worker has."""
 
     now_ms: int
     items: tuple[ItemRanges, ...]
 
 
 class RedriveDecision(msgspec.Struct, frozen=True, tag="redrive"):
-    """Dead items that are to be ready again; their attempts begin again."""
+    """Make dead items ready again; their attempts begin again."""
 
     now_ms: int
     items: tuple[ItemRanges, ...]
 
 
 class PurgeDecision(msgspec.Struct, frozen=True, tag="purge"):
-    """Dead items that nobody wants any more."""
+    """End dead items."""
 
     now_ms: int
     items: tuple[ItemRanges, ...]
 
 
 class EndPopDecision(msgspec.Struct, frozen=True, tag="pop-end"):
-    """Items of pop groups that end without an ack, dead ones too: retention took their records.
+    """End items of pop groups without an ack, also dead ones: retention has deleted their records.
 
-    With `removed` their pop group was removed, or its topic deleted.
+    With `removed`, the reason is that the pop group was removed, or its topic deleted.
     """
 
     now_ms: int
@@ -285,7 +286,7 @@ QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision |
 
 
 class GrantedItems(NamedTuple):
-    """Items in a row in the answer to a grant: grants that each has had, and the note of the last nack."""
+    """A range of granted items: the number of grants of each, and the note of the last nack."""
 
     begin: int
     end: int
@@ -304,12 +305,12 @@ class GrantedBlock(NamedTuple):
 
     @property
     def granted(self) -> int:
-        """How many items are granted."""
+        """Number of granted items."""
         return sum(each.end - each.begin for each in self.items)
 
 
 class OutcomeRun(NamedTuple):
-    """Items in a row with the same outcome."""
+    """A number of items with the same outcome, which follow each other in a request."""
 
     outcome: ItemOutcome
     items: int
@@ -319,7 +320,7 @@ Outcomes = tuple[OutcomeRun, ...]  # the answer to a decision about items
 
 
 def outcomes_of(runs: Iterable[tuple[ItemOutcome, int]]) -> Outcomes:
-    """Return outcomes of items in their order; neighbours with the same one become one run."""
+    """Return the outcomes of items in their order; neighbours with the same outcome become one run."""
     found: list[OutcomeRun] = []
     for outcome, count in runs:
         if found and found[-1].outcome is outcome:
@@ -330,7 +331,7 @@ def outcomes_of(runs: Iterable[tuple[ItemOutcome, int]]) -> Outcomes:
 
 
 def with_outcomes(items: Iterable[ItemRanges], outcomes: Outcomes) -> Iterator[tuple[int, int, int, ItemOutcome]]:
-    """Yield block, begin and end of items in a row with the same outcome, and this outcome."""
+    """Yield block, begin and end of each range of items with the same outcome, and this outcome."""
     runs, outcome, left = iter(outcomes), ItemOutcome.UNKNOWN, 0
     for each in items:
         for begin, end in each.pairs():
@@ -344,9 +345,9 @@ def with_outcomes(items: Iterable[ItemRanges], outcomes: Outcomes) -> Iterator[t
 
 
 class ItemStatus(NamedTuple):
-    """State of an item, number of its last grant, and grants that it has had.
+    """State of an item, number of its last grant, and number of its grants (`attempts`).
 
-    It is due at `due_ms` (Unix ms). `lease_ms` is how long its present lease lasts. `note` is that of the last nack.
+    The item is due at `due_ms` (Unix ms). `lease_ms` is the length of its present lease, `note` that of the last nack.
     """
 
     state: ItemState
@@ -358,7 +359,7 @@ class ItemStatus(NamedTuple):
 
 
 class SavedItems(NamedTuple):
-    """Items in a row with the same status, in a snapshot."""
+    """A number of items with the same status, which follow each other in a block of a snapshot."""
 
     items: int
     status: ItemStatus
@@ -394,16 +395,16 @@ class FormerBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A block whose items are all over: when the last one ended, and their ends.
+    """A block whose items have all ended: the time of the last end (Unix ms), and the ends.
 
-    `runs` has state and last grant of items in order, and how many have the same.
+    `runs` has state, last grant and number of items, for items in order.
     """
 
     ended_ms: int
     runs: tuple[tuple[int, int, int], ...]
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, ItemStatus]]:
-        """Yield begin, end and status of its items in a row; their times and attempts are not known any more."""
+        """Yield begin, end and status of ranges of items; their times and attempts are no longer known."""
         first = 0
         for state, grant, count in self.runs:
             last = first + count
@@ -413,13 +414,13 @@ class EndedBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FirstBlock(NamedTuple):
-    """In the answer to an enqueue: the block that came first under the same dedupe key."""
+    """In the answer to an enqueue: the first block with the same dedupe key."""
 
     block: int
 
 
 class SavedFirst(NamedTuple):
-    """The first block under a dedupe key, in a snapshot."""
+    """The first block with a dedupe key, in a snapshot."""
 
     digest: bytes
     block: int
@@ -427,7 +428,7 @@ class SavedFirst(NamedTuple):
 
 
 class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a queue machine. `blocks` is empty from version 3 on, and `ranged` before it."""
+    """The state of a queue machine. `blocks` is empty from version 3 on, `ranged` before."""
 
     version: int
     last_grant: int

@@ -1,10 +1,10 @@
 """The keys of queue items in the state of a queue machine: ordered keys, and dedupe keys. Pure.
 
-*Ordered*: at most one item of a key is leased, and the next one is the first in the order of arrival. An item that is
+*Ordered*: at most one item of a key is leased, and the next item is the first in the order of arrival. An item that is
 given back, or whose lease is over, stays the first. The machine refuses a grant of any other item of the key.
 
-*Dedupe*: under a dedupe key, a queue takes one item within a window. All times are in the decisions (S3): an enqueue
-has its arrival and the end of its window. Keys whose windows are over go with the next enqueue.
+*Dedupe*: a queue accepts one item with a dedupe key within a window. All times are in the decisions (S3): an enqueue
+has its arrival and the end of its window. The next enqueue removes the keys whose windows are over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _OrderedKey:
 
 
 class OrderedKeys:
-    """The ordered keys of all queues of a machine. A key goes with its last item that is ready or leased."""
+    """The ordered keys of all queues of a machine. A key exists while one of its items is ready or leased."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[str, str], _OrderedKey] = {}
@@ -36,7 +36,7 @@ class OrderedKeys:
         return len(self._keys)
 
     def note(self, block: QueueBlock, begin: int, end: int, state: ItemState) -> None:
-        """Note the state of items in a row of an ordered block. Only one item can be leased."""
+        """Note the state of a range of items of an ordered block. A leased range has one item."""
         place = block.topic, block.terms.key
         found = self._keys.get(place) or self._keys.setdefault(place, _OrderedKey())
         if state is ItemState.LEASED:
@@ -63,7 +63,7 @@ class OrderedKeys:
         return block, next(block.numbers_in(ItemState.READY))
 
     def grantable(self, block: QueueBlock, begin: int, end: int) -> tuple[int, int]:
-        """Return begin and end of the items that may be granted: of an ordered key, the next one at most."""
+        """Return begin and end of the items that may be granted; for an ordered key, of its next item at most."""
         if not block.terms.ordered:
             return begin, end
         found = self.next_of(block.topic, block.terms.key)
@@ -78,7 +78,7 @@ class _First(NamedTuple):
 
 
 class DedupeKeys:
-    """The blocks that came first under their dedupe keys, while their windows last."""
+    """The first block with each dedupe key, while the window of the key lasts."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _First] = {}
@@ -88,12 +88,12 @@ class DedupeKeys:
         return len(self._known)
 
     def find(self, dedupe: Dedupe) -> int | None:
-        """Return the block that came first under a key, None if this one is the first."""
+        """Return the first block with a key; None if there is none in the window."""
         known = self._known.get(dedupe.digest)
         return known.block if known is not None and known.until_ms > dedupe.since_ms else None
 
     def add(self, dedupe: Dedupe, block: int) -> None:
-        """Note that a block is the first under its key."""
+        """Note that a block is the first with its key."""
         self.forget(dedupe.since_ms)  # also an earlier one under the same key
         self._known[dedupe.digest] = _First(block, dedupe.until_ms)
         heapq.heappush(self._ends, (dedupe.until_ms, dedupe.digest))
@@ -104,7 +104,7 @@ class DedupeKeys:
             del self._known[heapq.heappop(self._ends)[1]]
 
     def count(self, now_ms: int) -> int:
-        """Return how many keys would be known after an enqueue now. It reads those that would go."""
+        """Return how many keys an enqueue at `now_ms` would leave; reads each key that it would remove."""
         over, places = 0, [0]
         while places:
             place = places.pop()
@@ -114,11 +114,11 @@ class DedupeKeys:
         return len(self._known) - over
 
     def saved(self) -> list[SavedFirst]:
-        """Return them for a snapshot."""
+        """Return the keys for a snapshot."""
         return [SavedFirst(digest, *known) for digest, known in self._known.items()]
 
     def restore(self, saved: list[SavedFirst]) -> None:
-        """Take those of a snapshot."""
+        """Set the keys to those of a snapshot."""
         self._known = {each.digest: _First(each.block, each.until_ms) for each in saved}
         self._ends = [(each.until_ms, each.digest) for each in saved]
         heapq.heapify(self._ends)

@@ -1,4 +1,4 @@
-"""The states of items that only their owner has: leases, decisions on their way, ends. Pure."""
+"""States of items that only the memory of their owner has: leases, pending decisions, ends. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Place = tuple[str, str]  # queue and key
 
 
 class LocalState(NamedTuple):
-    """State of an item.
+    """State of an item at its owner.
 
-    `busy` counts the decisions on their way, and `until_s` is when the present lease ends. `in_flight`: it was chosen
-    or leased, and its lease is not over. `dies`: it is to end, and whether it is dead then.
+    `busy` counts decisions about the item that are not in the log yet. `until_s` is the end of the present lease
+    (monotonic). `in_flight`: the item was chosen or leased, and its lease is not over. `dies`: None, or the item must
+    end: as dead (True), or as expired (False).
     """
 
     busy: int = 0
@@ -24,13 +25,13 @@ class LocalState(NamedTuple):
     dies: bool | None = None
 
 
-NONE = LocalState()  # of an item that is not known here
+NONE = LocalState()  # of an item without an entry
 
 
 class _BlockStates:
     """The states of the items of a block.
 
-    Those from `begin` to `end` have `state`, until `states` has all of them.
+    While `states` is None, items from `begin` to `end` have `state`, and others NONE. Then `states` has all.
     """
 
     __slots__ = ("begin", "end", "place", "state", "states")
@@ -41,7 +42,7 @@ class _BlockStates:
         self.states: RangeMap[LocalState] | None = None
 
     def ranges(self, begin: int, end: int) -> Iterable[tuple[int, int, LocalState]]:
-        """Return begin, end and state of items in a row."""
+        """Return begin, end and state of ranges of items."""
         if self.states is not None:
             return self.states.ranges(begin, end)
         if (begin, end) == (self.begin, self.end):
@@ -50,7 +51,7 @@ class _BlockStates:
         return ((first, last, self.state if is_inside else NONE) for first, last, is_inside in parts)
 
     def put(self, begin: int, end: int, state: LocalState) -> None:
-        """Set the state of items in a row."""
+        """Set the state of a range of items."""
         if self.states is None:
             self.states = RangeMap(NONE)
             self.states.put(self.begin, self.end, self.state)
@@ -58,26 +59,26 @@ class _BlockStates:
 
     @property
     def entries(self) -> int:
-        """How many ranges have a state; the last one of `states` has no end, and none."""
+        """Number of ranges with a state. The last range of `states` has no end, and no state."""
         return len(self.states) - 1 if self.states is not None else 1
 
 
 class LocalStates:
-    """The states of all items of a shard. A block goes with its last item that has a state."""
+    """The states of all items of a shard. A block has an entry while one of its items has a state."""
 
     def __init__(self) -> None:
         self.flights: Counter[Place] = Counter()  # how many items of each key are in flight
         self.leased = 0  # items with a lease
-        self.ending: dict[int, int] = {}  # how many items of each block are to end
+        self.ending: dict[int, int] = {}  # number of items of each block that must end
         self._blocks: dict[int, _BlockStates] = {}
 
     @property
     def entries(self) -> int:
-        """How many entries it has in memory."""
+        """Number of entries in memory."""
         return sum(each.entries for each in self._blocks.values()) + len(self.flights) + len(self.ending)
 
     def ranges(self, block: int, begin: int, end: int) -> Iterable[tuple[int, int, LocalState]]:
-        """Return begin, end and state of the items of a block in a row, as they are at the call."""
+        """Return begin, end and state of ranges of items of a block, as they are at the call."""
         known = self._blocks.get(block)
         return known.ranges(begin, end) if known is not None else ((begin, end, NONE),)
 
@@ -89,7 +90,7 @@ class LocalStates:
         change: Callable[[LocalState], LocalState],
         place: Place | None = None,
     ) -> None:
-        """Change the states of items in a row. Items that come into flight need the `place` of their block."""
+        """Change the states of a range of items. Items that become in flight need the `place` of their block."""
         known = self._blocks.get(block)
         if known is None:
             made = change(NONE)
@@ -113,7 +114,7 @@ class LocalStates:
             del self._blocks[block]
 
     def forget_ends(self, block: int) -> None:
-        """Let no item of a block end."""
+        """Forget that items of a block must end."""
         known = self._blocks[block]
         end = known.states.end if known.states is not None else known.end
         self.change(block, 0, end, lambda state: state._replace(dies=None))

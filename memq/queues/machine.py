@@ -1,13 +1,13 @@
 """The queue items of one service partition as a state machine (rules Q2, Q4 and Q5). Pure.
 
-docs/queues.md explains the rules. Items come in blocks, which lie in objects below `<cluster>/held/`. A grant leases
-items to one worker. Its number is a fencing token: ack, nack and extend count for the latest grant of an item only.
-The end of a lease is no decision: the next grant is. All times are in the decisions (S3): the fold reads no clock, and
-the owner knows when leases end (`scheduler.py`).
+docs/queues.md explains the rules. Blocks of items are in objects below `<cluster>/held/`. A grant leases items to one
+worker. Its number is a fencing token: ack, nack and extend count for the latest grant of an item only. The end of a
+lease is no decision: the next grant is. All times are in the decisions (S3): the fold reads no clock, and the owner
+counts when leases end (`scheduler.py`).
 
-Items of a block in a row with the same status change in one step (`block.py`). When all items of a block are over, its
-object is needed no more (H5). What has ended is known until `before_ms` of a later enqueue passes it, so that a request
-that comes again gets the same answer.
+A range of items with the same status changes in one step (`block.py`). When all items of a block have ended, its
+object is no longer needed (H5). Ends are kept until `before_ms` of an enqueue passes them, so that a repeated request
+gets the same answer.
 """
 
 from __future__ import annotations
@@ -70,29 +70,28 @@ Change = Callable[[QueueBlock, ItemStatus], tuple[ItemOutcome, ItemStatus]]
 class QueueMachine:
     """All queue items of a service partition. See `memq.state_log.StateMachine`.
 
-    The answer to an enqueue says for each block whether it is new, or which one came first under its dedupe key. The
-    answer to a grant has the items that it leases.
-    All others have `Outcomes` of the items, in their order.
+    The answer to an enqueue has an entry for each block: whether it is new, or the first block with its dedupe key. The
+    answer to a grant has the leased items. All others have `Outcomes` of the items, in their order.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[int, QueueBlock] = {}
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
-        self.topics: dict[str, int] = {}  # items of each queue that are not over
-        self.items = 0  # of all queues, that are not over
+        self.topics: dict[str, int] = {}  # number of items of each queue that have not ended
+        self.items = 0  # number of items of all queues that have not ended
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
         self.ordered = OrderedKeys()
         self.firsts = DedupeKeys()
         self.pops = PopGroups()
-        self.totals: dict[str, int] = {}  # how many items have ended, by outcome; and were sent back
+        self.totals: dict[str, int] = {}  # number of items that have ended, by outcome, and that were redriven
         self.last_grant = 0
         self._arrivals = 0
         self._ended: dict[int, EndedBlock] = {}  # by block, the oldest first
-        self._snapshots: WeakSet[QueueSnapshot] = WeakSet()  # that have begun, and whose pieces are wanted
+        self._snapshots: WeakSet[QueueSnapshot] = WeakSet()  # that are being encoded
 
     @property
     def ended_blocks(self) -> int:
-        """How many blocks are known that have ended."""
+        """Number of ended blocks in memory."""
         return len(self._ended)
 
     def apply(self, body: bytes) -> Answer:
@@ -121,11 +120,11 @@ class QueueMachine:
                 return outcomes_of(run for items in decision.items for run in self._settle(decision, items))
 
     def is_known(self, block: int) -> bool:
-        """Whether a block is in the state, or was."""
+        """Whether the state has a block, or its end."""
         return block in self.blocks or block in self._ended
 
     def state_of(self, block: int, number: int) -> ItemState | None:
-        """Return the state of an item; None for one that is not known."""
+        """Return the state of an item; None for an unknown item."""
         known = self.blocks.get(block)
         if known is not None:
             return known.state(number) if 0 <= number < known.count else None
@@ -148,7 +147,7 @@ class QueueMachine:
         return self.pops.begin(decision, self._arrivals)
 
     def _read(self, decision: ReadPopDecision) -> tuple[bool | FirstBlock, ...] | None:
-        """Take blocks that a pop group reads from its position on. Return None if it has another one (Q1)."""
+        """Add blocks that a pop group has read. Return None if the group is at another position (Q1)."""
         self._forget(decision.before_ms)
         if not self.pops.move(decision):
             return None
@@ -182,7 +181,7 @@ class QueueMachine:
         dedupe = made.terms.dedupe
         first = self.firsts.find(dedupe) if dedupe is not None else None
         if dedupe is not None and first is not None and first != block.id.producer:
-            # Else a restore that finds its object would take it, if the window of the first one was over.
+            # Without this entry, a restore that finds its object after the window of the first block would add it.
             self._ended[block.id.producer] = EndedBlock(dedupe.since_ms, ((ItemState.CANCELLED, 0, made.count),))
             return FirstBlock(first)
         if first is not None or block.id.producer in self._ended:
@@ -208,7 +207,7 @@ class QueueMachine:
                 self.ordered.note(made, 0, made.count, ItemState.READY)
 
     def _grant(self, decision: GrantDecision) -> tuple[GrantedBlock, ...]:
-        """Lease the items that wait, or whose lease the owner found over (Q4)."""
+        """Lease items that are ready, or whose lease has ended by the owner's clock (Q4)."""
         if decision.number <= self.last_grant:
             return ()
         self.last_grant = decision.number
@@ -268,11 +267,11 @@ class QueueMachine:
         return ItemOutcome.RETURNED, returned
 
     def _extend(self, lease_ms: int, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
-        # A worker whose answer is lost counts on its former lease, also with a new owner.
+        # A worker that gets no answer still works under its former, longer lease; a new owner must wait for it, too.
         return ItemOutcome.EXTENDED, status._replace(lease_ms=max(status.lease_ms, lease_ms))
 
     def _end(self, decision: EndDecision, lease: LeasedItems) -> Iterator[Run]:
-        """End items that have no worker: their life is over, or they have had all their attempts."""
+        """End items that have no worker: their `ttl` is over, or they have used all their attempts."""
         for block, begin, end, status in self._parts(lease.items):
             idle = status is not None and status.state in (ItemState.READY, ItemState.LEASED)
             if block is None or status is None or not idle or status.grant != lease.grant:
@@ -305,15 +304,15 @@ class QueueMachine:
         if status.state is ItemState.READY:
             return ItemOutcome.RETURNED  # by an earlier request, or it was never dead
         if block.terms.expires_ms and block.terms.expires_ms <= now_ms:
-            return ItemOutcome.EXPIRED  # it stays dead, so that it is not lost without a word
+            return ItemOutcome.EXPIRED  # it stays dead: an end here would lose it without the operator's notice
         self._put(block, begin, end, block.redriven(status, now_ms), status)
         self._count(REDRIVEN, end - begin)
         return ItemOutcome.RETURNED
 
     def _parts(self, items: ItemRanges) -> Iterator[tuple[QueueBlock | None, int, int, ItemStatus | None]]:
-        """Yield block, begin, end and status of items in a row with the same status.
+        """Yield block, begin, end and status of each range of items with the same status.
 
-        There is no block if all its items are over, and no status if the items are not known.
+        The block is None if all its items have ended; the status is None if the items are unknown.
         """
         for begin, end in items.pairs():
             block, ended = self.blocks.get(items.block), self._ended.get(items.block)
@@ -328,7 +327,7 @@ class QueueMachine:
                 yield None, at, end, None
 
     def _put(self, block: QueueBlock, begin: int, end: int, status: ItemStatus, former: ItemStatus) -> None:
-        """Set the status of items in a row, which have the status `former`."""
+        """Set the status of a range of items, all of which have the status `former`."""
         block.put(begin, end, status, former)
         if status.state is ItemState.DEAD:
             self._count(ItemOutcome.DEAD, end - begin)
@@ -349,7 +348,7 @@ class QueueMachine:
     # ---- ends ------------------------------------------------------------------------------------
 
     def _over(self, block: QueueBlock, count: int, outcome: ItemOutcome, now_ms: int) -> None:
-        """Note that items are over; with the last one of their block, its object is needed no more."""
+        """Note that items have ended. With the last one, their block leaves the state."""
         self._count(outcome, count)
         self.items -= count
         self.topics[block.topic] -= count
@@ -374,7 +373,7 @@ class QueueMachine:
 
     def _name(self, key: str) -> None:
         if is_place(key):
-            return  # of a topic: its pointer names the object
+            return  # a block of a topic: its pointer names the object
         self.objects[key] = self.objects.get(key, 0) + 1
 
     def _unname(self, key: str) -> None:
@@ -387,7 +386,7 @@ class QueueMachine:
     # ---- snapshots -------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Return the whole state as bytes; none if the log never had a decision about queues."""
+        """Return the whole state as bytes; empty if the log never had a decision about queues."""
         return b"".join(self.begin_snapshot())
 
     def begin_snapshot(self) -> Iterator[bytes]:
@@ -402,7 +401,7 @@ class QueueMachine:
         return snapshot.pieces()
 
     def restore(self, state: bytes) -> None:
-        """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        """Read the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
         if not state:
             return
         saved = FORMAT.decode_state(state)
@@ -418,7 +417,7 @@ class QueueMachine:
 
 
 def _refusal(status: ItemStatus | None, grant: int | None = None) -> ItemOutcome:
-    """Return the outcome of items that a request does not change; it may name their grant."""
+    """Return the outcome of items that a request about `grant` does not change."""
     if status is None:
         return ItemOutcome.UNKNOWN
     if status.state is ItemState.ACKED and grant in (None, status.grant):

@@ -1,4 +1,4 @@
-"""Counters and gauges of the queue items of a service partition, for the metrics of its broker."""
+"""Counts queue items of a service partition, for the metrics of its broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT_TIMES = 50  # a count takes at most 2 % of the time
 
 
 class QueueCounters(Protocol):
-    """Counters of the queue items of a broker, for which a decision counts."""
+    """The counters of queue items of a broker."""
 
     queue_enqueued_items: int
     queue_leased_items: int
@@ -28,11 +28,11 @@ class QueueCounters(Protocol):
 
     @property
     def queue_processing_seconds(self) -> Durations:
-        """From when an item was first due until its ack."""
+        """Durations in seconds from the first due time of items to their acks."""
 
 
 class QueueCounts(NamedTuple):
-    """How many items of a queue are in each state. The oldest ready one was due at `oldest_ms` (Unix ms)."""
+    """Numbers of items of a queue by state; `oldest_ms` (Unix ms) is the earliest due time of ready items."""
 
     ready: int
     leased: int
@@ -52,11 +52,11 @@ class QueueMeter:
         self._next_s = 0.0
 
     def enqueued(self, count: int) -> None:
-        """Count items that are new."""
+        """Count new items."""
         self._counters.queue_enqueued_items += count
 
     def granted(self, blocks: Sequence[GrantedBlock]) -> None:
-        """Count leases. At most once, the lease is the ack."""
+        """Count leases. A lease of an at-most-once item is also its ack."""
         for each in blocks:
             self._counters.queue_leased_items += each.granted
             self._counters.queue_redelivered_items += sum(run.end - run.begin for run in each.items if run.attempt > 1)
@@ -64,7 +64,7 @@ class QueueMeter:
                 self._acked(each.block.due_ms, each.granted)
 
     def changed(self, leases: Sequence[LeasedItems], outcomes: Outcomes, due_ms: Mapping[int, int]) -> None:
-        """Count the outcomes of acks, nacks and ends. `due_ms` has first due times, from before them."""
+        """Count the outcomes of acks, nacks and ends. `due_ms` has the first due time of each block (Unix ms)."""
         for block, begin, end, outcome in with_outcomes((lease.items for lease in leases), outcomes):
             match outcome:
                 case ItemOutcome.ACKED:
@@ -90,16 +90,16 @@ class QueueMeter:
 
     @property
     def is_due(self) -> bool:
-        """Whether the sums are to be taken again."""
+        """Whether the sums are old enough to be counted again."""
         return self._clock.monotonic() >= self._next_s
 
     def take(self, sums: QueueCounts, took_s: float) -> None:
-        """Keep sums whose count took so long."""
+        """Set the sums. Their count took `took_s`, which sets the time of the next one."""
         self.sums = sums
         self._next_s = self._clock.monotonic() + max(COUNT_S_MIN, COUNT_TIMES * took_s)
 
     def oldest_s(self) -> float:
-        """Return for how long the oldest item has been ready, 0 without one."""
+        """Return the age of the oldest ready item in seconds; 0 without one."""
         if not self.sums.ready:
             return 0.0
         return max(0, self._clock.wall_ms() - self.sums.oldest_ms) / 1_000

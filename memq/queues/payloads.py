@@ -22,9 +22,9 @@ LOST = (NotFoundError, CorruptDataError)
 
 
 class RecentPayloads:
-    """The bytes of blocks of items in memory: those on their way into the store, and recent ones.
+    """A cache of the bytes of recent blocks, and the count of bytes that are being stored.
 
-    Recent ones save reads of the store. They make room for those on their way, which alone may have `bytes_max` bytes.
+    Both together have at most `bytes_max` bytes. Bytes that are being stored replace cached ones.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -34,7 +34,7 @@ class RecentPayloads:
         self._arriving_bytes = 0
 
     def reserve(self, count: int) -> None:
-        """Count bytes as on their way, until `release`. Raises: ThrottledError at the bound."""
+        """Count bytes as being stored, until `release`. Raises: ThrottledError at the bound."""
         if self._arriving_bytes and self._arriving_bytes + count > self._bytes_max:
             text = f"{self._arriving_bytes} bytes of items are on their way into the store"
             raise ThrottledError(f"{text}, {self._bytes_max} are allowed")
@@ -46,11 +46,11 @@ class RecentPayloads:
         self._arriving_bytes -= count
 
     def get(self, block: int) -> bytes | None:
-        """Return the bytes of a block, None if they are not here."""
+        """Return the bytes of a block; None if they are not in the cache."""
         return self._blocks.get(block)
 
     def keep(self, block: int, data: bytes) -> None:
-        """Keep a block; the oldest ones go at the bound."""
+        """Add a block to the cache. At the bound, the oldest blocks are dropped."""
         self.drop(block)
         self._blocks[block] = data
         self._bytes += len(data)
@@ -66,7 +66,7 @@ class RecentPayloads:
 
 
 class Place(NamedTuple):
-    """The bytes of a block: in an object of a store, at an offset."""
+    """The location of the bytes of a block: an object of a store, and an offset."""
 
     store: StorageHandler
     key: str
@@ -74,19 +74,19 @@ class Place(NamedTuple):
 
 
 class StreamPlaces(Protocol):
-    """Finds the blocks of plain topics: compaction moves them."""
+    """Finds the blocks of plain topics, which compaction may move."""
 
     async def find(self, block: QueueBlock, *, again: bool = False) -> Place:
-        """Return where a block is now; with `again`, no answer of before is used.
+        """Return the present location of a block; with `again`, without the use of cached answers.
 
-        Raises: NotReadyError if its pointer is gone or another one, so that its items will end or get another place;
+        Raises: NotReadyError if its pointer was deleted or replaced, so that its items will end or get another place;
         as the queue.
         """
         ...
 
 
 class PayloadReader:
-    """Reads blocks of items, of which `recent` has some. `places` finds those of plain topics."""
+    """Reads blocks of items, from `recent` or the store. `places` finds blocks of plain topics."""
 
     def __init__(
         self, store: StorageHandler, events: EventLog, recent: RecentPayloads, places: StreamPlaces | None = None
@@ -137,7 +137,7 @@ class PayloadReader:
         return await self._places.find(block, again=again)
 
     async def loss_of(self, block: QueueBlock) -> MemqError | None:
-        """Read a block until it is known what the store has; return the error of one that is lost.
+        """Read a block until it is read, or several answers prove its loss; return the error of a loss.
 
         One answer proves neither damage nor absence.
         """
@@ -157,7 +157,7 @@ class PayloadReader:
         return None
 
     async def _is_lost(self, block: QueueBlock, error: MemqError) -> bool:
-        """Whether a payload that reads found missing or damaged is lost: listings lack it, too."""
+        """Whether a payload is lost that reads found missing or damaged; a listing must lack it, too."""
         if isinstance(error, NotFoundError):
             try:
                 place = await self._place_of(block, again=True)
@@ -177,7 +177,7 @@ def _scope_of(target: Target) -> int:
 
 
 def _is_of(header: BlockHeader, block: QueueBlock) -> bool:
-    """Whether a block that was read is the one in the state."""
+    """Whether the block that was read is the one that the state names."""
     if not block.is_stream:
         return header.producer_id == block.number
     life = place_of(block.key).life

@@ -1,10 +1,10 @@
 """The ready items of one queue, by key. Pure.
 
-Each key has a heap of spans: priority first, then due time, then arrival. Items without a key share the key "". A key
-has a turn, and the next item is of the key whose first span has the lowest priority number, then of the one with the
-earliest turn. A key that is served gets a later turn, by one and the number of its items in flight. So a key with a
-long backlog, or with many slow items, waits for the others. A new key begins at the turn that is served now. This is
-start-time fair queueing (Goyal et al. 1996), with work in flight as the cost of an item.
+This is start-time fair queueing (Goyal et al. 1996), with the work in flight as the cost of an item. Each key has a
+heap of spans, ordered by priority, due time and arrival. Items without a key have the key "". Each key has a *turn*, a
+number. The next item is one of the key whose first span has the lowest priority number; of several, of the key with the
+lowest turn. Then the turn of that key grows by one and the number of its items in flight. So a key with a long backlog,
+or with many slow items, waits for the others. A new key begins at the turn that is served now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPARE = 64  # stale ranks or spans beyond as many as are live
 
 
 class ReadySpan(NamedTuple):
-    """Items of one block, `begin` to `end` (exclusive), with the order in which they come."""
+    """Items `begin` to `end` (exclusive) of one block, with the values that order them."""
 
     priority: int
     due_ms: int
@@ -51,9 +51,9 @@ class _Key:
 
 
 class ReadyItems:
-    """Orders the ready items of one queue. A span may be stale: an item is checked when it is taken.
+    """Orders the ready items of one queue. A span may be stale: items are checked when they are taken.
 
-    `is_live` is whether the block of a span exists. `served` is the turn of the queue among others of a shard.
+    `is_live` returns whether the block of a span exists. `served` is the turn of the queue among the queues of a shard.
     """
 
     __slots__ = ("_first", "_is_live", "_keys", "_pushed", "_pushed_max", "_ranks", "_turn", "served")
@@ -72,11 +72,11 @@ class ReadyItems:
 
     @property
     def entries(self) -> int:
-        """How many spans and ranks it has, stale ones too."""
+        """Number of spans and ranks in memory, also stale ones."""
         return len(self._ranks) + sum(len(known.spans) for known in self._keys.values())
 
     def copy(self) -> ReadyItems:
-        """Return ready items that may be taken, while these stay as they are."""
+        """Return a copy, from which items can be taken without a change here."""
         made = ReadyItems(self._is_live, self.served)
         for key, known in self._keys.items():
             copied = made._keys[key] = _Key(known.turn)
@@ -85,7 +85,7 @@ class ReadyItems:
         return made
 
     def push(self, key: str, span: ReadySpan, in_flight: int) -> None:
-        """Add items of a key that has so many items in flight."""
+        """Add items of a key, which has `in_flight` other items in flight."""
         known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = _Key(self._turn + in_flight)
@@ -97,7 +97,7 @@ class ReadyItems:
             self._trim()
 
     def _trim(self) -> None:
-        """Drop the spans of blocks that are gone, as nobody may ask for items of the queue."""
+        """Drop the spans of ended blocks: without a dequeue of this queue, nothing else removes them."""
         for key, known in list(self._keys.items()):
             known.spans = list({each for each in known.spans if self._is_live(each)})
             heapq.heapify(known.spans)
@@ -107,7 +107,7 @@ class ReadyItems:
         self._pushed, self._pushed_max = 0, SPARE + sum(len(each.spans) for each in self._keys.values())
 
     def take_later(self, now_ms: int) -> list[ReadySpan]:
-        """Take the spans that are due after a time: the clock was set back to it."""
+        """Remove and return the spans that are due after `now_ms`, to which the clock was set back."""
         found: list[ReadySpan] = []
         for key, known in list(self._keys.items()):
             found += [each for each in known.spans if each.due_ms > now_ms]

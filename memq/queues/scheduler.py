@@ -1,13 +1,13 @@
-"""The times of queue items at their owner: the next one, and the ends of leases and lives. Pure.
+"""Chooses the next items to grant, and measures leases and lives of items at their owner. Pure.
 
-The state (`machine.py`) has no times of leases. Its owner counts them from its decision on (Q3), and a new owner
-begins them again when it opens the log (Q2). An item with a decision on its way is `busy`: no grant takes it until that
-counts. So a late `extend` never meets another grant, and a worker whose `ack` is on its way loses nothing.
+The state (`machine.py`) has no times of leases. Its owner measures them from its decision on (Q3), and a new owner
+begins them again when it opens the log (Q2). An item with a decision that is not in the log yet is `busy`: it is not
+granted. So a late `extend` never meets another grant, and a worker keeps an item while its `ack` is being written.
 
-Items of a block in a row are one thing in each step while they have the same status and the same local state.
-Ready items lie in `ReadyItems` of their queue, as spans of a block: a block takes one entry until its items differ.
-Of an ordered key, only the next item is there; each decision on an item of the key brings the next one. Of the queues
-of a request, the one that was served longest ago is first.
+Each step handles a range of items with the same status and the same local state as one. `ReadyItems` of a queue has
+spans of blocks: a block takes one entry until its items differ. Of an ordered key, only the next item has an entry;
+each decision about an item of the key adds the next one. The queues of a request take turns: the one that was served
+longest ago is first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
 
 
 class _Later(NamedTuple):
-    """A `ReadySpan` that is not due, in the order of due times."""
+    """A `ReadySpan` that is not due yet; orders by due time."""
 
     due_ms: int
     priority: int
@@ -69,7 +69,7 @@ class _Lease(NamedTuple):
 
 
 class SeenRange(NamedTuple):
-    """Items of a block in a row. `left_s` is for how long a worker has them, 0 if no worker has them."""
+    """A range of items of a block. `left_s` is the time left of their lease, 0 if no worker has them."""
 
     begin: int
     end: int
@@ -80,8 +80,8 @@ class SeenRange(NamedTuple):
 class Agenda(Generic[Entry]):
     """A heap of tuples that begin with a time.
 
-    Stale entries go when they are due, or in `trim` when they are more than half of all. So memory is bounded by what
-    is live, however far away the times are.
+    Stale entries are removed when they are due, or by `trim` when they are more than half of all. So the number of live
+    entries bounds the memory, however far away their times are.
     """
 
     __slots__ = ("_entries", "_is_live")
@@ -95,7 +95,7 @@ class Agenda(Generic[Entry]):
 
     @property
     def next(self) -> float:
-        """The time of the first entry; infinite without one."""
+        """The time of the first entry; infinite without an entry."""
         return self._entries[0][0] if self._entries else math.inf
 
     def push(self, entry: Entry) -> None:
@@ -108,7 +108,7 @@ class Agenda(Generic[Entry]):
             yield heapq.heappop(self._entries)
 
     def trim(self, live_max: int) -> None:
-        """Drop stale and repeated entries if they are many; at most `live_max` are live."""
+        """Drop stale and repeated entries if there are many; `live_max` is an upper bound of live ones."""
         if len(self._entries) > 2 * live_max + SPARE:
             self._entries = list({each for each in self._entries if self._is_live(each)})
             heapq.heapify(self._entries)
@@ -118,7 +118,7 @@ Item = tuple[int, int]  # block and number
 
 
 class ItemScheduler:
-    """Chooses the items of a shard that are granted next. `now` is when the owner has opened its log."""
+    """Chooses the items of a shard that are granted next. `now`: when the owner opened the log."""
 
     def __init__(self, machine: QueueMachine, now: Moment) -> None:
         self._machine = machine
@@ -135,7 +135,7 @@ class ItemScheduler:
 
     @property
     def entries(self) -> int:
-        """How many entries it has in memory, stale ones too."""
+        """Number of entries in memory, also stale ones."""
         agendas = len(self._later) + len(self._leases) + len(self._lives)
         ready = sum(1 + each.entries for each in self._ready.values())
         return agendas + self._local.entries + len(self._ordered) + ready
@@ -143,7 +143,7 @@ class ItemScheduler:
     # ---- new items -------------------------------------------------------------------------------
 
     def enqueued(self, block: int, now: Moment) -> None:
-        """Take the items of a block that is new in the state."""
+        """Add the items of a block that is new in the state."""
         made = self._machine.blocks.get(block)
         if made is not None:
             self._add(made, now)
@@ -159,13 +159,13 @@ class ItemScheduler:
                 self._push(block, begin, end, status.due_ms)
 
     def _push(self, block: QueueBlock, begin: int, end: int, due_ms: int) -> None:
-        """Expect items of a block when they are due; of an ordered key, the next item."""
+        """Add items of a block to the ready or later ones; of an ordered key, the next item."""
         if block.terms.ordered:
             self._push_next(place_of(block))
         else:
             span = ReadySpan(block.terms.priority, due_ms, block.arrival, begin, end, block.block.id.producer)
             self._await(place_of(block), span)
-        if block.terms.expires_ms:  # pushed again: a life that is over is taken once
+        if block.terms.expires_ms:  # on each push: the entry was removed when it was due
             self._lives.push((block.terms.expires_ms, block.block.id.producer))
 
     def _push_next(self, place: Place) -> None:
@@ -177,7 +177,7 @@ class ItemScheduler:
             self._await(place, span)
 
     def _await(self, place: Place, span: ReadySpan) -> None:
-        """Offer items when they are due, which they may be already."""
+        """Add a span to the ready ones, or to the later ones if it is not due yet."""
         if span.due_ms <= self._wall_ms:
             self._ready_of(place[0]).push(place[1], span, self._local.flights[place])
         else:
@@ -186,7 +186,7 @@ class ItemScheduler:
     def _lease(
         self, block: QueueBlock, begin: int, end: int, status: ItemStatus, from_s: float, decisions: int = 0
     ) -> None:
-        """Begin the lease that the state has for items in a row; so many decisions have their answers."""
+        """Begin the lease of a range of items at `from_s`; `decisions` of their decisions have their answers."""
         until_s, id_ = from_s + status.lease_ms / 1_000, block.block.id.producer
         self._leases.push(_Lease(until_s, id_, begin, end))
         self._local.change(
@@ -196,9 +196,9 @@ class ItemScheduler:
     # ---- grants ----------------------------------------------------------------------------------
 
     def take(self, wanted: Mapping[str, int], bytes_max: int, now: Moment) -> list[ItemRanges]:
-        """Choose items of each queue, at most as many as are wanted.
+        """Choose items of each queue, at most the wanted number.
 
-        They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, but for the first.
+        They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, except for the first.
         """
         self.pass_time(now)
         first_free, room, chosen = partial(self._first_free, now), bytes_max, dict[int, list[Range]]()
@@ -225,7 +225,7 @@ class ItemScheduler:
         return self._chosen(chosen)
 
     def _served(self, topic: str) -> int:
-        """Return when a queue was served last; one without ready items gets nothing."""
+        """Return the turn in which a queue was served last; 0 for a queue without ready items."""
         ready = self._ready.get(topic)
         return ready.served if ready is not None else 0
 
@@ -233,7 +233,7 @@ class ItemScheduler:
         return [merged_ranges(block, ranges) for block, ranges in chosen.items()]
 
     def peek(self, topic: str, count: int, now: Moment) -> list[Item]:
-        """Return the items of a queue that `take` would choose next, in this order. They stay."""
+        """Return the items of a queue that `take` would choose next, in this order. They are not taken."""
         self.pass_time(now)
         known, seen = self._ready.get(topic), dict[Item, None]()
         ready = known.copy() if known is not None else ReadyItems(self._is_live)
@@ -267,9 +267,9 @@ class ItemScheduler:
         return ready is not None
 
     def _first_free(self, now: Moment, span: ReadySpan) -> Range | None:
-        """Return the first items in a row of a span that may be granted now.
+        """Return the first range of a span that may be granted now.
 
-        Those that have another due time have a later span.
+        Items with another due time belong to another span.
         """
         block = self._machine.blocks.get(span.block)
         if block is None or 0 < block.terms.expires_ms <= now.wall_ms or span.due_ms > now.wall_ms:
@@ -286,25 +286,25 @@ class ItemScheduler:
     def _states(
         self, block: QueueBlock, begin: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, int, ItemStatus, LocalState]]:
-        """Yield items of a block in a row with the same status and local state."""
+        """Yield ranges of items of a block with the same status and local state."""
         for first, last, status in block.ranges(begin, end):
             for each in self._local.ranges(block.block.id.producer, first, last):
                 yield each[0], each[1], status, each[2]
 
     def seen(self, block: QueueBlock, now: Moment, begin: int = 0, end: int | None = None) -> Iterator[SeenRange]:
-        """Yield items of a block as they are now."""
+        """Yield ranges of items of a block with their present status and lease."""
         for first, last, status, local in self._states(block, begin, end):
             until_s = local.until_s if local.until_s is not None else now.steady_s + status.lease_ms / 1_000
             yield SeenRange(first, last, status, until_s - now.steady_s if is_leased(status, local, now) else 0.0)
 
     def hold(self, items: Iterable[ItemRanges]) -> None:
-        """Note that a decision about items is on its way."""
+        """Note that a decision about items is proposed: they are busy until `released` or `granted`."""
         for each in items:
             for begin, end in each.pairs():
                 self._local.change(each.block, begin, end, _held)
 
     def granted(self, items: Iterable[ItemRanges], blocks: Iterable[GrantedBlock], decided_s: float) -> None:
-        """Note that a grant of items counts for those in `blocks`: the leases have run since `decided_s`."""
+        """Note that a grant counts for the items in `blocks`. Their leases have run since `decided_s`."""
         leased = {each.block.id.producer: [run[:2] for run in each.items] for each in blocks}
         for each in items:
             granted = leased.get(each.block, ())
@@ -313,9 +313,9 @@ class ItemScheduler:
                     self._settled(each.block, begin, end, decided_s if is_granted else None)
 
     def released(self, items: Iterable[ItemRanges], outcomes: Outcomes = (), decided_s: float = 0.0) -> None:
-        """Note that a decision about items counts, with its outcomes, or that it has failed.
+        """Note that a decision about items counts, with its outcomes, or has failed.
 
-        Leases that it extends have run since `decided_s`.
+        Leases that the decision extends have run since `decided_s`.
         """
         if outcomes:
             for block, begin, end, outcome in with_outcomes(items, outcomes):
@@ -326,9 +326,9 @@ class ItemScheduler:
                 self._settled(each.block, begin, end, None)
 
     def _settled(self, id_: int, begin: int, end: int, decided_s: float | None) -> None:
-        """Note that a decision about items has its answer, and expect them again, as the state has them now.
+        """Note that a decision about items has its answer, and add them again with their state now.
 
-        `decided_s`: those that are leased have a lease that runs since then.
+        Leased items have a lease that runs since `decided_s`; None leaves their leases as they are.
         """
         block = self._machine.blocks.get(id_)
         if id_ in self._ordered:
@@ -353,7 +353,7 @@ class ItemScheduler:
             self._local.change(id_, at, end, _landed)
 
     def _expect(self, id_: int, begin: int, end: int) -> None:
-        """Expect the end of leases after a decision; one without a known end is over."""
+        """Add the ends of leases again after a decision. A lease without a known end is over."""
         self._local.change(id_, begin, end, _answered)
         for first, last, local in self._local.ranges(id_, begin, end):
             if local.until_s is not None:
@@ -362,7 +362,7 @@ class ItemScheduler:
     # ---- time ------------------------------------------------------------------------------------
 
     def pass_time(self, now: Moment) -> None:
-        """Let items become due, and leases and lives end. `ends` has the items that do not come again."""
+        """Handle all times up to now: due items, ends of leases and lives. Items that must end are in `ends`."""
         self._trim()
         if now.wall_ms < self._wall_ms:  # the clock was set back
             for ready in self._ready.values():
@@ -383,7 +383,7 @@ class ItemScheduler:
                 self._await(place_of(self._machine.blocks[span.block]), span)
 
     def _trim(self) -> None:
-        """Drop what is stale: leases of 12 hours may be acked at once, and delayed items cancelled."""
+        """Drop stale entries: an item with a lease of 12 h may be acked at once, a delayed one cancelled."""
         self._leases.trim(self._local.leased)
         self._lives.trim(len(self._machine.blocks))
         self._later.trim(self._machine.items)
@@ -395,13 +395,13 @@ class ItemScheduler:
         return span.block in self._machine.blocks
 
     def _leased_until(self, lease: _Lease) -> Iterator[Range]:
-        """Yield the items of a lease that have it still, and no longer one."""
+        """Yield the items that still have this lease, and not a longer one."""
         for begin, end, local in self._local.ranges(lease.block, lease.begin, lease.end):
             if local.until_s == lease.until_s:
                 yield begin, end
 
     def _ready_of(self, topic: str) -> ReadyItems:
-        """Return the ready items of a queue, to add some."""
+        """Return the ready items of a queue, new ones if it has none."""
         known = self._ready.get(topic)
         if known is None:
             known = self._ready[topic] = ReadyItems(self._is_live, self._turn)
@@ -421,7 +421,7 @@ class ItemScheduler:
                 self._push(block, first, last, status.due_ms)
 
     def ends(self, now: Moment) -> list[EndDecision]:
-        """Return decisions for items that are over, and busy until `ended`."""
+        """Return decisions that end items. These are busy until `ended`."""
         found: dict[bool, dict[tuple[int, int], list[Range]]] = {}
         left = ENDS_AT_ONCE_MAX
         for id_ in list(self._local.ending):
@@ -438,7 +438,7 @@ class ItemScheduler:
         return decisions
 
     def _ending_items(self, id_: int, now: Moment) -> Iterator[tuple[int, int, ItemStatus, LocalState]]:
-        """Yield the items of a block that are to end; those that do not end any more are forgotten."""
+        """Yield the items of a block that must end. Forget the end of items that a worker got meanwhile."""
         block = self._machine.blocks.get(id_)
         if block is None:
             self._local.forget_ends(id_)
@@ -459,11 +459,11 @@ class ItemScheduler:
         return any(self._has_ready(topic, now) for topic in topics)
 
     def has_ends(self) -> bool:
-        """Whether some items are to end."""
+        """Whether some items must end."""
         return bool(self._local.ending)
 
     def wait_s(self, now: Moment) -> float:
-        """Return in how many seconds the next item changes by time alone."""
+        """Return the seconds until the next change by time alone."""
         wall_ms = min(self._later.next, self._lives.next) - now.wall_ms
         return max(0.0, min(wall_ms / 1_000, self._leases.next - now.steady_s))
 
@@ -478,12 +478,12 @@ def _later(span: ReadySpan) -> _Later:
 
 
 def is_leased(status: ItemStatus, local: LocalState, now: Moment) -> bool:
-    """Whether a worker has an item now. Without a known end, a lease runs."""
+    """Whether a worker has an item now. A lease without a known end is running."""
     return status.state is ItemState.LEASED and (local.until_s is None or local.until_s > now.steady_s)
 
 
 def _is_idle(status: ItemStatus, local: LocalState, now: Moment) -> bool:
-    """Whether an item may come again, and no worker has it now."""
+    """Whether an item has not ended, and no worker has it now."""
     return status.state in _FREE and not is_leased(status, local, now)
 
 
@@ -500,5 +500,5 @@ def _held(state: LocalState) -> LocalState:
 
 
 def _landed(state: LocalState) -> LocalState:
-    # An end is noticed again, if it is one still: the item may have been sent back.
+    # `dies` is reset: the item may have been redriven. Time sets it again if the item must still end.
     return LocalState(max(0, state.busy - 1))

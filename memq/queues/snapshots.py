@@ -19,9 +19,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class EncodedQueues(msgspec.Struct, omit_defaults=True):
-    """`SavedQueues` whose lists have encoded values.
+    """`SavedQueues` with encoded values in its lists.
 
-    Brokers that know no version 3 need the empty `blocks`, to read the version and refuse it.
+    `blocks` is always empty: brokers of earlier releases need it to read the version, which they refuse.
     """
 
     version: int
@@ -36,7 +36,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
 
 
 class QueueSnapshot:
-    """A snapshot that has begun. `before_decision` is called for each decision, until `pieces` has ended."""
+    """A snapshot that is being encoded. Call `before_decision` for each decision until `pieces` ends."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class QueueSnapshot:
                 self._early[id_] = _encoded(block)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield empty pieces between the slices, and the whole state at last."""
+        """Yield an empty piece after each slice, and the whole state at the end."""
         blocks = ranges = 0
         for id_ in list(self._left):
             block = self._left.pop(id_)
@@ -82,7 +82,7 @@ def _encoded(block: QueueBlock) -> msgspec.Raw:
 
 
 def _blocks_of(decision: QueueDecision) -> Iterable[int]:
-    """Return the blocks that a decision names; it changes no others."""
+    """Return the blocks that a decision names, which are all that it may change."""
     if isinstance(decision, EnqueueDecision | ReadPopDecision):
         return (block.id.producer for lane in decision.lanes for block in lane.blocks)
     if isinstance(decision, PopDecision):

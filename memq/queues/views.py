@@ -1,4 +1,4 @@
-"""Queue items as their owner sees them now. Pure."""
+"""The present state of queue items for users: state, lease, attempts. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ READY, DELAYED, LEASED = "ready", "delayed", "leased"  # the other states have t
 
 
 class SeenItem(NamedTuple):
-    """An item now.
+    """An item with its present state.
 
-    `state` is ready, delayed, leased, dead, acked, expired or cancelled. `left_ms` is how long the lease lasts.
-    `expires_ms` is a Unix time, 0 for none. Of an item whose block has ended, only the state is known.
+    `state` is ready, delayed, leased, dead, acked, expired or cancelled. `left_ms` is the time left of the lease.
+    `due_ms` and `expires_ms` are Unix times; `expires_ms` is 0 for none. If the block has ended, only the state is
+    known.
     """
 
     item: Item
@@ -31,7 +32,7 @@ class SeenItem(NamedTuple):
 
 
 def view_of(machine: QueueMachine, scheduler: ItemScheduler, item: Item, now: Moment) -> SeenItem | None:
-    """Return an item as it is now; None for one that is not known."""
+    """Return an item with its present state; None for an unknown item."""
     state, block = machine.state_of(*item), machine.blocks.get(item[0])
     if state is None or block is None:
         return None if state is None else SeenItem(item, state.name.lower())
@@ -58,7 +59,7 @@ def _state_now(status: ItemStatus, left_s: float, now: Moment) -> str:
 
 
 def dead_after(machine: QueueMachine, queue: str, after: Item) -> Iterator[Item]:
-    """Yield the dead items of a queue behind `after`, in the order of their ids."""
+    """Yield the dead items of a queue after `after`, in the order of their ids."""
     for id_ in sorted(each for each in machine.dead.get(queue, ()) if each >= after[0]):
         for number in machine.blocks[id_].numbers_in(ItemState.DEAD):
             if (id_, number) > after:

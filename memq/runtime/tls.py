@@ -1,6 +1,6 @@
-"""TLS between clients and brokers: the files of one side, and contexts that follow these files.
+"""TLS between clients and brokers: certificate files, and contexts that follow their changes.
 
-Source: RFC 8446 (TLS 1.3), which both sides need.
+Both sides need TLS 1.3 (RFC 8446).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _Stamp = tuple[tuple[int, int, int], ...]
 class Tls:
     """The certificates of one side of a connection, as PEM files.
 
-    Clients need `ca_file` alone, unless brokers want a certificate of them, too. Files that are replaced count for
-    later connections.
+    Clients need only `ca_file`, unless brokers require certificates of clients. A replaced file has an effect on later
+    connections.
 
     Args:
-        ca_file: certificates of the authorities that are trusted; "": those of the system.
+        ca_file: certificates of the trusted authorities; "": those of the system.
         cert_file: the own certificate, followed by those of intermediate authorities.
         key_file: the private key of the own certificate.
         key_password: password of that key.
-        check_host: whether the certificate of a broker must name the host that is connected to.
+        check_host: whether the certificate of a broker must name the host of its address.
         token_file: file with a signed token (JWT) that names this client; it is read for each connection.
     """
 
@@ -64,7 +64,7 @@ class Tls:
 
 
 def token_of(tls: Tls) -> str:
-    """Return the token of a side as it is now; "" without one. Raises: InvalidSettingError."""
+    """Read and return the token of a client; "" without a file. Raises: InvalidSettingError."""
     if not tls.token_file:
         return ""
     try:
@@ -77,7 +77,7 @@ def token_of(tls: Tls) -> str:
 def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | None:
     """Return the certificates that variables `MEMQ_TLS_…` name; None if there is no such variable.
 
-    Raises: InvalidSettingError; UnknownSettingError: a misspelt variable would leave the connections without TLS.
+    Raises: InvalidSettingError; UnknownSettingError for a misspelt variable, which would leave connections without TLS.
     """
     for variable in sorted(environment):
         found = _VARIABLE.fullmatch(variable)
@@ -97,10 +97,10 @@ def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | Non
 
 
 class FollowedFiles(Generic[Content]):
-    """The content of some files, read again when one of them has changed.
+    """The content of some files, which is loaded again when one of them has changed.
 
-    A change that can't be loaded, as half a pair of files, leaves the content as it was; `failed` gets the error once.
-    Raises: InvalidSettingError when the files can't be loaded at first.
+    If the files can't be loaded, for example half a pair, the content does not change, and `failed` gets the error
+    once. Raises: InvalidSettingError when the files can't be loaded at first.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def server_context(tls: Tls, wanted: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
-    """Return a context for connections from clients; `wanted`: whether they need a certificate.
+    """Return a context for connections from clients; `wanted` is whether they need a certificate.
 
     Raises: InvalidSettingError.
     """
@@ -148,7 +148,7 @@ def server_context(tls: Tls, wanted: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLC
         raise InvalidSettingError("a broker with TLS has no cert_file", hint="memq certs issue makes one")
     if wanted != ssl.CERT_NONE and not tls.ca_file:
         raise InvalidSettingError(
-            "certificates of clients are wanted, and no ca_file says which authority makes them",
+            "certificates of clients are required, but no ca_file names their authority",
             hint="set ca_file of [tls]",
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -160,7 +160,7 @@ def server_context(tls: Tls, wanted: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLC
 
 
 def followed_client(tls: Tls, failed: Callable[[InvalidSettingError], None] = lambda error: None) -> Contexts:
-    """Return the maker of contexts for connections to brokers, by the files as they are then.
+    """Return a function that returns the context for the next connection, by the present files.
 
     Raises: InvalidSettingError.
     """
@@ -169,7 +169,7 @@ def followed_client(tls: Tls, failed: Callable[[InvalidSettingError], None] = la
 
 
 def followed_server(tls: Tls, wanted: ssl.VerifyMode, failed: Callable[[InvalidSettingError], None]) -> ssl.SSLContext:
-    """Return a context for a listener, which takes files that are replaced for its next handshake.
+    """Return a context for a listener. Each handshake uses the present files.
 
     Raises: InvalidSettingError.
     """
@@ -184,7 +184,7 @@ def followed_server(tls: Tls, wanted: ssl.VerifyMode, failed: Callable[[InvalidS
 
 
 def subject_of(certificate: object) -> str:
-    """Return the common name in a certificate as `getpeercert` returns it; "" if it has none."""
+    """Return the common name of a certificate in the format of `getpeercert`; "" without one."""
     if not isinstance(certificate, dict):
         return ""
     names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
@@ -227,7 +227,7 @@ def _reason(error: Exception) -> str:
 
 
 def _stamp(files: Sequence[str]) -> _Stamp:
-    """Return times, sizes and numbers of the files; a file that is absent has zeros."""
+    """Return modification time, size and inode of each file; zeros for an absent file."""
     stamps = []
     for file in files:
         try:

@@ -1,1 +1,1 @@
-"""Transactions: records of several partitions that become visible by one decision."""
+"""Transactions on a state log: one decision makes records in several partitions visible, or none."""

@@ -1,11 +1,11 @@
 """The transactions of one service partition at its owner: requests become decisions in the log.
 
-The owner counts the time of an open transaction from when it met it, or opened the log (T4). A time-out, a commit and
-an operator race: the first decision that counts wins.
+The owner measures the time of an open transaction from its first block, or from the opening of the log (T4). A
+time-out, a commit and an operator may race: the first decision that counts wins.
 
-A prepared transaction has no time-out of that kind. The owner notes in the log, one by one, the questions to its
-producer group. It gives each to the producer of the transaction, or a little later to any member that asks for some.
-After the last one it parks the transaction.
+A time-out does not end a prepared transaction. The owner writes each question to its producer group into the log. It
+gives the question to the producer of the transaction, or a little later to any member of the group that polls. After
+the last question it parks the transaction.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CheckSettings:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """An open or prepared transaction, with the blocks of each topic."""
+    """An open or prepared transaction, with the number of blocks of each topic."""
 
     id: TransactionalId
     instance: int
@@ -96,9 +96,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class TransactionCounts:
-    """Counts of one coordinator: transactions, their blocks, and the age of the oldest open one.
+    """Counts of one coordinator: transactions, their blocks, the age of the oldest open one in s.
 
-    Open ones are not prepared; parked ones are.
+    `open` does not include prepared transactions; `prepared` includes parked ones.
     """
 
     open: int
@@ -143,10 +143,10 @@ class TransactionCoordinator:
         self._events = events
         self._checks = checks
         self._settling: set[tuple[int, int]] = set()  # instance and number
-        self._met_s: dict[str, float] = {}  # when each lane was met, by the monotonic clock
-        self._prepared_s: dict[str, float] = {}  # when each prepared lane was met as such
+        self._met_s: dict[str, float] = {}  # when each lane was first seen, by the monotonic clock
+        self._prepared_s: dict[str, float] = {}  # when each lane was first seen as prepared
         self._asked_s: dict[str, float] = {}  # when the present question about each prepared lane began
-        self._given: dict[str, int] = {}  # the number of the last question about each that a member got
+        self._given: dict[str, int] = {}  # by lane: the number of the last question that a member got
 
     # ---- producers -------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class TransactionCoordinator:
     async def hold_staged(
         self, id_: TransactionalId, instance: int, number: int, key: str, lanes: Sequence[HeldLane]
     ) -> None:
-        """Hold parts of a transaction that lie in the staged objects of manifest `key`. Raises: as `hold`."""
+        """Hold parts of a transaction in the staged objects of manifest `key`. Raises: as `hold`."""
         states = await self._keeper.hold_staged(key, lanes)
         if any(state in (HoldState.REFUSED, HoldState.DROPPED) for state in states):
             raise self._machine.refusal_of(id_, instance, number)
@@ -181,7 +181,7 @@ class TransactionCoordinator:
     async def commit(
         self, id_: TransactionalId, instance: int, number: int, blocks: int, moves: PositionMoves | None
     ) -> None:
-        """Commit a transaction, once. Raises: why it was rolled back; ProducerFencedError; as above."""
+        """Commit a transaction, once. Raises: the error of its roll-back; ProducerFencedError; as above."""
         now_ms = self._clock.wall_ms()
         try:
             settled, _ = await self._settle(CommitTransactionDecision(id_, instance, number, now_ms, blocks, moves))
@@ -192,19 +192,18 @@ class TransactionCoordinator:
             raise settled.error
 
     async def until_visible(self, instance: int, number: int) -> bool:
-        """Wait until all records of a committed transaction are in their logs (T5).
+        """Wait at most VISIBLE_S until all records of a committed transaction are in their logs (T5).
 
-        Return whether that is so in VISIBLE_S.
-        Raises: as above.
+        Return whether they are. Raises: as above.
         """
         await known_outcome(self._log.fresh())
         return await self._keeper.until_done(lane_of(instance, number), VISIBLE_S)
 
     async def refuse(self, id_: TransactionalId, instance: int, number: int, error: InvalidRequestError) -> None:
-        """Roll back a transaction whose commit is not possible, so that each error is its end.
+        """Roll back a transaction whose commit is refused with `error`, so that the error is final.
 
-        A repeated commit may be refused by now, for example after the deletion of a topic: it is answered like the
-        first one. Raises: TransactionAbortedError, unless it was committed before; as `commit`.
+        If an earlier request committed the transaction, return: a repeated commit may be refused, for example after the
+        deletion of a topic. Raises: TransactionAbortedError; as `commit`.
         """
         reason = f"was rolled back: {error}"
         if await self.abort(id_, instance, number, reason):
@@ -230,7 +229,8 @@ class TransactionCoordinator:
     ) -> None:
         """Prepare a transaction, which has all of its blocks.
 
-        Raises: why it was rolled back; TransactionCommittedError; ThrottledError if many are undecided; as `commit`.
+        Raises: the error of its roll-back; TransactionCommittedError; ThrottledError if too many are undecided; as
+        `commit`.
         """
         prepared = self._machine.prepared
         if len(prepared) >= PREPARED_MAX and lane_of(instance, number) not in prepared:
@@ -254,8 +254,8 @@ class TransactionCoordinator:
     def questions(self, producer_group: str, transactional_id: str = "") -> list[Question]:
         """Return the prepared transactions that a producer group is asked about now.
 
-        Each question is given once: to the producer of the transaction, which asks as `transactional_id`, or to any
-        member after that one should have asked.
+        Each question is given once: to the producer of the transaction, which polls as `transactional_id`, or to any
+        member when that producer has not polled in time.
         """
         found: list[Question] = []
         others_s = self._clock.monotonic() - OWN_FIRST * ask_again_ms(self._checks.interval_ms) / 1_000
@@ -274,7 +274,7 @@ class TransactionCoordinator:
     ) -> bool:
         """End a prepared transaction as its producer group says; return whether it is committed.
 
-        The first decision has won. Raises: NotFoundError for one that is not known; InvalidRequestError for another
+        An earlier decision wins. Raises: NotFoundError for an unknown transaction; InvalidRequestError for another
         group; as above.
         """
         now_ms = self._clock.wall_ms()
@@ -284,13 +284,13 @@ class TransactionCoordinator:
     # ---- operators -------------------------------------------------------------------------------
 
     async def transactions(self, *, proven: bool = True) -> list[TransactionState]:
-        """Return the open and prepared transactions; without a proof, another owner may know better."""
+        """Return the open and prepared transactions. Without `proven`, a former owner may answer."""
         if proven:
             await known_outcome(self._log.fresh())
         return [self._state_of(each) for each in self._undecided()]
 
     def counts(self) -> TransactionCounts:
-        """Return how many transactions are here now."""
+        """Return the present counts of this coordinator."""
         now_s, prepared = self._clock.monotonic(), self._machine.prepared.values()
         lanes = [lane_of(known.instance, known.open) for known in self._machine.ids.values() if known.open]
         return TransactionCounts(
@@ -302,10 +302,10 @@ class TransactionCoordinator:
         )
 
     async def settle(self, id_: TransactionalId, *, commit: bool, lane: str = "") -> None:
-        """Commit a transaction of an id with the blocks that it has, or roll it back.
+        """Commit an undecided transaction of an id with the blocks that it has, or roll it back.
 
-        `lane` names one of several. Raises: NotFoundError if none is open or prepared; InvalidRequestError for more
-        than one without `lane`; as `commit`.
+        `lane` names one of several. Raises: NotFoundError if none is open or prepared; InvalidRequestError if there are
+        several and `lane` is empty; as `commit`.
         """
         await known_outcome(self._log.fresh())
         found = [each for each in self._undecided() if each[0] == id_ and lane in ("", lane_of(*each[1:]))]
@@ -344,7 +344,7 @@ class TransactionCoordinator:
     # ---- time-outs -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Roll back what is open for too long, and ask about what is prepared for too long, until cancelled.
+        """Roll back transactions whose time-out is over, and ask about prepared ones, until cancelled.
 
         Raises: MemqError when the log has ended.
         """
@@ -377,10 +377,7 @@ class TransactionCoordinator:
         self._counters.expired_transactions += fresh and not settled.committed
 
     async def _ask_about_prepared(self) -> None:
-        """Note the next question about each prepared transaction that is undecided for long enough.
-
-        After the last question it is parked.
-        """
+        """Write the questions about prepared transactions that are due; park those without a further one."""
         now_s = self._clock.monotonic()
         self._prepared_s = {lane: self._prepared_s.get(lane, now_s) for lane in self._machine.prepared}
         self._asked_s = {lane: asked_s for lane, asked_s in self._asked_s.items() if lane in self._machine.prepared}
@@ -413,8 +410,8 @@ class TransactionCoordinator:
     def _due_s(self, lane: str, each: PreparedTransaction) -> float:
         """Return when the next question about a prepared transaction is due, by the monotonic clock.
 
-        The first one is due after the time-out, which begins again with `prepare`: the program commits its database
-        after it. It is due at once if another instance of the producer has begun.
+        The first question is due after the time-out, which begins again with `prepare`: after it, the program commits
+        its database. The question is due at once if another instance of the producer has begun.
         """
         met_s = self._prepared_s.get(lane, self._clock.monotonic())
         if each.tries:
@@ -426,7 +423,7 @@ class TransactionCoordinator:
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _settle(self, decision: EndDecision | AnswerDecision) -> tuple[SettledTransaction, bool]:
-        """Return the end of a transaction, and whether it was open until now and no other request settles it."""
+        """Settle a transaction; return its end, and whether this request is the one that ended it."""
         fresh = self._is_undecided(decision)
         with self._ending(decision.instance, decision.number) as first:
             answer = await self._propose(decision)
@@ -447,7 +444,7 @@ class TransactionCoordinator:
 
     @contextmanager
     def _ending(self, instance: int, number: int) -> Iterator[bool]:
-        """Yield whether no other request ends this transaction now: a repeated one is counted once."""
+        """Yield whether this is the only request that ends the transaction now: repeats are counted once."""
         named = instance, number
         first = named not in self._settling
         self._settling.add(named)
@@ -465,11 +462,11 @@ class TransactionCoordinator:
 
 
 def ask_again_ms(interval_ms: int) -> int:
-    """Return after which time a member of a producer group asks for questions again."""
+    """Return the time in ms between two polls of a member of a producer group for questions."""
     return min(interval_ms // 4, ASK_AGAIN_MS_MAX)
 
 
 def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Yield the items that are decided at once."""
+    """Yield items in slices of DECISIONS_AT_ONCE, which are decided at the same time."""
     for at in range(0, len(items), DECISIONS_AT_ONCE):
         yield items[at : at + DECISIONS_AT_ONCE]

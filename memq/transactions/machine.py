@@ -7,8 +7,8 @@ and moves the positions of the id's group; it is one entry (T1). If it is refuse
 is burned (T3).
 
 A *prepared* transaction has all of its blocks, and its commit can't be refused any more. Neither a time-out nor a later
-instance ends it: its producer decides, or its producer group when it is asked, or an operator (T4). Its instance may
-open another one meanwhile.
+instance ends it: its producer decides, or its producer group when the owner asks it, or an operator (T4). Its instance
+may open another transaction meanwhile.
 
 The machine changes the groups and holds of the same log. All times are in the decisions (S3).
 """
@@ -49,8 +49,8 @@ from memq.topic import Committed, Position, ReadPartition
 TRANSACTIONS_MACHINE = "transactions"  # its name in the log
 STATE_VERSION = 1
 TARGET_BLOCKS_MAX = POINTER_RANGES_MAX  # T5: the records for one target lie in one batch, which one pointer names
-FORMER_INSTANCES_MAX = 16  # earlier instances that are known
-ENDED_PREPARED_MAX = 1_024  # prepared transactions whose ends are known
+FORMER_INSTANCES_MAX = 16  # earlier instances of an id that the state keeps
+ENDED_PREPARED_MAX = 1_024  # ends of prepared transactions that the state keeps
 ANY_BLOCKS = -1  # in place of the number of blocks: an operator decides
 
 
@@ -71,7 +71,7 @@ class PositionMoves(msgspec.Struct, frozen=True):
 
 
 class BeginDecision(msgspec.Struct, frozen=True, tag="begin"):
-    """A new instance begins (T2). `token` identifies the request.
+    """Begin a new instance (T2). `token` identifies the request.
 
     Ids that were not used since `before_ms` are forgotten.
     """
@@ -84,7 +84,7 @@ class BeginDecision(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class CommitTransactionDecision(msgspec.Struct, frozen=True, tag="commit"):
-    """Transaction `number` of an instance is committed, if it has `blocks` held blocks."""
+    """Commit transaction `number` of an instance if it has `blocks` held blocks."""
 
     id: TransactionalId
     instance: int
@@ -95,9 +95,9 @@ class CommitTransactionDecision(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class AbortDecision(msgspec.Struct, frozen=True, tag="abort"):
-    """Transaction `number` of an instance is rolled back.
+    """Roll back transaction `number` of an instance.
 
-    `expired`: by its time-out, unless it is prepared.
+    `expired`: because of its time-out, which does not end prepared transactions.
     """
 
     id: TransactionalId
@@ -109,9 +109,10 @@ class AbortDecision(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class PrepareDecision(msgspec.Struct, frozen=True, tag="prepare"):
-    """Transaction `number` of an instance has its `blocks` held blocks, and is prepared.
+    """Prepare transaction `number` of an instance if it has `blocks` held blocks.
 
-    `producer_group` decides about it, with the help of the program's `note`. Its producer began it at `began_ms`.
+    `producer_group` decides about the transaction; the program gave the `note` for this. The producer began the
+    transaction at `began_ms` (Unix ms).
     """
 
     id: TransactionalId
@@ -125,9 +126,9 @@ class PrepareDecision(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class CheckDecision(msgspec.Struct, frozen=True, tag="check"):
-    """A producer group is asked about a prepared transaction, for the `tries`-th time.
+    """Ask a producer group about a prepared transaction, for the `tries`-th time.
 
-    With `parked`, that was the last time.
+    With `parked`, park the transaction instead: it is not asked about again.
     """
 
     instance: int
@@ -137,7 +138,7 @@ class CheckDecision(msgspec.Struct, frozen=True, tag="check"):
 
 
 class AnswerDecision(msgspec.Struct, frozen=True, tag="answer"):
-    """A producer group that was asked commits a prepared transaction, or rolls it back."""
+    """Commit or roll back a prepared transaction, as its producer group answers."""
 
     id: TransactionalId
     instance: int
@@ -152,9 +153,9 @@ TransactionDecision = BeginDecision | EndDecision | PrepareDecision | CheckDecis
 
 
 class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a transaction: committed, or rolled back for an error.
+    """The end of a transaction: committed, or rolled back with an error.
 
-    Not `moved`: committed without positions, by an operator or before a restore.
+    `moved` is false if an operator or a restore committed it without its positions.
     """
 
     number: int
@@ -162,11 +163,11 @@ class SettledTransaction(msgspec.Struct, frozen=True, array_like=True):
     code: str = ""
     kind: str = ""
     text: str = ""
-    moved: bool = True  # a snapshot of an earlier release does not say it
+    moved: bool = True  # snapshots of earlier releases lack it
 
     @property
     def error(self) -> MemqError:
-        """Why it was rolled back."""
+        """The error for which the transaction was rolled back."""
         return error_from_wire(self.code, self.kind, self.text)
 
 
@@ -181,7 +182,7 @@ class FormerInstance(msgspec.Struct, frozen=True, array_like=True):
 class PresentInstance(msgspec.Struct):
     """The present instance of a transactional id.
 
-    It has its open transaction (0: none), and the last one that is settled.
+    `open` is the number of its open transaction (0: none), `settled` the last settled one. `used_ms` is a Unix time.
     """
 
     instance: int
@@ -194,7 +195,7 @@ class PresentInstance(msgspec.Struct):
 
 
 class PreparedTransaction(msgspec.Struct, array_like=True):
-    """A prepared transaction. Its producer group was asked `tries` times, and not after its parking."""
+    """A prepared transaction. Its producer group was asked `tries` times; `parked`: it is not asked again."""
 
     id: TransactionalId
     instance: int
@@ -209,7 +210,7 @@ class PreparedTransaction(msgspec.Struct, array_like=True):
 
     @property
     def lane(self) -> str:
-        """The lane of its blocks."""
+        """The lane of the transaction's blocks."""
         return lane_of(self.instance, self.number)
 
 
@@ -248,15 +249,15 @@ class TransactionMachine:
     """All transactions of a service partition. See `memq.state_log.StateMachine`.
 
     `apply` returns the instance for a begin, a `SettledTransaction` for an end, a `PreparedTransaction` for a prepare,
-    and whether it counts for a check; or the error for the caller.
+    and for a check whether it counts. In place of each it may return the error for the caller.
     """
 
     def __init__(self, groups: GroupMachine, holds: HoldMachine) -> None:
-        self.ids: dict[TransactionalId, PresentInstance] = {}  # the one that was not used for longest first
+        self.ids: dict[TransactionalId, PresentInstance] = {}  # the least recently used first
         self.prepared: dict[str, PreparedTransaction] = {}  # by lane
         self._ended: dict[str, SettledTransaction] = {}  # prepared ones by lane, the oldest end first
         self._instances: dict[int, TransactionalId] = {}
-        self._last = 0  # the highest instance that was ever given
+        self._last = 0  # the highest number of an instance so far
         self._groups = groups
         self._holds = holds
         holds.enter = self._enter
@@ -314,7 +315,7 @@ class TransactionMachine:
                 known.settled = _aborted(known.open, _fenced(decision.id))
             former = (*known.former, FormerInstance(known.instance, known.token, known.settled))[-FORMER_INSTANCES_MAX:]
             self._forget(decision.id)
-        self._last = max(self._last + 1, decision.now_ms)  # by time: after a restore from a snapshot it is new, too
+        self._last = max(self._last + 1, decision.now_ms)  # by time: new also after a restore
         self.ids[decision.id] = PresentInstance(
             self._last, decision.token, decision.timeout_ms, decision.now_ms, former
         )
@@ -323,7 +324,7 @@ class TransactionMachine:
         return self._last
 
     def _settled_before(self, decision: EndDecision | PrepareDecision) -> SettledTransaction | None:
-        """Return how a former instance settled its last transaction, if it asks for that again."""
+        """Return the end of the last transaction of a former instance, if the decision is about it."""
         known = self.ids.get(decision.id)
         for each in known.former if known is not None else ():
             if each.instance == decision.instance and each.settled.number == decision.number:
@@ -331,7 +332,7 @@ class TransactionMachine:
         return None
 
     def _unknown_or_fenced(self, decision: EndDecision | PrepareDecision) -> MemqError:
-        """Return the error for a former instance: of one before the known ones the last end is not known."""
+        """Return the error for a former instance; the state does not keep the last end of very old ones."""
         known = self.ids.get(decision.id)
         if (
             known is not None
@@ -351,7 +352,7 @@ class TransactionMachine:
         return known
 
     def _settle(self, decision: EndDecision, known: PresentInstance) -> None:
-        """Settle a transaction, and what was open of earlier ones (T3, T4)."""
+        """Settle a transaction, and roll back an earlier one that is still open (T3, T4)."""
         lane = lane_of(known.instance, decision.number)
         error: MemqError | None
         if isinstance(decision, AbortDecision):
@@ -391,7 +392,7 @@ class TransactionMachine:
         return None
 
     def _move(self, decision: CommitTransactionDecision) -> MemqError | None:
-        """Move the positions of the group, all or none; return why they can't move (T3)."""
+        """Move all positions of the group, or none; return the error that prevents it (T3)."""
         moves = decision.moves
         if moves is None:
             return None
@@ -416,9 +417,9 @@ class TransactionMachine:
         return None
 
     def _enter(self, lane: str) -> bool:
-        """Whether a transaction takes a block: one is open at a time (T2).
+        """Whether a transaction accepts a block.
 
-        None that is prepared or settled does (T3).
+        An instance has one open transaction at a time (T2). Prepared and settled ones accept no block (T3).
         """
         instance, _, number = lane.partition(".")
         id_ = self._instances.get(int(instance))
@@ -433,7 +434,7 @@ class TransactionMachine:
     # ---- prepared transactions -------------------------------------------------------------------
 
     def _prepare(self, decision: PrepareDecision, known: PresentInstance) -> PreparedTransaction | SettledTransaction:
-        """Prepare a transaction; one whose commit would be refused is rolled back (T3, T4)."""
+        """Prepare a transaction, or roll it back if its commit would be refused (T3, T4)."""
         lane = lane_of(known.instance, decision.number)
         error = self._refusal(decision, lane)
         if known.open != decision.number:
@@ -484,7 +485,7 @@ class TransactionMachine:
         return self._end(found, decision.now_ms, None)
 
     def _end(self, found: PreparedTransaction, now_ms: int, error: MemqError | None) -> SettledTransaction:
-        """End a prepared transaction, and note how."""
+        """End a prepared transaction: committed, or rolled back with an error; keep the end."""
         del self.prepared[found.lane]
         if error is None:
             self._holds.release_lane(found.lane)
@@ -501,9 +502,9 @@ class TransactionMachine:
         return ended
 
     def end_committed(self, lane: str, now_ms: int) -> None:
-        """Note that a transaction was committed after this older state: targets have some of its blocks (S9).
+        """Commit a transaction of a restored older state whose targets have some of its blocks (S9).
 
-        The others are released. Its positions are not known: they remain those of this state.
+        The other blocks are released. Its positions are unknown, so those of this state remain.
         """
         if lane in self.prepared:
             self._end(self.prepared[lane], now_ms, None)
@@ -524,7 +525,7 @@ class TransactionMachine:
         del self._instances[self.ids.pop(id_).instance]
 
     def _forget_unused(self, before_ms: int) -> None:
-        """Forget ids that were not used since `before_ms`, up to the first that was, or is open."""
+        """Forget ids that were not used since `before_ms`; stop at the first one that was used, or is open."""
         while self.ids:
             id_, known = next(iter(self.ids.items()))
             if known.used_ms >= before_ms or known.open:
@@ -541,7 +542,7 @@ class TransactionMachine:
         )
 
     def restore(self, state: bytes) -> None:
-        """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        """Read the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
         saved = _FORMAT.decode_state(state)
         self._last = saved.last
         self.ids = dict(saved.ids)
@@ -557,7 +558,7 @@ def _aborted(number: int, error: MemqError) -> SettledTransaction:
 def _answer(
     decision: EndDecision | PrepareDecision, settled: SettledTransaction | None
 ) -> SettledTransaction | TransactionCommittedError | None:
-    """Return the end of a transaction for a decision about it, which is not the first one."""
+    """Return the answer to a later decision about a settled transaction: its end, or an error."""
     moves = isinstance(decision, CommitTransactionDecision) and decision.moves is not None
     if settled is None or not moves or not settled.committed or settled.moved:
         return settled

@@ -97,7 +97,7 @@ def test_errors_name_the_file(authority: Certificates, tmp_path: Path) -> None:
     one, other = authority.issue("one", "localhost"), authority.issue("other", "localhost")
     with pytest.raises(InvalidSettingError, match="a broker with TLS has no cert_file"):
         server_context(authority.trusted)
-    with pytest.raises(InvalidSettingError, match="no ca_file says which authority"):
+    with pytest.raises(InvalidSettingError, match="no ca_file names their authority"):
         server_context(Tls(cert_file=one.cert_file, key_file=one.key_file), ssl.CERT_REQUIRED)
     with pytest.raises(InvalidSettingError, match=r"can't use certificate .*one\.pem' with key .*other-key\.pem'"):
         server_context(Tls(cert_file=one.cert_file, key_file=other.key_file))

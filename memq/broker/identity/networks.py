@@ -32,10 +32,10 @@ class TlsSettings:
     token_file: str = section_setting("", "file with the token of a client; brokers have none")
     clients: Literal["anonymous", "optional", "required"] = section_setting(
         "anonymous",
-        "certificates of clients: none is asked for, one is checked if a client has it, each client needs one",
+        "certificates of clients: not requested, checked if a client has one, required",
         choices=("anonymous", "optional", "required"),
     )
-    http: bool = section_setting(True, "TLS on the HTTP port, too; no certificate of clients is asked for there")
+    http: bool = section_setting(True, "TLS on the HTTP port, too; no certificate of clients is requested there")
 
 
 _EXPOSED = "without encryption and identity: everybody who reaches its port can read, write and delete all data"
@@ -62,7 +62,7 @@ def check_exposure(settings: BrokerSettings, sections: Mapping[str, Section]) ->
 
 
 def warn_of_anonymous(settings: BrokerSettings, sections: Mapping[str, Section], events: EventLog) -> None:
-    """Log that permissions are checked, and that each client has the same principal.
+    """Log a warning if permissions are checked, but all clients have the same principal.
 
     Raises: InvalidSettingError, UnknownSettingError.
     """
@@ -76,22 +76,22 @@ def warn_of_anonymous(settings: BrokerSettings, sections: Mapping[str, Section],
 
 
 def warn_if_exposed(settings: BrokerSettings, events: EventLog, *, encrypted: bool) -> None:
-    """Log at each start that strangers of other machines reach the broker."""
+    """Log a warning if other machines can reach the broker without encryption or identity."""
     if not is_loopback(settings.host) and (settings.insecure or not encrypted):
         events.warning("insecure", f"the broker listens on {settings.host} {_EXPOSED}")
 
 
 class BrokerNetworks(NamedTuple):
-    """The network of the port for clients and of connections to brokers, and that of the HTTP port."""
+    """Networks: `data` for the data port and connections to brokers, `http` for the HTTP port."""
 
     data: Network
     http: Network
 
 
 def broker_networks(section: Section, events: EventLog) -> BrokerNetworks:
-    """Return the networks of a broker by its section `[tls]`; without one there is no TLS.
+    """Return the networks of a broker by its section `[tls]`; without TLS if the section is empty.
 
-    Files that are replaced count for later connections; `events` logs those that can't be loaded.
+    A replaced file has an effect on later connections; `events` logs files that can't be loaded.
     Raises: InvalidSettingError, UnknownSettingError.
     """
     if not section:

@@ -65,11 +65,12 @@ class ItemLease(NamedTuple):
 
 @dataclass(slots=True)
 class QueueItem:
-    """An item that this worker holds until `until_s` of `time.monotonic()`; then another one may get it.
+    """An item that this worker has leased.
 
-    `attempt` counts the leases that the item has had, with this one. `note` is the metadata of the last nack. The lease
-    is for `lease_s` at a time; with 0 the item comes at most once, and needs no ack. A `memq.Worker` sets `lost` when
-    the lease is over while the handler runs: another worker may have the item.
+    The lease ends at `until_s` of `time.monotonic()`; then another worker may get the item. `attempt` counts the leases
+    of the item, including this one. `note` is the metadata of the last nack. `lease_s` is the length of a lease; with 0
+    the item is delivered at most once, and needs no ack. A `memq.Worker` sets `lost` when the lease ends while the
+    handler runs: another worker may have the item.
 
     An item of a pop group is a record: `payload` is its value, `metadata` are its headers, and `key`, `tag`,
     `timestamp_ms`, `topic` and `position` are those of the record.
@@ -97,7 +98,7 @@ class QueueItem:
 
 
 class EnqueueTerms(NamedTuple):
-    """The terms of an `enqueue`, checked; times in ms."""
+    """The checked settings of an `enqueue`; times in ms."""
 
     priority: int
     after_ms: int
@@ -110,14 +111,14 @@ class EnqueueTerms(NamedTuple):
     dedupe_ms: int = 0
 
     def wire(self, block: bytes) -> WireQueueBlock:
-        """Return a block with these terms as a request names it."""
+        """Return the description of a block with these settings for a request."""
         return WireQueueBlock(length=len(block), **self._asdict())
 
 
 def checked_terms(
     priority: int, deliver_after: float, ttl: float | None, lease: float, attempts_max: int, at_most_once: bool
 ) -> EnqueueTerms:
-    """Return the terms. Raises: InvalidSettingError, TypeError."""
+    """Return the checked settings of items. Raises: InvalidSettingError, TypeError."""
     check_number("priority", priority, 0, QUEUE_PRIORITY_MAX, int)
     check_seconds("deliver_after", deliver_after, 0, QUEUE_DELAY_MS_MAX / 1_000)
     check_number("attempts_max", attempts_max, 0, QUEUE_ATTEMPTS_MAX, int)
@@ -137,7 +138,7 @@ def with_keys(
     dedupe_key: str | None = None,
     dedupe_window: float | None = None,
 ) -> EnqueueTerms:
-    """Return terms with keys. Raises: InvalidSettingError, TypeError."""
+    """Return settings with key and dedupe key added. Raises: InvalidSettingError, TypeError."""
     _check_key("key", key)
     _check_key("dedupe_key", dedupe_key)
     check_switch("ordered", ordered)
@@ -206,20 +207,20 @@ def _sealed(queue: str, builder: BlockBuilder, runtime: Runtime) -> tuple[bytes,
 
 
 class RecentBlocks:
-    """The items of recent blocks, so that the next grant of items of such a block needs no bytes of it."""
+    """A cache of the items of recent blocks: the next grant of items of such a block needs no payload."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[str, tuple[int, list[RecordTuple]]] = OrderedDict()
         self._bytes = 0
 
     def known(self) -> dict[str, list[RecordTuple]]:
-        """Return the blocks that are here now."""
+        """Return the blocks in the cache."""
         return {id_: records for id_, (_, records) in self._blocks.items()}
 
     def opened(self, id_: str, data: memoryview, taken: int) -> list[RecordTuple]:
-        """Return the items of a block, and keep them unless all are `taken`. Raises: CorruptDataError.
+        """Return the items of a block; keep them if fewer than all are `taken`. Raises: CorruptDataError.
 
-        The oldest blocks go at the bound.
+        At the bound, the oldest blocks are dropped.
         """
         records = list(open_block(data).records())
         if taken >= len(records):
@@ -239,9 +240,9 @@ def items_of(
     recent: RecentBlocks,
     asked_s: float,
 ) -> list[QueueItem]:
-    """Return the items of grants that were asked for at `asked_s` (Q3).
+    """Return the granted items; their leases begin at `asked_s`, the time of the request (Q3).
 
-    `known` are the blocks that the request named.
+    `known` has the cached blocks that the request named; these come without payload.
     Raises: CorruptDataError, ProtocolError.
     """
     found: list[QueueItem] = []
@@ -288,14 +289,17 @@ def outcomes_of(answer: QueueAnswer) -> list[ItemOutcome]:
 
 
 def listed(name: str, values: Iterable[Listed], of: str) -> list[Listed]:
-    """Return values as a list. Raises: TypeError for a text: each letter of it would be a value."""
+    """Return values as a list. Raises: TypeError, also for a text, whose letters would be the values."""
     if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {of}, not {type(values).__name__}")
     return list(values)
 
 
 def parsed_id(id_: str) -> tuple[str, ItemLease]:
-    """Return the queue and the place of an item. Raises: InvalidRequestError, TypeError."""
+    """Return the queue of an item id, and its block and number.
+
+    Raises: InvalidRequestError, TypeError.
+    """
     if not isinstance(id_, str):
         raise TypeError(f"id must be str, not {type(id_).__name__}")
     queue, _, rest = id_.partition(":")
@@ -307,7 +311,7 @@ def parsed_id(id_: str) -> tuple[str, ItemLease]:
 
 
 def error_of(item: str, outcome: ItemOutcome) -> MemqError | None:
-    """Return the error of an outcome; None if the request has done what it asks for."""
+    """Return the error of an outcome; None if the request succeeded."""
     match outcome:
         case ItemOutcome.ACKED | ItemOutcome.RETURNED | ItemOutcome.EXTENDED:
             return None

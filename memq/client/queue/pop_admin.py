@@ -1,4 +1,4 @@
-"""Pop groups for operators and workers: the part of `Admin` that begins, shows and removes them."""
+"""The part of `Admin` that begins, shows and removes pop groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POP_LEASE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PopProgress:
-    """How far a pop group has read one partition, and the lag behind that, or why it is not known."""
+    """The position of a pop group in one partition, and its lag, or the error of its measurement."""
 
     topic_partition: TopicPartition
     position: Position
@@ -32,9 +32,9 @@ class PopProgress:
 
 @dataclass(frozen=True, slots=True)
 class PopGroupDescription:
-    """A pop group: its queue `topic@group`, its terms, and its progress.
+    """A pop group: its queue `topic@group`, its settings, and its progress.
 
-    `items` are read and not over; dead ones do not count.
+    `items` counts records that were read and have not ended; dead ones do not count.
     """
 
     queue: str
@@ -46,10 +46,7 @@ class PopGroupDescription:
 
     @property
     def records(self) -> int | None:
-        """The lag: items, and records that are not read yet.
-
-        None: the log of a partition does not answer.
-        """
+        """The lag: `items`, and records that are not read yet; None if the log of a partition does not answer."""
         lags = [each.measured for each in self.partitions]
         return self.items + sum(lag.records for lag in lags if isinstance(lag, Lag)) if _known(lags) else None
 

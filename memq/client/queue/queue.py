@@ -85,7 +85,7 @@ Outcomes = list[ItemOutcome]
 
 
 class AsyncQueue(AsyncItemViews):
-    """Queues of items, on the caller's event loop. Errors as of `memq.Queue`."""
+    """A client of leased queues on the caller's event loop. Raises the same errors as `memq.Queue`."""
 
     @public_name("Queue")
     def __init__(
@@ -271,7 +271,7 @@ class AsyncQueue(AsyncItemViews):
         return await self._many(items, lambda queue, leases: nack_request(queue, leases, after, metadata, kind))
 
     async def extend(self, item: QueueItem, lease: float) -> None:
-        """Let the lease of an item last `lease` seconds from now on. See `Queue.extend`."""
+        """Extend the lease of an item to `lease` seconds from now on. See `Queue.extend`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         leases = wire_leases([item.lease])
@@ -279,7 +279,7 @@ class AsyncQueue(AsyncItemViews):
         item.until_s = max(item.until_s, began_s + lease)
 
     async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
-        """Let the leases of items last `lease` seconds from now on. See `Queue.extend_many`."""
+        """Extend the leases of items to `lease` seconds from now on. See `Queue.extend_many`."""
         lease_ms = checked_lease_ms(lease)
         began_s = self._runtime.clock.monotonic()
         outcomes = await self._many(
@@ -291,7 +291,7 @@ class AsyncQueue(AsyncItemViews):
         return outcomes
 
     async def cancel(self, item_id: str) -> ItemOutcome:
-        """End an item that no worker has; return what became of it. See `Queue.cancel`."""
+        """End an item that no worker has; return the outcome. See `Queue.cancel`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
         answer, _ = await self._surely(CancelItems(queue=check_queue(queue), items=wire_leases([place])))
@@ -401,7 +401,7 @@ class AsyncQueue(AsyncItemViews):
 
 
 class Queue(ItemViews):
-    """Queues of items: each is held by one worker at a time, until it is acked. Thread-safe.
+    """A client of leased queues, which deliver each item until a worker acks it. Thread-safe.
 
     The first call must reach a broker in `connect_timeout_ms`, later calls in `timeout_ms`: brokers may restart. Else
     each raises UnreachableError, and nothing was done. A call that changes an item raises OutcomeUnknownError if a
@@ -445,9 +445,10 @@ class Queue(ItemViews):
     ) -> str:
         """Put an item into a queue; return its id when it is stored. Times in seconds.
 
-        Items of priority 0 come first, those of 9 last. It does not come before `deliver_after`, and ends after `ttl`
-        if no worker has it. A worker has it for `lease`; then it comes again, at most `attempts_max` times in all (0:
-        no limit), and is dead after that. With `at_most_once` it comes once, and needs no ack.
+        Workers get items of priority 0 first, those of 9 last. No worker gets the item before `deliver_after`. After
+        `ttl` the item ends, unless a worker has it. A worker has the item for `lease`. Without an ack, the item is
+        delivered again, and is dead after `attempts_max` leases (0: no limit). With `at_most_once` the item is
+        delivered at most once, and needs no ack.
 
         Keys take turns: one with many items does not delay those of others. With `ordered`, one item of the key is
         leased at a time, in the order of arrival. If the queue took an item under `dedupe_key` in the last
@@ -509,9 +510,10 @@ class Queue(ItemViews):
         )
 
     def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
-        """Lease items: one of a queue, or of each queue at most as many as the mapping says.
+        """Lease items: one of the named queue, or of each queue at most the number in the mapping.
 
-        If no item is ready, wait up to `wait` seconds for the first one. The leases count from the request on.
+        If no item is ready, wait up to `wait` seconds for the first one. The leases begin when this call is made; if a
+        broker waits for an item, they begin later by that wait.
         """
         return self._background.run(self._core.dequeue(queues, wait=wait))
 
@@ -520,15 +522,17 @@ class Queue(ItemViews):
     ) -> str:
         """Begin a pop group if it does not exist; return its queue, `topic@group`.
 
-        The queue has the records of the topic as items. `start` is that of a consumer, and counts for a new group only.
-        Each lease lasts `lease` seconds at first. A record is dead after `attempts_max` leases (0: no limit). Both
-        count for records that are read from now on. Raises: NotFoundError without the topic.
+        The items of the queue are the records of the topic. `start` is as for a consumer, and has an effect on a new
+        group only. Each lease lasts `lease` seconds at first. A record is dead after `attempts_max` leases (0: no
+        limit). Both have an effect on records that the group reads after this call.
+
+        Raises: NotFoundError without the topic.
         """
         work = self._core.begin_pop(topic, group, start=start, lease=lease, attempts_max=attempts_max)
         return self._background.run(work)
 
     def ack(self, item: QueueItem) -> None:
-        """End an item permanently; return when that is kept.
+        """End an item permanently; return when the end is durable.
 
         Raises: LeaseLostError; AlreadyAckedError; ItemEndedError; NotFoundError for an item that no queue knows.
         """
@@ -541,10 +545,10 @@ class Queue(ItemViews):
     def nack(
         self, item: QueueItem, *, after: float = 0.0, metadata: BytesLike = b"", kind: NackKind | str = NackKind.FAILED
     ) -> ItemOutcome:
-        """Give an item back: it comes again after `after` seconds, with `metadata` as its note.
+        """Give an item back: the queue delivers it again after `after` seconds, with `metadata` as its note.
 
-        With the kind "unused" the lease does not count as an attempt; with "dead" no further one follows.
-        Return RETURNED, or DEAD if it has had all its attempts. Raises: as `ack`; TooLargeError.
+        With the kind "unused" the lease does not count as an attempt; with "dead" the item is dead now.
+        Return RETURNED, or DEAD if the item has used all its attempts. Raises: as `ack`; TooLargeError.
         """
         return self._background.run(self._core.nack(item, after=after, metadata=metadata, kind=kind))
 
@@ -560,7 +564,7 @@ class Queue(ItemViews):
         return self._background.run(self._core.nack_many(items, after=after, metadata=metadata, kind=kind))
 
     def extend(self, item: QueueItem, lease: float) -> None:
-        """Let the lease of an item last at least `lease` seconds from now on. It gets no shorter.
+        """Extend the lease of an item to at least `lease` seconds from now on. A lease never gets shorter.
 
         Raises: as `ack`.
         """
@@ -571,7 +575,7 @@ class Queue(ItemViews):
         return self._background.run(self._core.extend_many(items, lease))
 
     def cancel(self, item_id: str) -> ItemOutcome:
-        """End an item that no worker has; return CANCELLED, or what it is. Dead items are ended, too."""
+        """End an item that no worker has, also a dead one; return CANCELLED, or the outcome that prevents it."""
         return self._background.run(self._core.cancel(item_id))
 
     def cancel_many(self, item_ids: Sequence[str]) -> list[ItemOutcome]:

@@ -1,4 +1,4 @@
-"""The calls of queues that show items, and that settle dead ones."""
+"""The calls of queues that show items without a lease, and that redrive or purge dead items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEAD_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class ItemView:
-    """An item as its queue has it now. No lease belongs to it.
+    """The state of an item now, without a lease.
 
     `state` is `ready`, `delayed`, `leased` or `dead`, or `acked`, `expired` or `cancelled` for ten minutes after the
     end. `attempts` counts its leases, and `note` is the metadata of the last nack. `due_ms` and `expires_ms` are Unix
@@ -57,13 +57,16 @@ class ItemView:
 
 
 class AsyncItemViews(AsyncClosing):
-    """Shows the items of queues, and settles dead ones, on an event loop."""
+    """Shows the items of queues, and redrives or purges dead items, on an event loop."""
 
     _runtime: Runtime
 
     @abstractmethod
     async def _surely(self, ask: Any) -> tuple[AdminAnswer, bool]:
-        """Ask until a broker answers; return the answer, and whether an earlier request may have counted."""
+        """Repeat a request until a broker answers.
+
+        Return the answer, and whether an earlier request may have counted.
+        """
 
     async def queues(self, prefix: str = "") -> dict[str, WireQueue]:
         """Return the queues that have items, with their counts. See `Queue.queues`."""
@@ -79,7 +82,7 @@ class AsyncItemViews(AsyncClosing):
         return dict((await self._surely(CountEnds()))[0].about_queues.totals)
 
     async def get(self, item_id: str) -> ItemView:
-        """Return an item as it is now. See `Queue.get`."""
+        """Return an item with its present state. See `Queue.get`."""
         self._check_loop()
         queue, place = parsed_id(item_id)
         asked_s = self._runtime.clock.monotonic()
@@ -106,7 +109,7 @@ class AsyncItemViews(AsyncClosing):
         return _views(queue, answer.about_queues, asked_s)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> dict[str, ItemOutcome]:
-        """Let dead items be ready again. See `Queue.redrive`."""
+        """Make dead items ready again. See `Queue.redrive`."""
         return await self._settle(RedriveItems, queue, ids)
 
     async def purge(self, queue: str, ids: Sequence[str] | None = None) -> dict[str, ItemOutcome]:
@@ -134,7 +137,7 @@ class AsyncItemViews(AsyncClosing):
 
 
 class ItemViews(BlockingClient):
-    """The same for threads. `_core` has the same calls."""
+    """The calls of `AsyncItemViews` for threads."""
 
     _core: AsyncItemViews
 
@@ -150,40 +153,40 @@ class ItemViews(BlockingClient):
         return self._background.run(self._core.ends())
 
     def get(self, item_id: str) -> ItemView:
-        """Return an item with its payload as it is now; it changes nothing.
+        """Return an item with its payload and present state, without a lease.
 
-        Raises: InvalidRequestError for what is no id; NotFoundError for an item that no queue knows.
+        Raises: InvalidRequestError if the id is malformed; NotFoundError for an item that no queue knows.
         """
         return self._background.run(self._core.get(item_id))
 
     def peek(self, queue: str, count: int = 1) -> list[ItemView]:
-        """Return at most so many items that are ready, in the order of `dequeue`, without a lease.
+        """Return at most `count` ready items, in the order of `dequeue`, without a lease.
 
-        There may be fewer of them, as an answer has about 2 MiB.
+        The answer has at most about 2 MiB, so there may be fewer items.
         """
         return self._background.run(self._core.peek(queue, count))
 
     def dead(self, queue: str, *, limit: int = DEAD_LIMIT, after: str | None = None) -> list[ItemView]:
-        """Return at most `limit` dead items of a queue, without their payloads: those behind the id `after`."""
+        """Return at most `limit` dead items of a queue, after the item with the id `after`, without payloads."""
         return self._background.run(self._core.dead(queue, limit=limit, after=after))
 
     def redrive(self, queue: str, ids: Sequence[str] | None = None) -> dict[str, ItemOutcome]:
-        """Let dead items of a queue be ready again, all or those with the ids; return the outcome of each.
+        """Make dead items of a queue ready again, all or those with the ids; return the outcome of each.
 
-        Their attempts begin again. RETURNED: the item waits for a worker. EXPIRED: its life is over, and it stays dead.
+        Their attempts begin again. RETURNED: the item waits for a worker. EXPIRED: its `ttl` is over, so it stays dead.
         """
         return self._background.run(self._core.redrive(queue, ids))
 
     def purge(self, queue: str, ids: Sequence[str] | None = None) -> dict[str, ItemOutcome]:
         """End dead items of a queue, all or those with the ids; return the outcome of each.
 
-        CANCELLED: it has ended. RETURNED or LEASED: it is not dead, and stays.
+        CANCELLED: the item has ended. RETURNED or LEASED: the item is not dead, and is not changed.
         """
         return self._background.run(self._core.purge(queue, ids))
 
 
 def _places(queue: str, ids: Sequence[str]) -> list[ItemLease]:
-    """Return the places of items of one queue. Raises: InvalidRequestError, TypeError."""
+    """Return block and number of each id; all are of one queue. Raises: InvalidRequestError, TypeError."""
     found = [parsed_id(each) for each in listed("ids", ids, "ids")]
     for name, place in found:
         if name != queue:

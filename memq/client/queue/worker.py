@@ -51,19 +51,20 @@ def _settings(
 
 
 class Worker(BlockingCalls[WorkerStats]):
-    """Calls `handler` for items of queues, in threads or processes, and acks those for which it returns.
+    """Calls `handler` for items of queues, in threads or processes, and acks items that are done.
 
-    The handler gets a `memq.QueueItem`. While it runs, the worker extends the lease. If it raises, the item comes again
-    after a delay, with the error's text as its note. It may return or raise `memq.Retry` and `memq.DeadLetter`.
-    If the lease is lost, `item.lost` is set, and nothing is acked. docs/queues.md has the promises.
+    The handler gets a `memq.QueueItem`. While it runs, the worker extends the lease. When it returns, the worker acks
+    the item. If it raises, the queue delivers the item again after a delay, with the error's text as its note. It may
+    return or raise `memq.Retry` and `memq.DeadLetter`. If the lease is lost, the worker sets `item.lost` and does not
+    ack the item. docs/queues.md has the promises.
 
     Args:
         handler: function of one item.
-        queues: one queue or several. Several are asked for in turn.
+        queues: one queue or several, which take turns.
         brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
-        concurrency: most handlers that run at the same time, in each process.
-        processes: number of processes that run handlers, for those that need the CPU; 0: they run in threads of this
-            process. The handler must be a function that `pickle` finds by its name. One that ends is started again.
+        concurrency: maximum number of handlers that run at the same time, in each process.
+        processes: number of processes that run handlers, for handlers that need the CPU; 0: threads of this process.
+            The handler must be a function that `pickle` finds by its name. A process that ends is started again.
         prefetch: items that are leased before a handler is free. None: as many as `concurrency`, while handlers take
             less than a second; else none.
         retry_delays_s: delay in s after each attempt; the last one counts for all further ones.

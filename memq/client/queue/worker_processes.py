@@ -1,7 +1,7 @@
 """Processes that run handlers: each has a worker of its own, with its own leases and connections.
 
-So a process that is killed loses its leases only: its items come again when those end. Each process reports its
-counters through a pipe. When that breaks, the process that has started it has ended, and it stops.
+A killed process loses only its own leases: the queue delivers its items again when these end. Each process reports its
+counters to the parent through a pipe. A process stops when its pipe breaks, because then the parent has ended.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class _Child:
 
 
 class WorkerProcesses(CallsCore[WorkerStats]):
-    """The core of a worker with processes: it starts them, and adds their counters.
+    """The core of a worker with processes: starts them, restarts those that end, and adds their counters.
 
-    It starts those again that end. Each process calls `work` with `arguments` and its end of a pipe.
+    Each process calls `work` with `arguments` and its end of a pipe.
     """
 
     def __init__(

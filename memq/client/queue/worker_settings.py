@@ -50,15 +50,18 @@ class WorkerSettings:
         return self
 
     def leased_max(self, mean_s: float | None) -> int:
-        """Return how many items to have at once, if handlers take `mean_s`; None: no one has ended."""
+        """Return the maximum number of leased items.
+
+        `mean_s` is the mean time of the handlers in seconds, None before the first end.
+        """
         if self.prefetch is not None:
             return self.concurrency + self.prefetch
         return self.concurrency * (2 if mean_s is not None and mean_s < SHORT_S else 1)
 
     def wanted(self, room: int, turn: int) -> Mapping[str, int]:
-        """Return how many items to ask for of each queue: `room` in all, but at least one of each.
+        """Return the number of items to lease of each queue: about `room` in all, and at least one of each.
 
-        The queues share the room. `turn` says which of them get the rest of the division.
+        If `room` is no multiple of the number of queues, `turn` chooses the queues that get one item more.
         """
         count = len(self.queues)
         return {
@@ -71,9 +74,10 @@ class WorkerSettings:
 class WorkerStats:
     """Counters of a worker since its start.
 
-    `done` items were acked. `retried` were given back after a failure; `dead` had their last attempt. `lost` ones had
-    no lease any more: nothing was acked. `returned` were leased, but not begun, when the worker stopped. `working` is
-    the present number of handlers. `restarts` counts processes that ended and were started again.
+    Numbers of items: `done` were acked; `retried` were given back after a failure; `dead` had their last attempt;
+    `lost` had no lease any more, so they were not acked; `returned` had not begun when the worker stopped. `working` is
+    the present number of running handlers, and `handler_s` their time so far in seconds. `restarts` counts processes
+    that ended and were started again.
     """
 
     done: int = 0
@@ -87,7 +91,7 @@ class WorkerStats:
 
 
 class Return(NamedTuple):
-    """An item is to be given back."""
+    """The decision to give an item back after `after_s` seconds, with a note."""
 
     after_s: float
     note: bytes
