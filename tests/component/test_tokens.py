@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.identity import broker_networks, tokens_of
+from memq.broker.identity import LEEWAY_S, broker_networks, tokens_of
 from memq.broker.ingest.connection import Connection
 from memq.errors import DeniedError, InvalidSettingError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -53,11 +53,12 @@ class Issuer:
         ]
         self.file.write_text(json.dumps({"keys": public}))
 
-    def token(self, subject: str, lasts_s: float = 600, **claims: Any) -> str:
-        """Return a token."""
+    def token(self, subject: str, lasts_s: float = 600, without: str = "", **claims: Any) -> str:
+        """Return a token; `without` names a claim that it lacks."""
         (name,) = self._keys
         ends_s = CLOCK.wall_ms() / 1_000 + lasts_s
         content = {"sub": subject, "iss": ISSUER, "aud": AUDIENCE, "exp": ends_s} | claims
+        content.pop(without, None)
         return jwt.encode(content, self._keys[name], algorithm="ES256", headers={"kid": name})
 
 
@@ -180,6 +181,36 @@ def test_a_forged_token_is_refused(rig: Rig, tmp_path: Path) -> None:
                     await send_one(broker, rig.tls(token))
 
     bounded(work)
+
+
+@pytest.mark.parametrize("missing", ["sub", "iss", "aud", "exp"])
+def test_a_token_without_a_claim_is_refused(rig: Rig, missing: str) -> None:
+    tokens = tokens_of(rig.section(), EVENTS)
+    assert tokens is not None
+    with pytest.raises(DeniedError, match=missing):
+        tokens.bearer(rig.issuer.token("alice", without=missing))
+
+
+def test_a_token_counts_until_its_end_and_the_difference_of_the_clocks(rig: Rig) -> None:
+    tokens = tokens_of(rig.section(), EVENTS)
+    assert tokens is not None
+    ends_s = CLOCK.wall_ms() // 1_000 - LEEWAY_S + 5
+    assert tokens.bearer(rig.issuer.token("alice", exp=ends_s)).ends_s == ends_s + LEEWAY_S
+    with pytest.raises(DeniedError, match="expired"):
+        tokens.bearer(rig.issuer.token("alice", exp=ends_s - 10))
+
+
+def test_a_token_whose_key_is_not_the_only_one_of_its_id_is_refused(rig: Rig) -> None:
+    token = rig.issuer.token("alice")
+    (key,) = json.loads(rig.issuer.file.read_text())["keys"]
+    rig.issuer.renew("two")
+    rig.issuer.file.write_text(json.dumps({"keys": [key, *json.loads(rig.issuer.file.read_text())["keys"]]}))
+    tokens = tokens_of(rig.section(), EVENTS)
+    assert tokens is not None
+    assert tokens.bearer(token).principal.name == "alice"
+    rig.issuer.file.write_text(json.dumps({"keys": [key, key]}))
+    with pytest.raises(DeniedError, match="knows 2 of this id"):
+        tokens.bearer(token)
 
 
 def test_a_client_whose_token_ends_connects_again_with_the_new_one_and_loses_nothing(
