@@ -17,6 +17,7 @@ from memq.errors import DeniedError, NotFoundError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.permissions import ResourceKind, rules_of_role
+from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeHeld
 from memq.protocol.frames import Api
 from memq.protocol.group_messages import CommitAnswer, CommitRequest
 from memq.protocol.link import connect_link
@@ -390,6 +391,7 @@ def test_read_needs_each_topic_of_the_object(authority: Certificates, shared: bo
                 assert await reads(world, "ann", entry.key) == (topics == {"clicks"})
                 assert not await reads(world, "eve", entry.key)
             keys = [entry.key for entry in entries if entry not in objects]
+            keys += [entry.key.replace("memq/", "other/", 1) for entry in objects]  # of another cluster in this store
             for key in [*keys, "memq/store-mark", "other/topics/clicks/x"]:
                 assert not await reads(world, "bob", key)
 
@@ -429,6 +431,23 @@ def test_a_group_shows_and_takes_no_topic_that_the_principal_may_not_read(author
                 fetch = [PartitionRef(topic=topic, topic_id="0" * 32, partition=0)]
                 with pytest.raises(DeniedError, match=f"may not read topic '{topic}'"):
                     await link.request(Api.COMMIT, CommitRequest(group="g", fetch=fetch), CommitAnswer)
+            link.close()
+
+    bounded(work)
+
+
+def test_a_request_about_no_partition_tells_nothing_of_a_hidden_topic(authority: Certificates) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                await admin.create_topic("secret")
+            link = await connect_link(
+                Runtime(network=client_network(world.tls("eve"))), None, parse_address(world.address), client="test"
+            )
+            for topic in ("secret", "absent"):
+                ask = DescribeHeld(topic=topic, topic_id="", broker="b0", sought=[])
+                with pytest.raises(DeniedError, match=f"may not describe topic '{topic}'"):
+                    await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
             link.close()
 
     bounded(work)

@@ -10,7 +10,7 @@ import jwt
 import pytest
 
 import memq
-from memq.broker.identity.tokens import tokens_of
+from memq.broker.identity.tokens import LEEWAY_S, tokens_of
 from memq.errors import DeniedError, InvalidSettingError
 from memq.runtime.tls import Tls
 from tests.component.token_rig import AUDIENCE, CLOCK, EVENTS, ISSUER, Issuer, Rig, bounded, followed, send_one
@@ -72,6 +72,36 @@ def test_a_forged_token_is_refused(rig: Rig, tmp_path: Path) -> None:
                     await send_one(broker, rig.tls(token))
 
     bounded(work)
+
+
+@pytest.mark.parametrize("missing", ["sub", "iss", "aud", "exp"])
+def test_a_token_without_a_claim_is_refused(rig: Rig, missing: str) -> None:
+    tokens = tokens_of(rig.section(), CLOCK, EVENTS)
+    assert tokens is not None
+    with pytest.raises(DeniedError, match=missing):
+        tokens.bearer(rig.issuer.token("alice", without=missing))
+
+
+def test_a_token_counts_until_its_end_and_the_difference_of_the_clocks(rig: Rig) -> None:
+    tokens = tokens_of(rig.section(), CLOCK, EVENTS)
+    assert tokens is not None
+    ends_s = CLOCK.wall_ms() // 1_000 - LEEWAY_S + 5
+    assert tokens.bearer(rig.issuer.token("alice", exp=ends_s)).ends_s == ends_s + LEEWAY_S
+    with pytest.raises(DeniedError, match="expired"):
+        tokens.bearer(rig.issuer.token("alice", exp=ends_s - 10))
+
+
+def test_a_token_whose_key_is_not_the_only_one_of_its_id_is_refused(rig: Rig) -> None:
+    token = rig.issuer.token("alice")
+    (key,) = json.loads(rig.issuer.file.read_text())["keys"]
+    rig.issuer.renew("two")
+    rig.issuer.file.write_text(json.dumps({"keys": [key, *json.loads(rig.issuer.file.read_text())["keys"]]}))
+    tokens = tokens_of(rig.section(), CLOCK, EVENTS)
+    assert tokens is not None
+    assert tokens.bearer(token).principal.name == "alice"
+    rig.issuer.file.write_text(json.dumps({"keys": [key, key]}))
+    with pytest.raises(DeniedError, match="knows 2 of this id"):
+        tokens.bearer(token)
 
 
 def test_a_client_whose_token_ends_connects_again_with_the_new_one_and_loses_nothing(

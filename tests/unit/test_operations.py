@@ -302,7 +302,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeCluster: (DescribeCluster(), CLUSTER),
     DescribeClients: (DescribeClients(broker="b"), CLUSTER),
     DescribeLoad: (DescribeLoad(broker="b"), CLUSTER),
-    DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), PARTITION),
+    DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), TOPIC),
     DrainBroker: (DrainBroker(broker="b"), CLUSTER),
     ReportSuspicion: (ReportSuspicion(address="h:1"), CLUSTER),
     BeginTransactions: (BeginTransactions(name="pay", group="g", token="1" * 16, timeout_ms=60_000), PAY),

@@ -22,6 +22,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds import storing
 from memq.holds.storing import NewHold
+from memq.queues import keeper
 from memq.queues.decisions import (
     QUEUES_MACHINE,
     GrantedItems,
@@ -343,5 +344,29 @@ def test_many_items_end_without_a_pause() -> None:
         shard.tasks.start(shard.keeper.run(), "run")
         await skip(LEASE_S + 0.5)
         assert shard.machine.totals == {"expired": 3_000}
+
+    on_shard(work)
+
+
+def test_few_ends_are_known_while_many_blocks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ENDED_BLOCKS_MAX", 3)
+
+    async def work(shard: Shard) -> None:
+        for block in range(1, 11):
+            await shard.keeper.enqueue([shard.new(block)])
+            await skip(0.01)
+            (found,) = await shard.dequeue()
+            await shard.keeper.ack(lease(block, found.grant))
+        assert shard.machine.ended_blocks <= 4, "the enqueue that finds more lets the older ones go"
+
+    on_shard(work)
+
+
+def test_items_of_an_ordered_key_have_times_of_their_own_for_a_restore() -> None:
+    async def work(shard: Shard) -> None:
+        terms = ItemTerms(5, LEASE_S * 1_000, 0, 0, "k", ordered=True)
+        await shard.keeper.enqueue([shard.new(block, terms=terms) for block in (3, 2, 1)])
+        dues_ms = [shard.machine.blocks[block].block.due_ms for block in (3, 2, 1)]
+        assert dues_ms == sorted(set(dues_ms))
 
     on_shard(work)

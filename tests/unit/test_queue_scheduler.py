@@ -184,3 +184,25 @@ def test_an_answer_has_the_blocks_that_fit_and_at_least_one() -> None:
     assert shard.dequeue(3, bytes_max=10) == [(1, 0), (1, 1)]
     assert shard.dequeue(3, bytes_max=200) == [(2, 0), (2, 1), (3, 0)]
     assert shard.dequeue(3, bytes_max=10) == [(3, 1)]
+
+
+def test_an_extended_lease_never_gets_shorter() -> None:
+    shard = Shard()
+    shard.enqueue(1)
+    assert shard.dequeue() == [(1, 0)]
+    shard.wait(1)
+    assert shard.change(ExtendDecision(1_000, shard.lease(1))) == (ItemOutcome.EXTENDED,)
+    shard.wait(3.9)
+    assert shard.dequeue() == [], "its 4 s count from the extension on"
+    assert shard.machine.blocks[1].status(0).lease_ms == 4_000
+    shard.wait(0.1)
+    assert shard.dequeue() == [(1, 0)]
+
+
+def test_a_grant_that_counts_though_its_request_has_failed_is_over_at_once() -> None:
+    shard = Shard()
+    shard.enqueue(1, count=2)
+    items = shard.scheduler.take({"jobs": 2}, 10_000, shard.now)
+    assert shard.grant(*items) == [(1, 0), (1, 1)]
+    shard.scheduler.granted(items, (), shard.now.steady_s)  # no worker has the items, and no lease would end
+    assert shard.dequeue() == [(1, 0), (1, 1)]

@@ -324,9 +324,7 @@ def _cluster_operations(cluster: ClusterRequests) -> list[Operation[Any]]:
             "describe-clients", Api.ADMIN, DescribeClients, Permission.DESCRIBE, on.cluster, cluster.describe_clients
         ),
         Operation("describe-load", Api.ADMIN, DescribeLoad, Permission.DESCRIBE, on.cluster, cluster.describe_load),
-        Operation(
-            "describe-held", Api.ADMIN, DescribeHeld, Permission.DESCRIBE, on.sought_partitions, cluster.describe_held
-        ),
+        Operation("describe-held", Api.ADMIN, DescribeHeld, Permission.DESCRIBE, on.topic, cluster.describe_held),
         Operation("settle-topic", Api.ADMIN, SettleTopic, Permission.PEER, on.topic, cluster.settle_topic),
         Operation("drain-broker", Api.ADMIN, DrainBroker, Permission.OPERATE, on.cluster, cluster.drain),
         Operation(

@@ -87,7 +87,7 @@ def named_topic(
     return one_topic(call.ask.name)
 
 
-def topic(call: Call[SettleTopic] | Call[TrimCompacted] | Call[DescribeHolds]) -> list[Resource]:
+def topic(call: Call[SettleTopic] | Call[TrimCompacted] | Call[DescribeHolds] | Call[DescribeHeld]) -> list[Resource]:
     """Return the topic of the request."""
     return one_topic(call.ask.topic)
 
@@ -131,12 +131,6 @@ def timed_partition(call: Call[PollTime]) -> list[Resource]:
 def spanned_partitions(call: Call[PollSpans]) -> list[Resource]:
     """Return the partitions whose ends are wanted."""
     return [one_partition(each.topic, each.partition) for each in call.ask.partitions]
-
-
-def sought_partitions(call: Call[DescribeHeld]) -> list[Resource]:
-    """Return the partitions of sought blocks."""
-    partitions = dict.fromkeys(each.partition for each in call.ask.sought)
-    return [one_partition(call.ask.topic, partition) for partition in partitions]
 
 
 def stored_object(call: Call[ReadRequest]) -> list[Resource]:
