@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TypeVar
 
 from benchmarks.delayed_memory import rss_mib
 from memq.broker.process import calm_collector
@@ -33,6 +34,7 @@ from memq.queues.machine import QueueMachine
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.state_log import Answer
 
+Value = TypeVar("Value")
 BLOCKS_OF_AN_OBJECT = 100
 BLOCK_BYTES = 1_000
 LEASED = 500  # items of one grant
@@ -106,16 +108,23 @@ def say_memory(name: str, before_mib: float, blocks: int, block: int) -> None:
 
 
 def say_snapshot(machine: QueueMachine) -> None:
-    """Print size and times of a snapshot."""
-    steps, pieces, began_s = [0.0], list[bytes](), time.monotonic()
-    for piece in machine.begin_snapshot():
-        pieces.append(piece)
-        steps.append(time.monotonic() - began_s)
-    longest_s = max(later - former for former, later in pairwise(steps))
-    state, began_s = b"".join(pieces), time.monotonic()
-    QueueMachine().restore(state)
-    text = f"snapshot: {len(state) / (1 << 20):.1f} MiB in {steps[-1]:.2f} s, the longest step {longest_s * 1e3:.0f} ms"
-    print(f"{text}, read in {time.monotonic() - began_s:.2f} s")
+    """Print size and times of a snapshot, and of the steps in which an owner opens it."""
+    pieces, wrote = timed(machine.begin_snapshot())
+    state, again = b"".join(pieces), QueueMachine()
+    print(f"snapshot: {len(state) / (1 << 20):.1f} MiB, {wrote}")
+    print(f"read: {timed(again.begin_restore(state))[1]}")
+    print(f"scheduled: {timed(ItemScheduler.in_slices(again, READY))[1]}")
+
+
+def timed(steps: Iterator[Value]) -> tuple[list[Value], str]:
+    """Return what some steps yield, and the CPU seconds that they take."""
+    times, values, began_s = [0.0], list[Value](), time.process_time()
+    for value in steps:
+        values.append(value)
+        times.append(time.process_time() - began_s)
+    times.append(time.process_time() - began_s)
+    longest_s = max(later - former for former, later in pairwise(times))
+    return values, f"in {times[-1]:.2f} s, the longest step {longest_s * 1e3:.0f} ms"
 
 
 def main() -> None:

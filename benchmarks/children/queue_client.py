@@ -92,7 +92,20 @@ async def follow(queue: memq.aio.Queue, params: Command) -> None:
     answer(delays_s=delays_s)
 
 
-WORK: dict[str, Work] = {"fill": fill, "drain": drain, "pace": pace, "follow": follow}
+async def probe(queue: memq.aio.Queue, params: Command) -> None:
+    """Lease a few items again and again, and ack them; return the seconds of each lease, and until the first one."""
+    delays_s, began_s, first_s = list[float](), time.monotonic(), 0.0
+    for number in range(params["calls"]):
+        asked_s = time.monotonic()
+        found = await queue.dequeue({params["queue"]: params["many"]}, wait=WAIT_S)
+        delays_s.append(time.monotonic() - asked_s)
+        first_s = first_s or time.monotonic() - began_s
+        assert len(found) == params["many"], f"{len(found)} items in call {number}"
+        await queue.ack_many(found)
+    answer(delays_s=delays_s, first_s=first_s)
+
+
+WORK: dict[str, Work] = {"fill": fill, "drain": drain, "pace": pace, "follow": follow, "probe": probe}
 
 
 async def serve(address: str) -> None:

@@ -19,6 +19,7 @@ from memq.queues.range_map import Range, merged
 from memq.state_log.machine_format import MachineFormat
 
 QUEUES_MACHINE = "queues"  # its name in the log
+STATE_NAME = "snapshot of queues"  # in errors
 STATE_VERSION = 3  # 1: no dedupe keys. 1 and 2: `blocks` have a state for each item; no pop groups
 _TERMS = "queue"  # first word of the lanes of queue blocks
 NUMBERS = 4  # of the words after it; the others have names
@@ -442,7 +443,7 @@ class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(
-    QueueDecision, SavedQueues, STATE_VERSION, decision="decision about queue items", snapshot="snapshot of queues"
+    QueueDecision, SavedQueues, STATE_VERSION, decision="decision about queue items", snapshot=STATE_NAME
 )
 encode_decision = FORMAT.encode_decision
 decode_decision = FORMAT.decode_decision

@@ -49,7 +49,6 @@ from memq.queues.decisions import (
     encode_decision,
     terms_of,
 )
-from memq.queues.machine import QueueMachine
 from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
 from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
 from memq.queues.pop.keeper import PopKeeper, ShardCalls
@@ -119,18 +118,21 @@ class QueueParts:
 class QueueKeeper:
     """Answers for the queue items of one service partition, while `log` is open in `epoch`.
 
+    `scheduler` has the state of the log.
     `tasks` run until it is closed.
     Raises: as `StateLog.propose`, but NotReadyError for an unknown outcome: each request may be repeated.
     """
 
-    def __init__(self, log: StateLog, machine: QueueMachine, parts: QueueParts, tasks: TaskOwner, epoch: int) -> None:
+    def __init__(
+        self, log: StateLog, scheduler: ItemScheduler, parts: QueueParts, tasks: TaskOwner, epoch: int
+    ) -> None:
         self._log = log
-        self._machine = machine
+        self._scheduler = scheduler
+        self._machine = machine = scheduler.machine
         self._parts = parts
         self._tasks = tasks
         self.meter = QueueMeter(parts.counters, parts.runtime.clock, parts.number)
         self._last_grant = max(machine.last_grant, epoch * EPOCH_GRANTS)
-        self._scheduler = ItemScheduler(machine, self._now())
         self._arriving = ArrivingBlocks(parts, tasks, self._decide_enqueue, self._enqueued, STORE_GAP_S)
         self._arrived_ms: dict[tuple[str, str], int] = {}  # the last blocks of ordered keys, by queue and key
         self._changed = asyncio.Event()  # an item may be ready earlier than expected

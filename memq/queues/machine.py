@@ -22,7 +22,6 @@ import msgspec
 from memq.format.held_object import HeldBlock, HeldLane
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
-    FORMAT,
     STATE_VERSION,
     AckDecision,
     CancelDecision,
@@ -52,7 +51,7 @@ from memq.queues.decisions import (
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.pop.groups import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
-from memq.queues.snapshots import EncodedQueues, QueueSnapshot
+from memq.queues.snapshots import EncodedQueues, QueueSnapshot, blocks_in, decode_state, ended_in, firsts_in
 from memq.state_log import Answer
 
 REDRIVEN = "redriven"  # names of totals
@@ -401,17 +400,27 @@ class QueueMachine:
         return snapshot.pieces()
 
     def restore(self, state: bytes) -> None:
-        """Read the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        """Take the state of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
+        for _ in self.begin_restore(state):
+            pass
+
+    def begin_restore(self, state: bytes) -> Iterator[None]:
+        """See `memq.state_log.SlicedOpening`."""
         if not state:
             return
-        saved = FORMAT.decode_state(state)
+        saved = decode_state(state)
         self.last_grant, self._arrivals = saved.last_grant, saved.arrivals
-        for former in saved.blocks:
-            self._insert(QueueBlock.of_former(former))
-        for each in saved.ranged:
-            self._insert(QueueBlock.restored(each))
-        self._ended = dict(saved.ended)
-        self.firsts.restore(saved.firsts)
+        for block in blocks_in(saved):
+            if block is None:
+                yield
+            else:
+                self._insert(block)
+        for ended in ended_in(saved):
+            if ended is None:
+                yield
+            else:
+                self._ended[ended[0]] = ended[1]
+        self.firsts.restore(firsts_in(saved))
         self.pops.restore(saved.pops)
         self.totals = dict(saved.totals)
 

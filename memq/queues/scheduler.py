@@ -40,6 +40,7 @@ from memq.queues.ready import ReadyItems, ReadySpan
 _FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
 SPARE = 1_024  # stale entries of an agenda, beyond as many as are live
+SLICE_BLOCKS = 1_000  # taken at once when a log is opened: about 5 ms
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
 
@@ -121,6 +122,20 @@ class ItemScheduler:
     """Chooses the items of a shard that are granted next. `now`: when the owner opened the log."""
 
     def __init__(self, machine: QueueMachine, now: Moment) -> None:
+        for _ in self._begin(machine, now):
+            pass
+
+    @classmethod
+    def in_slices(cls, machine: QueueMachine, now: Moment) -> Iterator[ItemScheduler | None]:
+        """Return the steps to a scheduler; the last one is it, the others are None.
+
+        No decision is applied before the end.
+        """
+        made = cls.__new__(cls)
+        yield from made._begin(machine, now)
+        yield made
+
+    def _begin(self, machine: QueueMachine, now: Moment) -> Iterator[None]:
         self._machine = machine
         self._wall_ms = now.wall_ms  # when time last passed
         self._ready: dict[str, ReadyItems] = {}
@@ -130,8 +145,15 @@ class ItemScheduler:
         self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
         self._turn = 0  # of the queue that was served last
         self._ordered: dict[int, Place] = {}  # blocks with ordered keys
-        for block in machine.blocks.values():
+        for number, block in enumerate(machine.blocks.values(), 1):
             self._add(block, now)
+            if number % SLICE_BLOCKS == 0:
+                yield
+
+    @property
+    def machine(self) -> QueueMachine:
+        """The state that it schedules."""
+        return self._machine
 
     @property
     def entries(self) -> int:

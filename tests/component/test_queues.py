@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from memq.errors import (
     InvalidSettingError,
     ItemEndedError,
     LeaseLostError,
+    MovedError,
     NotFoundError,
     QueueFullError,
     TooLargeError,
@@ -41,8 +42,10 @@ from memq.protocol.queue_messages import (
     WireLeasedItems,
     WireQueueBlock,
 )
-from memq.queues import keeper
+from memq.queues import keeper, scheduler, snapshots
 from memq.queues.decisions import ItemOutcome
+from memq.queues.machine import QueueMachine
+from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -196,8 +199,8 @@ def test_an_item_comes_again_after_a_nack_or_the_end_of_its_lease() -> None:
         async with queueing() as (_, _brokers, queue):
             await queue.enqueue("jobs", b"one", lease=2)
             (first,) = await queue.dequeue("jobs")
-            assert await queue.nack(first, after=0.3, metadata=b"half") is ItemOutcome.RETURNED
             began_s = CLOCK.monotonic()
+            assert await queue.nack(first, after=0.3, metadata=b"half") is ItemOutcome.RETURNED
             (second,) = await queue.dequeue("jobs", wait=10)
             assert CLOCK.monotonic() - began_s >= 0.29
             assert (second.attempt, second.note) == (2, b"half")
@@ -278,6 +281,8 @@ def test_acks_and_leases_survive_their_owner_and_the_whole_cluster(
 ) -> None:
     """No acked item comes again, and none is held by two; the rest comes within one lease."""
     monkeypatch.setattr(state_log, "SNAPSHOT_S", 0.5)  # so that some state comes from a snapshot
+    monkeypatch.setattr(snapshots, "SLICE_BLOCKS", 1)  # other work runs after each block
+    monkeypatch.setattr(scheduler, "SLICE_BLOCKS", 1)
 
     async def work() -> None:
         async with queueing() as (cluster, brokers, queue):
@@ -307,6 +312,26 @@ def test_acks_and_leases_survive_their_owner_and_the_whole_cluster(
                 assert await again.dequeue({"jobs": 7}, wait=3) == []
             assert sorted([*payloads(acked), *payloads(more), held[0].payload, *seen], key=int) == sent
             assert all(seen[item.payload] >= item.until_s for item in held[1:]), "an item was held by two workers"
+
+    run(work())
+
+
+def test_a_log_that_ends_while_its_items_are_taken_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_slices, errors = ItemScheduler.in_slices, [MovedError("the log has another owner")]
+
+    def ended(machine: QueueMachine, now: Moment) -> Iterator[ItemScheduler | None]:
+        yield None
+        if errors:
+            raise errors.pop()
+        yield from in_slices(machine, now)
+
+    monkeypatch.setattr(ItemScheduler, "in_slices", ended)
+
+    async def work() -> None:
+        async with queueing(1) as (_, _, queue):
+            await queue.enqueue("jobs", b"1")
+            assert payloads(await queue.dequeue("jobs")) == [b"1"]
+            assert not errors
 
     run(work())
 

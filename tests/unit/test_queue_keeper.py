@@ -36,6 +36,7 @@ from memq.queues.decisions import (
 from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
+from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
@@ -86,7 +87,9 @@ class Shard:
             counters=self.counters,
             number=0,
         )
-        return QueueKeeper(cast(StateLog, self.log), self.machine, parts, self.tasks, epoch)
+        clock = parts.runtime.clock
+        scheduler = ItemScheduler(self.machine, Moment(clock.wall_ms(), clock.monotonic()))
+        return QueueKeeper(cast(StateLog, self.log), scheduler, parts, self.tasks, epoch)
 
     def begin(self) -> None:
         self.begun += 1

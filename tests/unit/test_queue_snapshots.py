@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import random
 
+import msgspec
 import pytest
 
-from memq.queues import snapshots
+from memq.errors import CorruptDataError
+from memq.queues import scheduler, snapshots
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
     Dedupe,
     ExtendDecision,
+    ItemRanges,
     ItemTerms,
     LeasedItems,
     NackDecision,
@@ -21,6 +24,7 @@ from memq.queues.decisions import (
     ranges_of,
 )
 from memq.queues.machine import QueueMachine
+from memq.queues.scheduler import ItemScheduler, Moment
 from tests.unit.queue_shard import Shard
 
 BLOCKS, COUNT = 12, 3
@@ -101,3 +105,53 @@ def test_ranges_of_items_make_slices_smaller(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(shard.machine.begin_snapshot())) == 1
     shard.dequeue(2 * COUNT)
     assert len(list(shard.machine.begin_snapshot())) == 3
+
+
+def grown(blocks: int) -> Shard:
+    """Return a shard with so many blocks, of which some were leased, given back and acked."""
+    dice, shard = random.Random(7), Shard()
+    for block in range(1, blocks):
+        shard.enqueue(block, count=COUNT, terms=ItemTerms(dice.randrange(3), 4_000, 3, 0))
+    for number in range(20):
+        step(shard, dice, number + blocks)
+    return shard
+
+
+def test_a_snapshot_is_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SLICE_BLOCKS", 4)
+    shard = grown(40)
+    state, again = shard.machine.snapshot(), QueueMachine()
+    sizes = [len(again.blocks) for _ in again.begin_restore(state)]
+    assert sizes[:3] == [4, 8, 12]
+    assert sizes.count(len(again.blocks)) >= 1, "the ended ones follow"
+    assert again.snapshot() == state
+    assert again.items == shard.machine.items
+
+
+@pytest.mark.parametrize("items", ["ranged", "ended", "firsts"])
+def test_a_damaged_item_of_a_snapshot_is_damage(items: str) -> None:
+    saved = msgspec.msgpack.decode(grown(12).machine.snapshot())
+    saved[items][-1] = 7
+    with pytest.raises(CorruptDataError, match="snapshot of queues can't be read"):
+        QueueMachine().restore(msgspec.msgpack.encode(saved))
+
+
+def test_a_scheduler_that_is_made_in_slices_gives_the_same_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SLICE_BLOCKS", 4)
+    shard = grown(40)
+    state, found = shard.machine.snapshot(), list[list[ItemRanges]]()
+    later = Moment(shard.now.wall_ms + 10_000, shard.now.steady_s + 10)
+    for sliced in (False, True):
+        machine = QueueMachine()
+        machine.restore(state)
+        steps = list(ItemScheduler.in_slices(machine, shard.now)) if sliced else [ItemScheduler(machine, shard.now)]
+        made = steps[-1]
+        assert made is not None
+        assert steps[:-1] == [None] * (len(machine.blocks) // 4 if sliced else 0)
+        assert not sliced or len(steps) > 5
+        taken = list[ItemRanges]()
+        while part := made.take({"jobs": 7}, 1 << 30, later):
+            taken += part
+        found.append(taken)
+    assert found[0] == found[1]
+    assert sum(map(len, found[0])) > COUNT * 20

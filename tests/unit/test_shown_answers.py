@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from memq.broker.api.permissions.shown import shown_group, shown_plan
 
 from memq.broker.api import Call
+from memq.broker.permissions.shown import shown_group, shown_plan
 from memq.permissions import Permission, Resource, ResourceKind, topic_resource
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.group_messages import WireCommitted, WireGroup, WireMember

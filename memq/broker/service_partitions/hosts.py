@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,9 +48,10 @@ from memq.queues.decisions import QUEUES_MACHINE
 from memq.queues.keeper import QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
+from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
-from memq.runtime.tasks import TaskOwner
+from memq.runtime.tasks import TaskOwner, in_slices
 from memq.state_log.state_log import StateLog, StateLogSettings
 from memq.topic import STATE_TOPIC, PartitionKey, ReadPartition, Topic, TopicSettings, read_partitions, shard_id
 from memq.transactions.coordinator import CheckSettings, TransactionCoordinator
@@ -100,7 +101,7 @@ class ServiceKind(Generic[Made]):
     """One kind of service: the name of its machine in the log, and how the service is made."""
 
     machine: str
-    make: Callable[[OpenLog], Made]
+    make: Callable[[OpenLog], Awaitable[Made]]
 
 
 class ServiceHosts:
@@ -262,15 +263,15 @@ class ServiceHosts:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _kinds(self) -> list[ServiceKind[Service]]:
-        return [self.groups, self.holds, self.transactions, self.queues]  # type: ignore[list-item]  # each makes its own kind
+        return [self.queues, self.groups, self.holds, self.transactions]  # type: ignore[list-item]  # each makes its own kind
 
-    def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
+    async def _make_groups(self, opened: OpenLog) -> GroupCoordinator:
         clock, machine = self._services.runtime.clock, opened.log.machine(GROUPS_MACHINE)
         made = self.make_coordinator(opened.log, machine, clock, opened.tasks, clock.monotonic())
         opened.tasks.start(DeletedTopics(self._services, self._partitions, made).run(), "forget deleted topics")
         return made
 
-    def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
+    async def _make_keeper(self, opened: OpenLog) -> HoldKeeper:
         services, machine = self._services, opened.log.machine(HOLDS_MACHINE)
         assert isinstance(machine, HoldMachine), "`ServiceMachines` made it"
         shard = shard_id(opened.topic.id, opened.partition, machine.life)
@@ -290,7 +291,7 @@ class ServiceHosts:
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
 
-    def _make_transactions(self, opened: OpenLog) -> TransactionCoordinator:
+    async def _make_transactions(self, opened: OpenLog) -> TransactionCoordinator:
         log, keeper = opened.log, opened.services[HOLDS_MACHINE]
         machine, holds = log.machine(TRANSACTIONS_MACHINE), log.machine(HOLDS_MACHINE)
         assert isinstance(keeper, HoldKeeper), "made before"
@@ -301,7 +302,7 @@ class ServiceHosts:
         parts = services.runtime.clock, services.counters, services.events
         return TransactionCoordinator(log, machine, holds, keeper, *parts, checks)
 
-    def _make_queues(self, opened: OpenLog) -> QueueKeeper:
+    async def _make_queues(self, opened: OpenLog) -> QueueKeeper:
         services, machine = self._services, opened.log.machine(QUEUES_MACHINE)
         assert isinstance(machine, QueueMachine), "`ServiceMachines` made it"
         parts = QueueParts(
@@ -316,7 +317,10 @@ class ServiceHosts:
             number=opened.partition,
             places=self._places,
         )
-        keeper = QueueKeeper(opened.log, machine, parts, opened.tasks, opened.epoch)
+        clock = services.runtime.clock
+        now = Moment(clock.wall_ms(), clock.monotonic())
+        scheduler = await in_slices(ItemScheduler.in_slices(machine, now))
+        keeper = QueueKeeper(opened.log, scheduler, parts, opened.tasks, opened.epoch)
         readers = PopReaders(services, self._partitions, keeper, opened.tasks)
         opened.tasks.start(readers.run(), f"pop groups {opened.partition}")
         return keeper
@@ -345,6 +349,7 @@ class ServiceHosts:
             try:
                 epoch = await claim_epoch(services, topic, partition, seen)
                 await self._open_log(topic, partition, log, epoch)
+                return await self._opened(topic, partition, epoch, log)
             except EpochFencedError:
                 seen = max(seen, log.highest_epoch)
             except LogLostError as error:
@@ -359,8 +364,6 @@ class ServiceHosts:
                 await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
             except MemqError as error:
                 return self._lost(partition, error)
-            else:
-                return self._opened(topic, partition, epoch, log)
 
     def _lost(self, partition: int, error: MemqError) -> MemqError:
         self._services.events.error("state-log-lost", f"service partition {partition}: {error}; {error.hint}")
@@ -410,10 +413,16 @@ class ServiceHosts:
         parts = (services.queue, services.store, services.runtime, services.events)
         return StateLog(*parts, topic.read_partition_of(partition), settings, lambda: ServiceMachines().by_name())
 
-    def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> OpenLog:
+    async def _opened(self, topic: Topic, partition: int, epoch: int, log: StateLog) -> OpenLog:
+        """Make the services of a log, and begin them. Raises: MovedError if the log ends meanwhile."""
         opened = OpenLog(topic, partition, epoch, log, TaskOwner(self._failed, self._services.events))
-        for kind in self._kinds():
-            opened.services[kind.machine] = kind.make(opened)
+        try:
+            for kind in self._kinds():
+                opened.services[kind.machine] = await kind.make(opened)
+        except BaseException:
+            await opened.tasks.stop()
+            await log.close()
+            raise
         self._hosts[topic.id, partition] = opened
         for name in opened.services:
             if name != QUEUES_MACHINE:  # its keeper begins with its first item
