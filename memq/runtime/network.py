@@ -15,7 +15,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from memq.errors import UnreachableError
 from memq.runtime.tls import Contexts, Tls, followed_client, tls_of_environment, token_of
@@ -24,6 +24,7 @@ HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answe
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
+RefusedHandshake = Callable[[str, str], None]
 ConnectionT = TypeVar("ConnectionT")
 
 
@@ -70,27 +71,27 @@ class Network(Protocol):
 
 
 class SocketListener:
-    """A listening TCP socket of the running event loop."""
+    """A listening TCP socket of the running event loop.
 
-    def __init__(self, factory: ProtocolFactory) -> None:
+    With `tls`, `refused` gets the peer and the error of each handshake that fails. The event loop itself drops these
+    errors. So the listener accepts without TLS, and begins the handshake itself.
+    """
+
+    def __init__(
+        self, factory: ProtocolFactory, tls: ssl.SSLContext | None = None, refused: RefusedHandshake = lambda *_: None
+    ) -> None:
         self._factory = factory
+        self._tls = tls
+        self._refused = refused
         self._server: asyncio.Server | None = None
+        self._handshakes: dict[asyncio.Task[None], None] = {}
         self._address = ("", 0)
         self._closed = False
 
-    async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def bind(self, host: str, port: int) -> None:
         """Listen. Raises: OSError, ValueError."""
         loop = asyncio.get_running_loop()
-        limit_s = HANDSHAKE_S if tls else None
-        self._server = await loop.create_server(
-            self._protocol,
-            host,
-            port,
-            backlog=4096,
-            ssl=tls,
-            ssl_handshake_timeout=limit_s,
-            ssl_shutdown_timeout=limit_s,
-        )
+        self._server = await loop.create_server(self._protocol, host, port, backlog=4096)
         bound = self._server.sockets[0].getsockname()
         self._address = bound[0], bound[1]
 
@@ -118,24 +119,61 @@ class SocketListener:
             with suppress(NotImplementedError):  # of a loop without readers, on Windows
                 loop.remove_reader(listening)
         loop.call_soon(self._server.close)
+        for handshake in self._handshakes:
+            handshake.cancel()
 
     def _protocol(self) -> asyncio.BaseProtocol:
-        return _Aborted() if self._closed else self._factory()
+        if self._closed:
+            return _Accepted(lambda accepted: accepted.close())
+        return self._factory() if self._tls is None else _Accepted(self._begin)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        handshake = asyncio.get_running_loop().create_task(self._shake_hands(accepted))
+        self._handshakes[handshake] = None
+        handshake.add_done_callback(self._handshakes.pop)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        """Make the protocol of a connection after its handshake of TLS."""
+        peer = peer_text(accepted.getpeername()) if _is_connected(accepted) else "a peer that left"
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._factory,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=HANDSHAKE_S,
+            )
+        except OSError as error:
+            accepted.close()
+            if not isinstance(error, ConnectionResetError):  # a check of the port sends nothing, and closes
+                self._refused(peer, tls_reason(error) or f"no end after {HANDSHAKE_S:g} s")
 
 
-class _Aborted(asyncio.Protocol):
-    """A connection that was accepted while its listener was closed."""
+class _Accepted(asyncio.Protocol):
+    """An accepted connection, before any byte is read: `take` gets its socket."""
+
+    def __init__(self, take: Callable[[socket.socket], None]) -> None:
+        self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        """See `asyncio.Protocol`. The transport closes its own descriptor, and the connection stays open."""
+        accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        accepted.setblocking(False)
+        cast(asyncio.Transport, transport).abort()
+        self._take(accepted)
+
+
+def _is_connected(accepted: socket.socket) -> bool:
+    with suppress(OSError):
+        return bool(accepted.getpeername())
+    return False
 
 
 class SocketNetwork:
     """TCP by the running event loop, with TLS if it has contexts.
 
-    `server` is that of its listeners, `client` returns that of each connection that it makes.
+    `server` is that of its listeners, `client` returns that of each connection that it makes. `refused` gets peer and
+    reason of each handshake that its listeners refuse.
     """
 
     def __init__(
@@ -144,8 +182,10 @@ class SocketNetwork:
         server: ssl.SSLContext | None = None,
         client: Contexts | None = None,
         token: Callable[[], str] = str,
+        refused: RefusedHandshake = lambda *_: None,
     ) -> None:
         self._server = server
+        self._refused = refused
         self._client = client
         self._token = token
 
@@ -160,9 +200,9 @@ class SocketNetwork:
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
         """See `Network.listen`. The backlog admits thousands of clients at once."""
-        listener = SocketListener(factory)
+        listener = SocketListener(factory, self._server, self._refused)
         try:
-            await listener.bind(host, port, self._server)
+            await listener.bind(host, port)
         except (OSError, ValueError) as error:
             raise _listen_error(format_address((host, port)), error) from error
         return listener

@@ -33,6 +33,7 @@ READ_INTERVAL_S = 2.0  # a change is effective after this and the time of one re
 READ_S_MAX = 2.0  # time-out for one read of the rules
 CACHED_MAX = 100_000  # decisions in memory
 NOT_READY_MS = 500
+HIDDEN_LOGGED_MAX = 5  # names in one line of the log
 _ALLOWED = AccessDecision(True)
 Needs = Iterable[tuple[Permission, Resource]]
 
@@ -46,6 +47,10 @@ class PrincipalAccess(Protocol):
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         """Whether a permission is allowed on each resource of a kind."""
+        ...
+
+    def hidden(self, resources: Iterable[Resource], peer: str) -> None:
+        """Log that an answer hides resources that the request named."""
         ...
 
 
@@ -130,6 +135,13 @@ class PermissionChecks:
             return DeniedError(f"{text}: a rule denies it", hint="ask an operator; memq acl list shows the rules")
         return DeniedError(f"{text}: no rule allows it", hint=f"an operator allows it with: {command}")
 
+    def hidden(self, principal: str, resources: Iterable[Resource], peer: str) -> None:
+        """Log that an answer leaves out resources that a request named: its client can't see why."""
+        named = ", ".join(map(str, list(resources)[:HIDDEN_LOGGED_MAX]))
+        self._events.warning(
+            "permission-hidden", f"principal '{principal}' may not describe {named}, and asked for it; from {peer}"
+        )
+
     def access_of(self, principal: str) -> PrincipalAccess:
         """Return the permissions of a principal."""
         return _AccessOf(self, principal)
@@ -192,6 +204,9 @@ class _AccessOf:
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         return self._checks.may_on_all(self._principal, permission, kind)
+
+    def hidden(self, resources: Iterable[Resource], peer: str) -> None:
+        self._checks.hidden(self._principal, resources, peer)
 
 
 def _names(setting: str) -> list[str]:
