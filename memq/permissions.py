@@ -16,6 +16,7 @@ import msgspec
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import KIB
+from memq.scram import Credential, check_credential
 
 RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 1 MiB
 NAME_CHARACTERS_MAX = 256
@@ -89,11 +90,16 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return f"{self.effect} {self.principal} {self.permission} {on}"
 
 
-class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
-    """All rules of a cluster. Each change has the next version; version 0 has no rules."""
+class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All rules and users of a cluster. Each change has the next version; version 0 has none.
+
+    `decoys` is the secret, in hex, by which brokers answer logins of unknown users alike.
+    """
 
     version: int = 0
     rules: tuple[AccessRule, ...] = ()
+    users: tuple[Credential, ...] = ()
+    decoys: str = ""
 
 
 class AccessDecision(NamedTuple):
@@ -155,11 +161,31 @@ def changed_rules(stored: RuleSet, add: Iterable[AccessRule], remove: Iterable[A
     kept |= dict.fromkeys(check_rule(rule) for rule in add)
     if kept.keys() == dict.fromkeys(stored.rules).keys():
         return stored
-    changed = RuleSet(version=stored.version + 1, rules=tuple(sorted(kept)))
+    return _bounded(msgspec.structs.replace(stored, version=stored.version + 1, rules=tuple(sorted(kept))))
+
+
+def changed_users(stored: RuleSet, put: Iterable[Credential], remove: Iterable[str], decoys: str) -> RuleSet:
+    """Return the rule set after a change of users: with the next version, or `stored` itself.
+
+    `decoys` is taken if there is none yet. Raises: InvalidRequestError for a credential that is not sound;
+    TooLargeError over RULES_BYTES_MAX.
+    """
+    kept = {each.user: each for each in stored.users}
+    for user in remove:
+        kept.pop(user, None)
+    kept |= {each.user: check_credential(each) for each in put}
+    users = tuple(sorted(kept.values()))
+    if users == stored.users:
+        return stored
+    secret = stored.decoys or decoys
+    return _bounded(msgspec.structs.replace(stored, version=stored.version + 1, users=users, decoys=secret))
+
+
+def _bounded(changed: RuleSet) -> RuleSet:
     size = len(encode_rules(changed))
     if size > RULES_BYTES_MAX:
         raise TooLargeError(
-            f"the rules would have {size} bytes, {RULES_BYTES_MAX} are allowed",
+            f"the rules and users would have {size} bytes, {RULES_BYTES_MAX} are allowed",
             hint="name resources and principals by prefixes, for example 'team.*'",
         )
     return changed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memq.broker.api.permissions.checks import PermissionChecks
+from memq.broker.identity.logins import Logins
 from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.quotas import Quotas
@@ -120,6 +121,7 @@ class Services:
     groups: OwnGroups = field(init=False)
     connection_limits: ConnectionLimits = field(init=False)
     permissions: PermissionChecks = field(init=False)
+    logins: Logins = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
@@ -132,6 +134,10 @@ class Services:
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
         checks = PermissionChecks(self.settings, self.coordinator.rules, self.events)
         object.__setattr__(self, "permissions", checks)
+        encrypted = self.runtime.network.encrypted
+        object.__setattr__(
+            self, "logins", Logins(checks.known, checks.peers, self.runtime.random, self.events, encrypted=encrypted)
+        )
         object.__setattr__(self, "groups", OwnGroups(self.runtime))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 

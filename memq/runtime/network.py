@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol, TypeVar, cast
 
 from memq.errors import UnreachableError
-from memq.runtime.tls import Contexts, Tls, followed_client, tls_of_environment, token_of
+from memq.runtime.tls import Contexts, Login, Tls, followed_client, login_of, tls_of_environment, token_of
 
 HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
@@ -57,6 +57,10 @@ class Network(Protocol):
 
     def token(self) -> str:
         """Return the token by which this side identifies itself to brokers; "" without one."""
+        ...
+
+    def login(self) -> Login | None:
+        """Return the user and password by which this side logs in to brokers; None without them."""
         ...
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
@@ -182,12 +186,14 @@ class SocketNetwork:
         server: ssl.SSLContext | None = None,
         client: Contexts | None = None,
         token: Callable[[], str] = str,
+        login: Callable[[], Login | None] = lambda: None,
         refused: RefusedHandshake = lambda *_: None,
     ) -> None:
         self._server = server
         self._refused = refused
         self._client = client
         self._token = token
+        self._login = login
 
     @property
     def encrypted(self) -> bool:
@@ -197,6 +203,10 @@ class SocketNetwork:
     def token(self) -> str:
         """See `Network.token`. It is read again for each connection. Raises: InvalidSettingError."""
         return self._token()
+
+    def login(self) -> Login | None:
+        """See `Network.login`. It is read again for each connection. Raises: InvalidSettingError."""
+        return self._login()
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
         """See `Network.listen`. The backlog admits thousands of clients at once."""
@@ -238,7 +248,7 @@ def client_network(tls: Tls | None = None) -> SocketNetwork:
     tls = tls or tls_of_environment()
     if tls is None:
         return SocketNetwork()
-    return SocketNetwork(client=followed_client(tls), token=lambda: token_of(tls))
+    return SocketNetwork(client=followed_client(tls), token=lambda: token_of(tls), login=lambda: login_of(tls))
 
 
 def tls_reason(error: Exception | None) -> str:

@@ -81,6 +81,7 @@ from memq.protocol.hold_messages import (
     WireUnitBlock,
 )
 from memq.protocol.messages import (
+    Authenticate,
     Close,
     Done,
     Draining,
@@ -104,7 +105,13 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
-from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
+from memq.protocol.permission_messages import (
+    ChangePermissions,
+    ChangeUsers,
+    CheckPermission,
+    ListPermissions,
+    ListUsers,
+)
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -141,7 +148,7 @@ from memq.protocol.transaction_messages import (
 from tests.access import EVERYTHING
 
 # What is no operation: the greeting, which makes the principal, and what only brokers say.
-GREETING = {Hello}
+GREETING = {Hello, Authenticate}
 SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAnswer, MembershipAnswer, AdminAnswer} | {
     Nack,
     Throttle,
@@ -345,6 +352,8 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ListPermissions: (ListPermissions(), CLUSTER),
     ChangePermissions: (ChangePermissions(), CLUSTER),
     CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
+    ListUsers: (ListUsers(), CLUSTER),
+    ChangeUsers: (ChangeUsers(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

@@ -32,6 +32,9 @@ class TlsSettings:
     ca_file: str = section_setting("", "PEM file of trusted authorities, instead of the system's")
     check_host: bool = section_setting(True, "check that the certificate of a broker names its host")
     token_file: str = section_setting("", "file with the token of a client; brokers have none")
+    user: str = section_setting("", "name of a client that logs in with a password; brokers have none")
+    password: str = section_setting("", "password of that user")
+    password_file: str = section_setting("", "file with that password")
     clients: Literal["anonymous", "optional", "required"] = section_setting(
         "anonymous",
         "certificates of clients: none is asked for, one is checked if a client has it, each client needs one",

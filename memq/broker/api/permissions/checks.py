@@ -63,7 +63,7 @@ class PermissionChecks:
         self.denied_requests: dict[str, int] = {}  # by operation
         self.version = 0  # of the decisions: another one after each change of rules
         self._free = [*_names(settings.superusers), *_names(settings.broker_principals)]
-        self._peers = _names(settings.broker_principals)
+        self.peers = _names(settings.broker_principals)
         self._keeper = keeper
         self._events = events
         self._rules: RuleSet | None = None
@@ -90,7 +90,7 @@ class PermissionChecks:
 
     def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
         """Decide by the rules; an object of unknown topics needs the permission on all of them."""
-        rules = self._known().rules
+        rules = self.known().rules
         if subject.kind is ResourceKind.OBJECT:
             return decide_on_all(rules, principal, permission, ResourceKind.TOPIC)
         return decide(rules, principal, permission, subject)
@@ -103,7 +103,7 @@ class PermissionChecks:
         """Whether a principal has a permission on each resource of a kind. Raises: NotReadyError."""
         if not self.enforced or self._is_free(principal, permission):
             return True
-        return decide_on_all(self._known().rules, principal, permission, kind).allowed
+        return decide_on_all(self.known().rules, principal, permission, kind).allowed
 
     def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
         """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
@@ -148,10 +148,11 @@ class PermissionChecks:
 
     def _is_free(self, principal: str, permission: Permission) -> bool:
         """Whether a principal is allowed a permission by the settings; only brokers are allowed to be peers."""
-        patterns = self._peers if permission is Permission.PEER else self._free
+        patterns = self.peers if permission is Permission.PEER else self._free
         return any(matches(pattern, principal) for pattern in patterns)
 
-    def _known(self) -> RuleSet:
+    def known(self) -> RuleSet:
+        """Return the rules and users. Raises: NotReadyError before they were read."""
         if self._rules is None:
             raise NotReadyError("the broker has not read the permissions yet", retry_after_ms=NOT_READY_MS)
         return self._rules

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memq.broker.api import Answer, Call
 from memq.broker.services import Services
-from memq.errors import VersionConflictError
-from memq.permissions import Resource, RuleSet, changed_rules, named_kind, named_permission
+from memq.errors import InvalidRequestError, VersionConflictError
+from memq.permissions import Resource, RuleSet, changed_rules, changed_users, matches, named_kind, named_permission
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.permission_messages import (
     ChangePermissions,
+    ChangeUsers,
     CheckPermission,
     ListPermissions,
+    ListUsers,
     PermissionAnswer,
 )
 
+DECOY_SECRET_BYTES = 32
 CHANGE_TRIES = 5  # against other brokers that change the rules at the same time
 
 
@@ -33,15 +38,42 @@ class PermissionRequests:
 
         Raises: InvalidRequestError, TooLargeError; VersionConflictError after CHANGE_TRIES.
         """
+        before, stored = await self._changed(lambda rules: changed_rules(rules, call.ask.add, call.ask.remove))
+        added, removed = set(stored.rules) - set(before.rules), set(before.rules) - set(stored.rules)
+        return self._answer(stored, added=sorted(added), removed=sorted(removed))
+
+    async def list_users(self, call: Call[ListUsers]) -> Answer:
+        """Return the names of all users."""
+        found = await self._services.coordinator.rules.read()
+        return self._answer(found, users=[each.user for each in found.users])
+
+    async def change_users(self, call: Call[ChangeUsers]) -> Answer:
+        """Add, replace and remove users, all or none, and return the names of all.
+
+        Raises: as `change`; InvalidRequestError for a name of brokers, which have no passwords.
+        """
+        for each in call.ask.put:
+            if any(matches(pattern, each.user) for pattern in self._services.permissions.peers):
+                raise InvalidRequestError(
+                    f"user '{each.user[:60]}' has a name of broker_principals", hint="brokers have certificates"
+                )
+        decoys = self._services.runtime.random.randbytes(DECOY_SECRET_BYTES).hex()
+        _, stored = await self._changed(lambda rules: changed_users(rules, call.ask.put, call.ask.remove, decoys))
+        return self._answer(stored, users=[each.user for each in stored.users])
+
+    async def _changed(self, change: Callable[[RuleSet], RuleSet]) -> tuple[RuleSet, RuleSet]:
+        """Change the rule set, and return it before and after.
+
+        Raises: VersionConflictError after CHANGE_TRIES.
+        """
         keeper, checks = self._services.coordinator.rules, self._services.permissions
         for _ in range(CHANGE_TRIES):
             before = await keeper.read()
-            wanted = changed_rules(before, call.ask.add, call.ask.remove)
+            wanted = change(before)
             stored = before if wanted is before else await keeper.replace(wanted)
             if stored == wanted:
                 checks.apply(stored)
-                added, removed = set(stored.rules) - set(before.rules), set(before.rules) - set(stored.rules)
-                return self._answer(stored, added=sorted(added), removed=sorted(removed))
+                return before, stored
         raise VersionConflictError("other operators changed the rules at the same time", hint="try again")
 
     async def test(self, call: Call[CheckPermission]) -> Answer:
