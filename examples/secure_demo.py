@@ -33,7 +33,8 @@ from memq_localstack.stack import down
 GROUP = "reports"
 WAIT_S = 60
 TOP = 'permissions = true\nsuperusers = "admin"\nbroker_principals = "broker"\n'
-DENIAL = re.compile(r"permission-denied: .*")
+DENIAL = re.compile(r"(?:permission-denied|permission-hidden|handshake-refused): .*")
+LOG_S = 10
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,27 @@ def run(data: Path, records: int) -> int:
         allow(addresses, users)
         send(addresses, users, lines)
         same = compare(lines, receive(addresses, users))
-        failed = attack(addresses, users, others)
+        logs = [broker.log for broker in brokers.values()]
+        failed = attack(addresses, users, others, logs)
         stopped = revoke(addresses, users)
-        denials = [line for broker in brokers.values() for line in DENIAL.findall(broker.log.read_text())]
-        print(f"the logs of the brokers have {len(denials)} denials; the last one:\n  {denials[-1]}", flush=True)
-    return 0 if same and failed and stopped and denials else 1
+        print(f"the logs of the brokers have {len(denials(logs))} refusals", flush=True)
+    return 0 if same and failed and stopped else 1
+
+
+def denials(logs: list[Path]) -> list[str]:
+    """Return the lines about refused handshakes and requests in the logs of the brokers."""
+    return [line for log in logs for line in DENIAL.findall(log.read_text())]
+
+
+def new_denial(logs: list[Path], before: list[str], words: str) -> str:
+    """Wait for a line with these words that the logs did not have before, and return it; "" without one."""
+    until = time.monotonic() + LOG_S
+    while time.monotonic() < until:
+        for line in denials(logs):
+            if line not in before and words in line:
+                return line
+        time.sleep(0.05)
+    return ""
 
 
 def allow(addresses: str, users: Identities) -> None:
@@ -141,35 +158,47 @@ def receive(addresses: str, users: Identities) -> Lines:
     return found
 
 
-def attack(addresses: str, users: Identities, others: Identities) -> bool:
-    """Try twelve ways in; return whether all failed."""
+def attack(addresses: str, users: Identities, others: Identities, logs: list[Path]) -> bool:
+    """Try twelve ways in; return whether all failed, and each has its line in a log."""
     mallory, reader, loader = users.of("mallory"), users.of("reader"), users.of("loader")
     anonymous = memq.Tls(ca_file=mallory.ca_file)
-    attacks: list[tuple[str, Callable[[], object]]] = [
-        ("a client without TLS", lambda: topics(addresses, None)),
-        ("a client without a certificate", lambda: topics(addresses, anonymous)),
-        ("a certificate of another authority", lambda: topics(addresses, users.of("admin", others.folder))),
-        ("a former version of TLS", lambda: old_tls(addresses, mallory)),
-        ("mallory reads the topic", lambda: read(addresses, mallory)),
-        ("mallory writes to the topic", lambda: write(addresses, mallory)),
-        ("mallory deletes the topic", lambda: administer(addresses, mallory, lambda admin: admin.delete_topic(TOPIC))),
-        ("mallory makes a topic", lambda: administer(addresses, mallory, lambda admin: admin.create_topic("own"))),
-        ("mallory allows itself everything", lambda: administer(addresses, mallory, allow_all)),
-        ("mallory drains a broker", lambda: administer(addresses, mallory, drain)),
-        ("reader writes to the topic", lambda: write(addresses, reader)),
-        ("loader reads the topic", lambda: read(addresses, loader)),
+    stranger = users.of("admin", others.folder)
+    write_topic, read_topic = f"may not write topic '{TOPIC}'", f"may not read topic '{TOPIC}'"
+    see_topic = f"principal 'mallory' may not describe topic '{TOPIC}'"
+    see_cluster = "principal 'mallory' may not describe cluster"
+    rules = "principal 'mallory' may not alter cluster"
+    attacks: list[tuple[str, str, Callable[[], object]]] = [
+        ("a client without TLS", "no TLS: wrong version", lambda: topics(addresses, None)),
+        ("a client without a certificate", "did not return a certificate", lambda: topics(addresses, anonymous)),
+        ("a certificate of another authority", "no TLS: ", lambda: topics(addresses, stranger)),
+        ("a former version of TLS", "unsupported protocol", lambda: old_tls(addresses, mallory)),
+        ("mallory reads the topic", see_topic, lambda: read(addresses, mallory)),
+        ("mallory writes to the topic", see_topic, lambda: write(addresses, mallory)),
+        ("mallory deletes the topic", see_topic, lambda: administer(addresses, mallory, delete)),
+        ("mallory makes a topic", "may not create topic 'own'", lambda: administer(addresses, mallory, create)),
+        ("mallory allows itself everything", rules, lambda: administer(addresses, mallory, allow_all)),
+        (
+            "mallory drains a broker",
+            see_cluster,
+            lambda: administer(addresses, mallory, drain),
+        ),
+        ("reader writes to the topic", f"'reader' {write_topic}", lambda: write(addresses, reader)),
+        ("loader reads the topic", f"'loader' {read_topic}", lambda: read(addresses, loader)),
     ]
     failed = 0
-    for number, (name, work) in enumerate(attacks, 1):
+    for number, (name, words, work) in enumerate(attacks, 1):
+        before = denials(logs)
         try:
             work()
         except (MemqError, OSError) as error:
-            failed += 1
+            logged = new_denial(logs, before, words)
+            failed += bool(logged)
             print(f"attack {number}: {name}: refused: {str(error)[:110]}", flush=True)
+            print(f"  logged: {logged[:160] or 'NOTHING'}", flush=True)
         else:
             print(f"attack {number}: {name}: SUCCEEDED", flush=True)
     seen = topics(addresses, mallory)
-    print(f"{failed} of {len(attacks)} attacks failed; mallory sees {len(seen)} topics", flush=True)
+    print(f"{failed} of {len(attacks)} attacks failed and were logged; mallory sees {len(seen)} topics", flush=True)
     return failed == len(attacks) and not seen
 
 
@@ -218,6 +247,16 @@ def administer(addresses: str, tls: memq.Tls, work: Callable[[memq.Admin], objec
 def allow_all(admin: memq.Admin) -> None:
     """Allow mallory everything."""
     admin.change_permissions(add=[rule("mallory", "all", "cluster", "*")])
+
+
+def delete(admin: memq.Admin) -> None:
+    """Delete the topic."""
+    admin.delete_topic(TOPIC)
+
+
+def create(admin: memq.Admin) -> None:
+    """Make a topic."""
+    admin.create_topic("own")
 
 
 def drain(admin: memq.Admin) -> None:

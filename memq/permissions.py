@@ -18,6 +18,7 @@ from memq.format.report import AUDIT_TOPIC
 from memq.limits import KIB
 from memq.patterns import EVERY, check_pattern, matches
 from memq.quotas import QuotaRule, check_quota
+from memq.scram import Credential, check_credential
 
 RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 1 MiB
 
@@ -89,12 +90,17 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return f"{self.effect} {self.principal} {self.permission} {on}"
 
 
-class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
-    """All rules and quotas of a cluster. Each change has the next version; version 0 has none."""
+class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All rules, quotas and users of a cluster. Each change has the next version; version 0 has none.
+
+    `decoys` is the secret, in hex, by which brokers answer logins of unknown users alike.
+    """
 
     version: int = 0
     rules: tuple[AccessRule, ...] = ()
     quotas: tuple[QuotaRule, ...] = ()
+    users: tuple[Credential, ...] = ()
+    decoys: str = ""
 
 
 class AccessDecision(NamedTuple):
@@ -166,12 +172,29 @@ def changed_quotas(stored: RuleSet, put: Iterable[QuotaRule], remove: Iterable[Q
     return check_size(msgspec.structs.replace(stored, version=stored.version + 1, quotas=quotas))
 
 
+def changed_users(stored: RuleSet, put: Iterable[Credential], remove: Iterable[str], decoys: str) -> RuleSet:
+    """Return the rule set after a change of users: with the next version, or `stored` itself.
+
+    `decoys` is taken if there is none yet. Raises: InvalidRequestError for a credential that is not sound;
+    TooLargeError over RULES_BYTES_MAX.
+    """
+    kept = {each.user: each for each in stored.users}
+    for user in remove:
+        kept.pop(user, None)
+    kept |= {each.user: check_credential(each) for each in put}
+    users = tuple(sorted(kept.values()))
+    if users == stored.users:
+        return stored
+    secret = stored.decoys or decoys
+    return check_size(msgspec.structs.replace(stored, version=stored.version + 1, users=users, decoys=secret))
+
+
 def check_size(changed: RuleSet) -> RuleSet:
     """Return rules that are not too large for a coordinator. Raises: TooLargeError."""
     size = len(encode_rules(changed))
     if size > RULES_BYTES_MAX:
         raise TooLargeError(
-            f"the rules would have {size} bytes, {RULES_BYTES_MAX} are allowed",
+            f"the rules and users would have {size} bytes, {RULES_BYTES_MAX} are allowed",
             hint="name resources and principals by prefixes, for example 'team.*'",
         )
     return changed

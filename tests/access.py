@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memq.permissions import Permission, Resource, ResourceKind
 
 
@@ -13,6 +15,9 @@ class FullAccess:
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         return True
+
+    def hidden(self, resources: Iterable[Resource], peer: str) -> None:
+        raise AssertionError("nothing is hidden")
 
 
 EVERYTHING = FullAccess()

@@ -171,6 +171,10 @@ class MemoryNetwork:
         """See `memq.runtime.network.Network`."""
         return ""
 
+    def login(self) -> None:
+        """See `memq.runtime.network.Network`."""
+        return
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
         """See `Network.listen`."""
         address = (host, port or next(self._ports))

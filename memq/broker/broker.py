@@ -157,7 +157,9 @@ class Broker:
         if services.spool.disk is not None:
             await self.replay.find(services.spool.disk)
             services.spool.start()
-        if services.permissions.enforced or settings.quotas:
+        if (
+            services.permissions.enforced or settings.quotas or services.runtime.network.encrypted
+        ):  # users are stored with the rules
             services.permissions.changed = self._rules_changed
             self._tasks.start(services.permissions.follow(), "follow permissions")
         if services.tokens is not None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memq.broker.identity.logins import Logins
 from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
 from memq.broker.ingest.principal_quotas import PrincipalQuotas
@@ -122,6 +123,7 @@ class Services:
     connection_limits: ConnectionLimits = field(init=False)
     permissions: PermissionChecks = field(init=False)
     principals: PrincipalQuotas = field(init=False)
+    logins: Logins = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
@@ -135,6 +137,10 @@ class Services:
         checks = PermissionChecks(self.settings, self.coordinator.rules, self.events)
         object.__setattr__(self, "permissions", checks)
         object.__setattr__(self, "principals", PrincipalQuotas(self.runtime.clock))
+        encrypted = self.runtime.network.encrypted
+        object.__setattr__(
+            self, "logins", Logins(checks.known, checks.peers, self.runtime.random, self.events, encrypted=encrypted)
+        )
         object.__setattr__(self, "groups", OwnGroups(self.runtime))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 

@@ -9,9 +9,19 @@ from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdm
 from memq.errors import UnsupportedVersionError
 from memq.permissions import AccessRule, check_rule
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
-from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions, PermissionAnswer
+from memq.protocol.permission_messages import (
+    ChangePermissions,
+    ChangeUsers,
+    CheckPermission,
+    ListPermissions,
+    ListUsers,
+    PermissionAnswer,
+)
 from memq.protocol.quota_messages import ChangeQuotas, ListQuotas, QuotaAnswer
 from memq.quotas import QuotaRule, check_quota
+from memq.scram import SALT_BYTES, credential_of
+
+PermissionAsk = ListPermissions | ChangePermissions | CheckPermission | ListUsers | ChangeUsers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,24 @@ class AsyncPermissionAdmin(AsyncTransactionAdmin):
     async def _about_quotas(self, ask: ListQuotas | ChangeQuotas) -> QuotaAnswer:
         return quotas_in(await self._ask(AdminRequest(ask=ask)))
 
-    async def _about_permissions(self, ask: ListPermissions | ChangePermissions | CheckPermission) -> PermissionAnswer:
+    async def users(self) -> list[str]:
+        """Return the names of all users with a password. Raises: DeniedError."""
+        return (await self._about_permissions(ListUsers())).users
+
+    async def put_user(self, user: str, password: str) -> None:
+        """Add a user, or give it another password. The broker gets no password, but what checks one.
+
+        All brokers know it within 5 s, and close connections that logged in with another password.
+        Raises: InvalidRequestError for a bad name or password; DeniedError.
+        """
+        credential = credential_of(user, password, self._runtime.random.randbytes(SALT_BYTES))
+        await self._about_permissions(ChangeUsers(put=[credential]))
+
+    async def remove_user(self, user: str) -> None:
+        """Remove a user, if it exists. Raises: DeniedError."""
+        await self._about_permissions(ChangeUsers(remove=[user]))
+
+    async def _about_permissions(self, ask: PermissionAsk) -> PermissionAnswer:
         answer = (await self._ask(AdminRequest(ask=ask))).permissions
         if not isinstance(answer, PermissionAnswer):
             raise UnsupportedVersionError("the broker answered without permissions", hint="upgrade the broker")
@@ -137,3 +164,19 @@ class PermissionAdmin(TransactionAdmin):
         Raises: InvalidRequestError for a quota that is not sound; DeniedError; VersionConflictError; TooLargeError.
         """
         return self._background.run(self._core.change_quotas(put=put, remove=remove))
+
+    def users(self) -> list[str]:
+        """Return the names of all users with a password. Raises: DeniedError."""
+        return self._background.run(self._core.users())
+
+    def put_user(self, user: str, password: str) -> None:
+        """Add a user, or give it another password. The broker gets no password, but what checks one.
+
+        All brokers know it within 5 s, and close connections that logged in with another password.
+        Raises: InvalidRequestError for a bad name or password; DeniedError.
+        """
+        self._background.run(self._core.put_user(user, password))
+
+    def remove_user(self, user: str) -> None:
+        """Remove a user, if it exists. Raises: DeniedError."""
+        self._background.run(self._core.remove_user(user))

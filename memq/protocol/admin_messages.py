@@ -24,8 +24,10 @@ from memq.protocol.hold_messages import (
 )
 from memq.protocol.permission_messages import (
     ChangePermissions,
+    ChangeUsers,
     CheckPermission,
     ListPermissions,
+    ListUsers,
     PermissionAnswer,
 )
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
@@ -279,6 +281,8 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListQuotas
         | ChangeQuotas
         | DescribeQuota
+        | ListUsers
+        | ChangeUsers
     )
 
 

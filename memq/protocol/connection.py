@@ -29,11 +29,15 @@ ANONYMOUS = Principal("anonymous")  # of a peer that gave no name
 
 
 class ConnectionState(Enum):
-    """GREETING until both HELLOs are sent, READY, DRAINING after the broker's DRAINING, CLOSED."""
+    """GREETING until both HELLOs are sent, READY, DRAINING after the broker's DRAINING, CLOSED.
+
+    AUTHENTICATING is between the two HELLOs of a client with a password, after the broker's challenge.
+    """
 
     __hash__ = object.__hash__
 
     GREETING = auto()
+    AUTHENTICATING = auto()
     READY = auto()
     DRAINING = auto()
     CLOSED = auto()
@@ -58,7 +62,14 @@ _ANSWERS = (_REQUESTS - {Api.WRITE}) | {Api.ACK, Api.NACK, Api.THROTTLE, Api.DRA
 
 # ALLOWED: state -> sender -> frames that it may send. NEXT: the state after a frame, where it changes.
 ALLOWED: dict[ConnectionState, dict[Side, frozenset[Api]]] = {
-    ConnectionState.GREETING: {Side.CLIENT: frozenset({Api.HELLO}), Side.BROKER: frozenset({Api.HELLO, Api.ERROR})},
+    ConnectionState.GREETING: {
+        Side.CLIENT: frozenset({Api.HELLO}),
+        Side.BROKER: frozenset({Api.HELLO, Api.AUTHENTICATE, Api.ERROR}),
+    },
+    ConnectionState.AUTHENTICATING: {
+        Side.CLIENT: frozenset({Api.AUTHENTICATE}),
+        Side.BROKER: frozenset({Api.HELLO, Api.ERROR}),
+    },
     ConnectionState.READY: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
     ConnectionState.DRAINING: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
     ConnectionState.CLOSED: {Side.CLIENT: frozenset(), Side.BROKER: frozenset()},
@@ -66,6 +77,9 @@ ALLOWED: dict[ConnectionState, dict[Side, frozenset[Api]]] = {
 NEXT: dict[tuple[ConnectionState, Side, int], ConnectionState] = {
     (ConnectionState.GREETING, Side.BROKER, Api.HELLO): ConnectionState.READY,
     (ConnectionState.GREETING, Side.BROKER, Api.ERROR): ConnectionState.CLOSED,
+    (ConnectionState.GREETING, Side.BROKER, Api.AUTHENTICATE): ConnectionState.AUTHENTICATING,
+    (ConnectionState.AUTHENTICATING, Side.BROKER, Api.HELLO): ConnectionState.READY,
+    (ConnectionState.AUTHENTICATING, Side.BROKER, Api.ERROR): ConnectionState.CLOSED,
     (ConnectionState.READY, Side.BROKER, Api.DRAINING): ConnectionState.DRAINING,
 }
 

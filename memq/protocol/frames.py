@@ -89,6 +89,7 @@ class Api(IntEnum):
     ADMIN = 16
     FORWARD = 17
     ERROR = 18
+    AUTHENTICATE = 19
 
 
 class AckLevel(IntEnum):
@@ -105,6 +106,7 @@ BODY_BYTES_MAX: dict[int, int] = {int(api): CONTROL_BODY_BYTES_MAX for api in Ap
     Api.FORWARD: BLOCK_BYTES_MAX + KIB,
     Api.READ: READ_BYTES_MAX,
     Api.ACK: ACK.size - FRAME_PREFIX_BYTES + ACK_POSITIONS_MAX * _POSITION.size,
+    Api.AUTHENTICATE: HELLO_BODY_BYTES_MAX,
     Api.NACK: 64 * KIB,
     Api.THROTTLE: 4 * KIB,
     Api.DRAINING: 4 * KIB,

@@ -40,6 +40,7 @@ from memq.protocol.frames import (
     take_checksum,
 )
 from memq.protocol.messages import (
+    Authenticate,
     Forward,
     Hello,
     HelloAnswer,
@@ -53,6 +54,7 @@ from memq.protocol.messages import (
 from memq.runtime.network import Address, format_address, tls_reason
 from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits, time_before
+from memq.scram import NONCE_BYTES, ScramClient
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
@@ -279,10 +281,21 @@ class Link(asyncio.BufferedProtocol):
             frame_checksums=True,
             token=self._runtime.network.token(),
         )
+        login, nonce = self._runtime.network.login(), self._runtime.random.randbytes(NONCE_BYTES).hex()
+        scram = ScramClient(login.user, login.password, nonce) if login is not None else None
+        if scram is not None:
+            hello.scram = scram.first()
         self._conversation.sent(Side.CLIENT, Api.HELLO)
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello, HELLO_BODY_START)))
+        if scram is not None:
+            asked = await self._answer_of(0, Api.AUTHENTICATE, timeout_s)
+            proof = Authenticate(scram=scram.final(decode_message(asked.body, Authenticate).scram))
+            self._conversation.sent(Side.CLIENT, Api.AUTHENTICATE)
+            self.write(encode_frame(Api.AUTHENTICATE, 0, 0, encode_message(proof)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
+        if scram is not None:
+            scram.check(answer.scram)
         check_version(answer.version, answer.version)
         self.checksums = is_sealed(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms

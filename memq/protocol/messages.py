@@ -62,6 +62,7 @@ class Hello(msgspec.Struct, kw_only=True):
 
     `client` is its software, `client_id` its name. `frame_checksums`: this side sends and checks them (see
     `memq.protocol.frames`), if the other side does. `token` is a signed token (JWT) that names the client.
+    `scram` begins the login of a user by SCRAM-SHA-256 (RFC 7677).
     """
 
     least_version: Int64
@@ -70,6 +71,7 @@ class Hello(msgspec.Struct, kw_only=True):
     client_id: str = ""
     frame_checksums: bool = False
     token: str = ""
+    scram: str = ""
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
@@ -85,6 +87,13 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
     memq: str = ""
     audit_ms: Int64 = 0
     frame_checksums: bool = False
+    scram: str = ""  # the last message of a login: the broker knows the user, too
+
+
+class Authenticate(msgspec.Struct, kw_only=True):
+    """A message of a login by SCRAM-SHA-256: the broker's challenge, and then the client's proof."""
+
+    scram: str
 
 
 class Open(msgspec.Struct, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from memq.permissions import AccessRule
 from memq.protocol.wire_types import Int64
+from memq.scram import Credential
 
 
 class ListPermissions(msgspec.Struct, tag_field="op", tag="list-permissions", kw_only=True):
@@ -28,6 +29,17 @@ class CheckPermission(msgspec.Struct, tag_field="op", tag="test-permission", kw_
     name: str = ""
 
 
+class ListUsers(msgspec.Struct, tag_field="op", tag="list-users", kw_only=True):
+    """Show the names of all users with a password."""
+
+
+class ChangeUsers(msgspec.Struct, tag_field="op", tag="change-users", kw_only=True):
+    """Add or replace the credentials of users, and remove users by name, in one atomic change."""
+
+    put: list[Credential] = []
+    remove: list[str] = []
+
+
 class PermissionAnswer(msgspec.Struct, kw_only=True):
     """Answer to a request about permissions.
 
@@ -42,3 +54,4 @@ class PermissionAnswer(msgspec.Struct, kw_only=True):
     removed: list[AccessRule] = []
     allowed: bool = False
     rule: AccessRule | None = None
+    users: list[str] = []  # names

@@ -82,6 +82,10 @@ class EventLog:
         """Log an event that needs an operator. With `error`, its traceback is added."""
         self._write(logging.ERROR, event, text, error)
 
+    def now_s(self) -> float:
+        """Return the time of the log, in monotonic seconds."""
+        return self._clock.monotonic()
+
     def outage(self, event: str, back: str, after_s: float = 0.0) -> Outage:
         """Return the log of a repeated failure: `event` names the failures, `back` the recovery.
 

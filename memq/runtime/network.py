@@ -15,15 +15,16 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from memq.errors import UnreachableError
-from memq.runtime.tls import Contexts, Tls, followed_client, tls_of_environment, token_of
+from memq.runtime.tls import Contexts, Login, Tls, followed_client, login_of, tls_of_environment, token_of
 
 HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
+RefusedHandshake = Callable[[str, str], None]
 ConnectionT = TypeVar("ConnectionT")
 
 
@@ -58,6 +59,10 @@ class Network(Protocol):
         """Return the token by which this side identifies itself to brokers; "" without one."""
         ...
 
+    def login(self) -> Login | None:
+        """Return the user and password by which this side logs in to brokers; None without them."""
+        ...
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """Bind `host:port` (port 0: any free one) and make a protocol for each connection."""
         ...
@@ -70,27 +75,27 @@ class Network(Protocol):
 
 
 class SocketListener:
-    """A listening TCP socket of the running event loop."""
+    """A listening TCP socket of the running event loop.
 
-    def __init__(self, factory: ProtocolFactory) -> None:
+    With `tls`, `refused` gets the peer and the error of each handshake that fails. The event loop itself drops these
+    errors. So the listener accepts without TLS, and begins the handshake itself.
+    """
+
+    def __init__(
+        self, factory: ProtocolFactory, tls: ssl.SSLContext | None = None, refused: RefusedHandshake = lambda *_: None
+    ) -> None:
         self._factory = factory
+        self._tls = tls
+        self._refused = refused
         self._server: asyncio.Server | None = None
+        self._handshakes: dict[asyncio.Task[None], None] = {}
         self._address = ("", 0)
         self._closed = False
 
-    async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def bind(self, host: str, port: int) -> None:
         """Listen. Raises: OSError, ValueError."""
         loop = asyncio.get_running_loop()
-        limit_s = HANDSHAKE_S if tls else None
-        self._server = await loop.create_server(
-            self._protocol,
-            host,
-            port,
-            backlog=4096,
-            ssl=tls,
-            ssl_handshake_timeout=limit_s,
-            ssl_shutdown_timeout=limit_s,
-        )
+        self._server = await loop.create_server(self._protocol, host, port, backlog=4096)
         bound = self._server.sockets[0].getsockname()
         self._address = bound[0], bound[1]
 
@@ -118,24 +123,61 @@ class SocketListener:
             with suppress(NotImplementedError):  # of a loop without readers, on Windows
                 loop.remove_reader(listening)
         loop.call_soon(self._server.close)
+        for handshake in self._handshakes:
+            handshake.cancel()
 
     def _protocol(self) -> asyncio.BaseProtocol:
-        return _Aborted() if self._closed else self._factory()
+        if self._closed:
+            return _Accepted(lambda accepted: accepted.close())
+        return self._factory() if self._tls is None else _Accepted(self._begin)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        handshake = asyncio.get_running_loop().create_task(self._shake_hands(accepted))
+        self._handshakes[handshake] = None
+        handshake.add_done_callback(self._handshakes.pop)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        """Make the protocol of a connection after its handshake of TLS."""
+        peer = peer_text(accepted.getpeername()) if _is_connected(accepted) else "a peer that left"
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._factory,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=HANDSHAKE_S,
+            )
+        except OSError as error:
+            accepted.close()
+            if not isinstance(error, ConnectionResetError):  # a check of the port sends nothing, and closes
+                self._refused(peer, tls_reason(error) or f"no end after {HANDSHAKE_S:g} s")
 
 
-class _Aborted(asyncio.Protocol):
-    """A connection that was accepted while its listener was closed."""
+class _Accepted(asyncio.Protocol):
+    """An accepted connection, before any byte is read: `take` gets its socket."""
+
+    def __init__(self, take: Callable[[socket.socket], None]) -> None:
+        self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        """See `asyncio.Protocol`. The transport closes its own descriptor, and the connection stays open."""
+        accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        accepted.setblocking(False)
+        cast(asyncio.Transport, transport).abort()
+        self._take(accepted)
+
+
+def _is_connected(accepted: socket.socket) -> bool:
+    with suppress(OSError):
+        return bool(accepted.getpeername())
+    return False
 
 
 class SocketNetwork:
     """TCP by the running event loop, with TLS if it has contexts.
 
-    `server` is that of its listeners, `client` returns that of each connection that it makes.
+    `server` is that of its listeners, `client` returns that of each connection that it makes. `refused` gets peer and
+    reason of each handshake that its listeners refuse.
     """
 
     def __init__(
@@ -144,10 +186,14 @@ class SocketNetwork:
         server: ssl.SSLContext | None = None,
         client: Contexts | None = None,
         token: Callable[[], str] = str,
+        login: Callable[[], Login | None] = lambda: None,
+        refused: RefusedHandshake = lambda *_: None,
     ) -> None:
         self._server = server
+        self._refused = refused
         self._client = client
         self._token = token
+        self._login = login
 
     @property
     def encrypted(self) -> bool:
@@ -158,11 +204,15 @@ class SocketNetwork:
         """See `Network.token`. It is read again for each connection. Raises: InvalidSettingError."""
         return self._token()
 
+    def login(self) -> Login | None:
+        """See `Network.login`. It is read again for each connection. Raises: InvalidSettingError."""
+        return self._login()
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
         """See `Network.listen`. The backlog admits thousands of clients at once."""
-        listener = SocketListener(factory)
+        listener = SocketListener(factory, self._server, self._refused)
         try:
-            await listener.bind(host, port, self._server)
+            await listener.bind(host, port)
         except (OSError, ValueError) as error:
             raise _listen_error(format_address((host, port)), error) from error
         return listener
@@ -198,7 +248,7 @@ def client_network(tls: Tls | None = None) -> SocketNetwork:
     tls = tls or tls_of_environment()
     if tls is None:
         return SocketNetwork()
-    return SocketNetwork(client=followed_client(tls), token=lambda: token_of(tls))
+    return SocketNetwork(client=followed_client(tls), token=lambda: token_of(tls), login=lambda: login_of(tls))
 
 
 def tls_reason(error: Exception | None) -> str:

@@ -11,14 +11,15 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from memq.errors import InvalidSettingError, UnknownSettingError
 
 TOKEN_CHARS_MAX = 16_384
 VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
-_KNOWN = (*_FILES, "key_password", "token_file", "check_host", "clients", "http")  # the last two are of brokers
+_TEXTS = (*_FILES, "key_password", "token_file", "user", "password", "password_file")
+_KNOWN = (*_TEXTS, "check_host", "clients", "http")  # the last two are of brokers
 _VARIABLE = re.compile(r"MEMQ_(?P<word>[TLS]{2,4})_(?P<key>.+)")  # also MEMQ_SSL_…, MEMQ_TSL_…
 _SERVICE_LINKS = ("SERVICE_", "PORT")  # Kubernetes sets such variables for a service 'memq-tls'
 Contexts = Callable[[], ssl.SSLContext]
@@ -40,6 +41,9 @@ class Tls:
         key_password: password of that key.
         check_host: whether the certificate of a broker must name the host of its address.
         token_file: file with a signed token (JWT) that names this client; it is read for each connection.
+        user: name of a user that logs in with a password.
+        password: its password.
+        password_file: file with that password; it is read for each connection.
     """
 
     ca_file: str = ""
@@ -48,14 +52,21 @@ class Tls:
     key_password: str = field(default="", repr=False)
     check_host: bool = True
     token_file: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str = ""
 
     def __post_init__(self) -> None:
-        for name in (*_FILES, "key_password", "token_file"):
+        for name in _TEXTS:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be str, not {type(getattr(self, name)).__name__}")
         if bool(self.cert_file) != bool(self.key_file):
             given, missing = ("cert_file", "key_file") if self.cert_file else ("key_file", "cert_file")
             raise InvalidSettingError(f"{given} is set without {missing}", hint="a certificate and its key go together")
+        if self.password and self.password_file:
+            raise InvalidSettingError("password and password_file are set", hint="set one of them")
+        if bool(self.user) != bool(self.password or self.password_file):
+            raise InvalidSettingError("user and password go together", hint="set user and password_file")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -74,6 +85,29 @@ def token_of(tls: Tls) -> str:
         raise _unreadable("token_file", tls.token_file, error, "a file with a token (JWT)") from error
 
 
+class Login(NamedTuple):
+    """User and password of a client."""
+
+    user: str
+    password: str
+
+
+def login_of(tls: Tls) -> Login | None:
+    """Return user and password of a side as they are now; None without a user.
+
+    Raises: InvalidSettingError.
+    """
+    if not tls.user:
+        return None
+    if not tls.password_file:
+        return Login(tls.user, tls.password)
+    try:
+        with open(tls.password_file, encoding="utf-8") as file:
+            return Login(tls.user, file.read(TOKEN_CHARS_MAX).rstrip("\r\n"))
+    except (OSError, ValueError) as error:
+        raise _unreadable("password_file", tls.password_file, error, "a file with a password") from error
+
+
 def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | None:
     """Return the certificates that variables `MEMQ_TLS_…` name; None if there is no such variable.
 
@@ -88,8 +122,7 @@ def tls_of_environment(environment: Mapping[str, str] = os.environ) -> Tls | Non
             near = difflib.get_close_matches(f"{VARIABLES}{found['key']}", known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"these exist: {', '.join(known)}"
             raise UnknownSettingError(f"unknown variable {variable} in the environment", hint=hint)
-    texts = (*_FILES, "key_password", "token_file")
-    named = {name: environment.get(f"{VARIABLES}{name.upper()}", "") for name in texts}
+    named = {name: environment.get(f"{VARIABLES}{name.upper()}", "") for name in _TEXTS}
     if not any(named.values()):
         return None
     check_host = environment.get(f"{VARIABLES}CHECK_HOST", "true").lower() not in ("false", "0", "no")

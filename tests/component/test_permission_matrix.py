@@ -39,6 +39,7 @@ class RecordingConnection:
         self.principal = Principal(principal)
         self.peer = "10.0.0.1:5"
         self.program = self.client = "test"
+        self.login = None
         target = SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3)
         self.streams = {5: SimpleNamespace(open=True, target=target)}
         self.limiters = ()

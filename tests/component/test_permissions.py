@@ -214,6 +214,23 @@ def test_lists_have_what_the_principal_may_describe(authority: Certificates) -> 
     bounded(work)
 
 
+def test_a_request_that_names_a_hidden_topic_is_logged(
+    authority: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                await admin.create_topic("clicks")
+            for topic in ("clicks", "absent"):
+                with pytest.raises((DeniedError, NotFoundError)):
+                    await send(world, "mallory", topic)
+
+    bounded(work)
+    lines = [record.getMessage() for record in caplog.records if "permission-hidden" in record.getMessage()]
+    assert lines
+    assert all("principal 'mallory' may not describe topic 'clicks', and asked for it; from 127" in it for it in lines)
+
+
 def test_queues_need_write_to_enqueue_and_read_to_dequeue(authority: Certificates) -> None:
     async def work() -> None:
         async with cluster(authority) as world:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import memq
 from memq.broker.broker import Broker
@@ -256,6 +258,30 @@ def test_older_versions_of_tls_are_refused(authority: Certificates) -> None:
                 await asyncio.open_connection(host, port, ssl=context)  # noqa: TID251 - TLS alone
 
     bounded(work)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_refused_handshakes_are_logged_once_for_each_reason_of_an_address(
+    authority: Certificates, caplog: pytest.LogCaptureFixture, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def work() -> None:
+        async with asyncio.timeout(HANG_S):
+            own = authority.issue("b0", "127.0.0.1", again=True)
+            async with brokers(section(own, clients="required")) as (broker,):
+                for _ in range(3):
+                    for tls in (None, authority.trusted):
+                        admin = memq.aio.Admin(broker.address, tls=tls, connect_timeout_ms=200)
+                        with pytest.raises(UnreachableError):
+                            await admin.topics()
+                        await admin.close()
+                await send_one(broker.address, authority.issue("alice", again=True))
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(work())
+    lines = [record.getMessage() for record in caplog.records if "handshake-refused" in record.getMessage()]
+    assert len(lines) == 2
+    assert re.search(r"127.0.0.1:\d+: no TLS: (wrong version number|http request)", lines[0])
+    assert re.search(r"127.0.0.1:\d+: no TLS: peer did not return a certificate", lines[1])
 
 
 class DevProcess(BrokerServer):

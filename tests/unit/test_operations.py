@@ -83,6 +83,7 @@ from memq.protocol.hold_messages import (
     WireUnitBlock,
 )
 from memq.protocol.messages import (
+    Authenticate,
     Close,
     Done,
     Draining,
@@ -106,7 +107,13 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
-from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
+from memq.protocol.permission_messages import (
+    ChangePermissions,
+    ChangeUsers,
+    CheckPermission,
+    ListPermissions,
+    ListUsers,
+)
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -144,7 +151,7 @@ from memq.protocol.transaction_messages import (
 from tests.access import EVERYTHING
 
 # What is no operation: the greeting, which makes the principal, and what only brokers say.
-GREETING = {Hello}
+GREETING = {Hello, Authenticate}
 SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAnswer, MembershipAnswer, AdminAnswer} | {
     Nack,
     Throttle,
@@ -354,6 +361,8 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ChangeQuotas: (ChangeQuotas(), CLUSTER),
     DescribeQuota: (DescribeQuota(broker="b", kind="principal", name="ann"), CLUSTER),
     CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
+    ListUsers: (ListUsers(), CLUSTER),
+    ChangeUsers: (ChangeUsers(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),
         PARTITION,

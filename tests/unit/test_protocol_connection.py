@@ -12,6 +12,7 @@ from memq.protocol.frames import Api
 
 ROUTES: dict[ConnectionState, list[tuple[Side, Api]]] = {
     ConnectionState.GREETING: [],
+    ConnectionState.AUTHENTICATING: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.AUTHENTICATE)],
     ConnectionState.READY: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO)],
     ConnectionState.DRAINING: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO), (Side.BROKER, Api.DRAINING)],
     ConnectionState.CLOSED: [(Side.BROKER, Api.ERROR)],
@@ -26,7 +27,7 @@ def conversation_in(state: ConnectionState) -> Conversation:
     return conversation
 
 
-@pytest.mark.parametrize(("state", "side", "api"), list(product(ConnectionState, Side, range(20))))
+@pytest.mark.parametrize(("state", "side", "api"), list(product(ConnectionState, Side, range(21))))
 def test_all_that_may_be_said_and_all_that_may_not(state: ConnectionState, side: Side, api: int) -> None:
     conversation = conversation_in(state)
     if api in ALLOWED[state][side]:
@@ -45,6 +46,13 @@ def test_every_state_can_close_and_then_nothing_may_be_said(state: ConnectionSta
     for side, api in product(Side, Api):
         with pytest.raises(ProtocolError, match="CLOSED"):
             conversation.sent(side, api)
+
+
+def test_a_login_is_between_the_hellos() -> None:
+    conversation = conversation_in(ConnectionState.AUTHENTICATING)
+    conversation.sent(Side.CLIENT, Api.AUTHENTICATE)
+    conversation.sent(Side.BROKER, Api.HELLO)
+    assert conversation.state is ConnectionState.READY
 
 
 def test_hello_is_said_once() -> None:

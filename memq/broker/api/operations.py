@@ -80,7 +80,13 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
-from memq.protocol.permission_messages import ChangePermissions, CheckPermission, ListPermissions
+from memq.protocol.permission_messages import (
+    ChangePermissions,
+    ChangeUsers,
+    CheckPermission,
+    ListPermissions,
+    ListUsers,
+)
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop
 from memq.protocol.queue_messages import (
     AckItems,
@@ -362,6 +368,8 @@ def _permission_operations(permissions: PermissionRequests) -> list[Operation[An
         ),
         Operation("change-permissions", Api.ADMIN, ChangePermissions, Permission.ALTER, on.cluster, permissions.change),
         Operation("test-permission", Api.ADMIN, CheckPermission, Permission.OPERATE, on.cluster, permissions.test),
+        Operation("list-users", Api.ADMIN, ListUsers, Permission.OPERATE, on.cluster, permissions.list_users),
+        Operation("change-users", Api.ADMIN, ChangeUsers, Permission.ALTER, on.cluster, permissions.change_users),
     ]
 
 

@@ -32,11 +32,11 @@ from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
-from memq.errors import DamagedMessageError, DeniedError, MemqError, ThrottledError, TooLargeError
+from memq.errors import DamagedMessageError, DeniedError, MemqError, NotReadyError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
 from memq.permissions import Resource, ResourceKind
-from memq.protocol.connection import ANONYMOUS
+from memq.protocol.connection import ANONYMOUS, Principal
 from memq.protocol.frames import (
     HELLO_MAGIC,
     Api,
@@ -48,7 +48,7 @@ from memq.protocol.frames import (
     encode_prefix,
     encode_with_blocks,
 )
-from memq.protocol.messages import Hello, HelloAnswer, Open, decode_message, encode_message, nack_of
+from memq.protocol.messages import Authenticate, Hello, HelloAnswer, Open, decode_message, encode_message, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
@@ -122,6 +122,9 @@ class Requests:
             return
         if frame.api == Api.HELLO:
             connection.send(self._hello(connection, frame))
+            return
+        if frame.api == Api.AUTHENTICATE:
+            connection.send(self._authenticate(connection, frame))
             return
         working = self._working.setdefault(connection, {})
         most = REQUESTS_PER_BROKER_MAX if connection.program == BROKER_PROGRAM else REQUESTS_PER_CONNECTION_MAX
@@ -203,6 +206,9 @@ class Requests:
 
     def recheck(self, connection: Connection) -> None:
         """End streams and kept requests that the rules of permissions no longer allow."""
+        if connection.login is not None and not self._services.logins.holds(connection.login.credential):
+            connection.refuse(NotReadyError("the password of this user has changed", hint="connect again"))
+            return
         opening = self._operations.of(Open)
         for stream in [stream for stream in connection.streams.values() if stream.open]:
             place = Resource(ResourceKind.PARTITION, f"{stream.target.topic.name}/{stream.target.partition}")
@@ -395,7 +401,25 @@ class Requests:
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
+        if hello.scram:
+            connection.hello, connection.login = hello, self._services.logins.begin(hello.scram)
+            challenge = Authenticate(scram=connection.login.challenge)
+            return encode_frame(Api.AUTHENTICATE, 0, 0, encode_message(challenge))
         self._identify(connection, hello.token)
+        return self._accept(connection, hello, version)
+
+    def _authenticate(self, connection: Connection, frame: Frame) -> bytes:
+        """Give the connection the principal of its user. Raises: DeniedError, ProtocolError."""
+        hello, login = connection.hello, connection.login
+        assert hello is not None, "the conversation allows it after a HELLO with a login"
+        assert login is not None, "as above"
+        proof = decode_message(frame.body, Authenticate).scram
+        verdict = self._services.logins.end(login, proof, connection.peer)
+        connection.principal, connection.hello = Principal(login.credential.user), None
+        version = check_version(hello.least_version, hello.greatest_version)
+        return self._accept(connection, hello, version, verdict)
+
+    def _accept(self, connection: Connection, hello: Hello, version: int, verdict: str = "") -> bytes:
         self._charge(connection)
         self._services.limits.connect(connection.client)
         self.follow_limits(connection)
@@ -407,6 +431,7 @@ class Requests:
             memq=VERSION,
             audit_ms=settings.audit_interval_ms if settings.audit else 0,
             frame_checksums=hello.frame_checksums,
+            scram=verdict,
         )
         connection.frame_checksums = hello.frame_checksums
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))

@@ -14,6 +14,8 @@ from memq.runtime.network import Network, SocketNetwork, client_network, is_loop
 from memq.runtime.tls import Tls, followed_client, followed_server
 from memq.settings import BrokerSettings, Section, read_section, section_setting
 
+REPEAT_S = 10.0
+REFUSED_KEPT_MAX = 1_000  # addresses and reasons in memory
 _CLIENTS = {"anonymous": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
@@ -30,6 +32,9 @@ class TlsSettings:
     ca_file: str = section_setting("", "PEM file of trusted authorities, instead of the system's")
     check_host: bool = section_setting(True, "check that the certificate of a broker names its host")
     token_file: str = section_setting("", "file with the token of a client; brokers have none")
+    user: str = section_setting("", "name of a client that logs in with a password; brokers have none")
+    password: str = section_setting("", "password of that user")
+    password_file: str = section_setting("", "file with that password")
     clients: Literal["anonymous", "optional", "required"] = section_setting(
         "anonymous",
         "certificates of clients: not requested, checked if a client has one, required",
@@ -81,6 +86,27 @@ def warn_if_exposed(settings: BrokerSettings, events: EventLog, *, encrypted: bo
         events.warning("insecure", f"the broker listens on {settings.host} {_EXPOSED}")
 
 
+class _RefusedHandshakes:
+    """Logs refused handshakes: each reason of an address once in REPEAT_S, since clients repeat them.
+
+    So many tries of one client do not use up the lines of the log for others.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._until_s: dict[tuple[str, str], float] = {}
+
+    def note(self, peer: str, reason: str) -> None:
+        """Log that a peer was refused."""
+        now_s, key = self._events.now_s(), (peer.rpartition(":")[0], reason)
+        if self._until_s.get(key, 0.0) > now_s:
+            return
+        if len(self._until_s) >= REFUSED_KEPT_MAX:
+            self._until_s.clear()
+        self._until_s[key] = now_s + REPEAT_S
+        self._events.warning("handshake-refused", f"{peer}: no TLS: {reason}")
+
+
 class BrokerNetworks(NamedTuple):
     """Networks: `data` for the data port and connections to brokers, `http` for the HTTP port."""
 
@@ -109,7 +135,10 @@ def broker_networks(section: Section, events: EventLog) -> BrokerNetworks:
     def failed(error: InvalidSettingError) -> None:
         events.error("tls-not-reloaded", f"{error}; connections get the certificate that was loaded before")
 
+    refused = _RefusedHandshakes(events).note
     server = followed_server(tls, _CLIENTS[settings.clients], failed)
-    data = SocketNetwork(server=server, client=followed_client(tls, failed))
-    http = SocketNetwork(server=followed_server(tls, ssl.CERT_NONE, failed)) if settings.http else SocketNetwork()
+    data = SocketNetwork(server=server, client=followed_client(tls, failed), refused=refused)
+    http = SocketNetwork()
+    if settings.http:
+        http = SocketNetwork(server=followed_server(tls, ssl.CERT_NONE, failed), refused=refused)
     return BrokerNetworks(data, http)

@@ -53,15 +53,17 @@ from memq.protocol.frames import (
     encode_frame,
     take_checksum,
 )
-from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
+from memq.protocol.messages import Hello, Redirect, Throttle, encode_message, nack_of
 from memq.runtime.clock import Clock
 from memq.runtime.network import host_of, peer_text
 from memq.runtime.tls import subject_of
+from memq.scram import ScramServer
 
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # of unsent answers to the requests of one read; more close the connection
 JOINED_BYTES_MAX = 4 * KIB  # an answer up to this length is copied into one piece
 _WRITE = int(Api.WRITE)
+_GREETING = frozenset({int(Api.HELLO), int(Api.AUTHENTICATE)})  # of at most 4 KiB
 _SENT_BEFORE_MS_MAX = 1 << 32  # 50 days before HELLO: an older time of a WRITE is a changed one
 
 
@@ -98,6 +100,8 @@ class Connection(asyncio.BufferedProtocol):
         self.checksums = False  # whether the client sends one with each message
         self.frame_checksums = False  # whether both sides send one with each frame
         self.principal = ANONYMOUS
+        self.hello: Hello | None = None  # while the client logs in
+        self.login: ScramServer | None = None  # of a client with a password
         self.token_ends_s = math.inf  # when the client must have connected again with a new token
         self.paused = False  # by the intake, because memory is short: the client is not silent
         self.outbox = Outbox(services.runtime.clock)
@@ -267,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_frames(self, slab: Slab, at: int, end: int) -> tuple[int, int]:
         """Take complete frames between `at` and `end`; return where the rest starts and the length it needs."""
         view, ready = slab.view, self.ready
-        if not ready and end - at >= 4:
+        if not ready and self.login is None and end - at >= 4:
             check_hello_start(bytes(view[at : min(end, at + FRAME_PREFIX_BYTES)]))
         touched: dict[Stream, None] = {}
         now_s = self._services.runtime.clock.monotonic()
@@ -280,6 +284,8 @@ class Connection(asyncio.BufferedProtocol):
             need += length
             stop = at + need
             if stop > end or api != _WRITE or not ready:
+                if not ready and api not in _GREETING:  # before it gets memory
+                    raise ProtocolError(f"a frame {api} before the end of the login")
                 check_prefix(length, api)
                 if api == _WRITE and ready:  # before it gets memory
                     _check_beginning(self._stream(number), view[at + FRAME_PREFIX_BYTES : end], length)

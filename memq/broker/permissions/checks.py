@@ -35,6 +35,7 @@ CACHED_MAX = 100_000  # decisions in memory
 CACHED_CHARS_MAX = 500  # of a name: that of a pop group has two names. Requests may name 1 MiB, which nothing has
 SHOWN_CHARS_MAX = 500  # of a name in a refusal
 NOT_READY_MS = 500
+HIDDEN_LOGGED_MAX = 5  # names in one line of the log
 _ALLOWED = AccessDecision(True)
 Needs = Iterable[tuple[Permission, Resource]]
 
@@ -50,6 +51,10 @@ class PrincipalAccess(Protocol):
         """Whether a permission is allowed on each resource of a kind."""
         ...
 
+    def hidden(self, resources: Iterable[Resource], peer: str) -> None:
+        """Log that an answer hides resources that the request named."""
+        ...
+
 
 class PermissionChecks:
     """Decides on requests. `changed` is called after the rules have changed."""
@@ -60,7 +65,7 @@ class PermissionChecks:
         self.denied_requests: dict[str, int] = {}  # by operation
         self.version = 0  # of the decisions: another one after each change of rules
         self._free = [*_names(settings.superusers), *_names(settings.broker_principals)]
-        self._peers = _names(settings.broker_principals)
+        self.peers = _names(settings.broker_principals)
         self._keeper = keeper
         self._events = events
         self._rules: RuleSet | None = None
@@ -88,7 +93,7 @@ class PermissionChecks:
 
     def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
         """Decide by the rules; an object of unknown topics needs the permission on all of them."""
-        rules = self._known().rules
+        rules = self.known().rules
         if subject.kind is ResourceKind.OBJECT:
             return decide_on_all(rules, principal, permission, ResourceKind.TOPIC)
         return decide(rules, principal, permission, subject)
@@ -101,7 +106,7 @@ class PermissionChecks:
         """Whether a principal has a permission on each resource of a kind. Raises: NotReadyError."""
         if not self.enforced or self._is_free(principal, permission):
             return True
-        return decide_on_all(self._known().rules, principal, permission, kind).allowed
+        return decide_on_all(self.known().rules, principal, permission, kind).allowed
 
     def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
         """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
@@ -136,7 +141,14 @@ class PermissionChecks:
 
     def is_broker(self, principal: str) -> bool | None:
         """Whether the settings name a principal as one of a broker; None when they name no brokers."""
-        return any(matches(pattern, principal) for pattern in self._peers) if self._peers else None
+        return any(matches(pattern, principal) for pattern in self.peers) if self.peers else None
+
+    def hidden(self, principal: str, resources: Iterable[Resource], peer: str) -> None:
+        """Log that an answer leaves out resources that a request named: its client can't see why."""
+        named = ", ".join(map(str, list(resources)[:HIDDEN_LOGGED_MAX]))
+        self._events.warning(
+            "permission-hidden", f"principal '{principal}' may not describe {named}, and asked for it; from {peer}"
+        )
 
     def access_of(self, principal: str) -> PrincipalAccess:
         """Return the permissions of a principal."""
@@ -144,10 +156,11 @@ class PermissionChecks:
 
     def _is_free(self, principal: str, permission: Permission) -> bool:
         """Whether a principal is allowed a permission by the settings; only brokers are allowed to be peers."""
-        patterns = self._peers if permission is Permission.PEER else self._free
+        patterns = self.peers if permission is Permission.PEER else self._free
         return any(matches(pattern, principal) for pattern in patterns)
 
-    def _known(self) -> RuleSet:
+    def known(self) -> RuleSet:
+        """Return the rules and users. Raises: NotReadyError before they were read."""
         if self._rules is None:
             raise NotReadyError("the broker has not read the permissions yet", retry_after_ms=NOT_READY_MS)
         return self._rules
@@ -207,6 +220,9 @@ class _AccessOf:
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         return self._checks.may_on_all(self._principal, permission, kind)
+
+    def hidden(self, resources: Iterable[Resource], peer: str) -> None:
+        self._checks.hidden(self._principal, resources, peer)
 
 
 def _names(setting: str) -> list[str]:

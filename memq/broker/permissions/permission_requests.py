@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 from memq.broker.api import Answer, Call
 from memq.broker.services import Services
-from memq.errors import VersionConflictError
-from memq.permissions import Resource, RuleSet, changed_rules, named_kind, named_permission
+from memq.errors import InvalidRequestError, VersionConflictError
+from memq.patterns import matches
+from memq.permissions import Resource, RuleSet, changed_rules, changed_users, named_kind, named_permission
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.permission_messages import (
     ChangePermissions,
+    ChangeUsers,
     CheckPermission,
     ListPermissions,
+    ListUsers,
     PermissionAnswer,
 )
 
+DECOY_SECRET_BYTES = 32
 CHANGE_TRIES = 5  # against other brokers that change the rules at the same time
 
 
@@ -59,6 +63,29 @@ class PermissionRequests:
         before, stored = await changed_at_coordinator(self._services, changed)
         added, removed = set(stored.rules) - set(before.rules), set(before.rules) - set(stored.rules)
         return self._answer(stored, added=sorted(added), removed=sorted(removed))
+
+    async def list_users(self, call: Call[ListUsers]) -> Answer:
+        """Return the names of all users."""
+        found = await self._services.coordinator.rules.read()
+        return self._answer(found, users=[each.user for each in found.users])
+
+    async def change_users(self, call: Call[ChangeUsers]) -> Answer:
+        """Add, replace and remove users, all or none, and return the names of all.
+
+        Raises: as `change`; InvalidRequestError for a name of brokers, which have no passwords.
+        """
+        for each in call.ask.put:
+            if any(matches(pattern, each.user) for pattern in self._services.permissions.peers):
+                raise InvalidRequestError(
+                    f"user '{each.user[:60]}' has a name of broker_principals", hint="brokers have certificates"
+                )
+        decoys = self._services.runtime.random.randbytes(DECOY_SECRET_BYTES).hex()
+
+        def changed(stored: RuleSet) -> RuleSet:
+            return changed_users(stored, call.ask.put, call.ask.remove, decoys)
+
+        _, stored = await changed_at_coordinator(self._services, changed)
+        return self._answer(stored, users=[each.user for each in stored.users])
 
     async def test(self, call: Call[CheckPermission]) -> Answer:
         """Return the decision of this broker, by a fresh read of the rules.

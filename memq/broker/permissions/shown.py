@@ -28,6 +28,8 @@ def shown_metadata(call: Call[Any], answer: Answer) -> Answer:
     hidden = [each.topic.name for each in metadata.topics if not seen(each.topic.name)]
     if not hidden and all(map(seen, metadata.unconfirmed)):
         return metadata
+    if ask.topics is not None:
+        call.access.hidden(map(topic_resource, hidden or metadata.unconfirmed), call.connection.peer)
     return msgspec.structs.replace(
         metadata,
         topics=[each for each in metadata.topics if seen(each.topic.name)],

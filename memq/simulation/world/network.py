@@ -75,6 +75,10 @@ class SimNetwork:
         """See `memq.runtime.network.Network`."""
         return ""
 
+    def login(self) -> None:
+        """See `memq.runtime.network.Network`."""
+        return
+
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> BoundPort:
         """See `memq.runtime.network.Network`; the address names the node."""
         return self._switch.listen(self._node, port, factory)
