@@ -60,13 +60,14 @@ def test_a_block_comes_once_and_is_known_from_then_on() -> None:
     id_, data = block_of(3)
     recent = RecentBlocks()
     first = grant_of(id_, len(data), WireGrantedItems(1, 2, 1, b""))
-    (item,) = items_of([first], memoryview(data), recent.known(), recent, 10.0)
+    ((item,), unreadable) = items_of([first], memoryview(data), recent.known(), recent, 10.0)
+    assert not unreadable
     assert (item.id, item.payload) == (f"jobs:{id_}:1", random.Random(1).randbytes(10))
     assert (item.attempt, item.until_s, item.lease) == (1, 12.5, ItemLease(id_, 1, 3))
     known = recent.known()
     assert list(known) == [id_]
     again = grant_of(id_, 0, WireGrantedItems(0, 1, 2, b"note"), WireGrantedItems(2, 3, 1, b""))
-    found = items_of([again], memoryview(b""), known, RecentBlocks(), 0.0)
+    found, _ = items_of([again], memoryview(b""), known, RecentBlocks(), 0.0)
     assert [(each.payload, each.attempt, each.note) for each in found] == [
         (random.Random(0).randbytes(10), 2, b"note"),
         (random.Random(2).randbytes(10), 1, b""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from memq.client.admin import AsyncAdmin
@@ -18,6 +19,7 @@ from memq.client.queue.items import (
     ItemLease,
     QueueItem,
     RecentBlocks,
+    UnreadableItems,
     blocks_of,
     checked_lease_ms,
     checked_terms,
@@ -33,6 +35,7 @@ from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
     InvalidSettingError,
+    MemqError,
     OutcomeUnknownError,
     OverLimitError,
     QueueFullError,
@@ -68,6 +71,7 @@ from memq.protocol.queue_messages import (
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.queues.pop.groups import check_queue
 from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
 
@@ -103,6 +107,7 @@ class AsyncQueue(AsyncItemViews):
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
+        self._events = EventLog(self._runtime.clock)
 
     async def close(self) -> None:
         """Disconnect. Items that are leased stay so until their leases end."""
@@ -211,9 +216,17 @@ class AsyncQueue(AsyncItemViews):
                     raise
                 await self._pause(error, tries)
                 continue
-            items = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
+            items, unreadable = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
+            for each in unreadable:
+                await self._give_back(each)
             if items or clock.monotonic() >= until_s:
                 return items
+
+    async def _give_back(self, unreadable: UnreadableItems) -> None:
+        """Give back items that no worker can read. Without an answer, their lease ends."""
+        self._events.warning("queue.unreadable", f"items of queue '{unreadable.queue}' in {unreadable.cause}")
+        with suppress(MemqError):
+            await self._surely(_nack(unreadable.queue, unreadable.leases, 0, b"unreadable", unreadable.kind))
 
     async def begin_pop(
         self, topic: str, group: str, *, start: Point = BEGINNING, lease: float = LEASE_S, attempts_max: int = 0
