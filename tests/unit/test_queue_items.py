@@ -13,10 +13,10 @@ from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.client.producer.fields import check_fields
 from memq.client.queue import items
 from memq.client.queue.items import ItemLease, RecentBlocks, blocks_of, items_of, outcomes_of, wire_leases
-from memq.errors import CorruptDataError, InvalidRequestError, ProtocolError
+from memq.errors import InvalidRequestError, ProtocolError
 from memq.limits import QUEUE_KNOWN_BLOCKS_MAX
 from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireGrantedItems
-from memq.queues.decisions import ItemOutcome
+from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.runtime import Runtime
 
 LEASES = st.builds(ItemLease, st.sampled_from(["a", "b"]), st.integers(0, 6), st.integers(1, 2))
@@ -103,8 +103,8 @@ def test_grants_without_their_items_are_refused() -> None:
     ):
         with pytest.raises(ProtocolError, match="comes without these items"):
             items_of([grant], memoryview(blocks), {}, RecentBlocks(), 0.0)
-    with pytest.raises(CorruptDataError):
-        items_of([grant_of(id_, len(data), run)], memoryview(data[:-1]), {}, RecentBlocks(), 0.0)
+    found, (cut,) = items_of([grant_of(id_, len(data), run)], memoryview(data[:-1]), {}, RecentBlocks(), 0.0)
+    assert (found, cut.kind, cut.leases[0].ranges) == ([], NackKind.FAILED, [0, 1])
 
 
 @given(st.lists(st.one_of(st.integers(0, 1 << 64).map("{:016x}".format), st.text("0f -x", max_size=17)), max_size=4))
