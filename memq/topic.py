@@ -371,6 +371,11 @@ def producer_id_of(name: str) -> int:
     return _id_of("producer", name) if name else 0
 
 
+def secret_producer_id(secret: str) -> int:
+    """Return the id of a producer that drew a secret: only its holder can say that it is this producer."""
+    return _id_of("secret", secret)
+
+
 def writer_id(name: str) -> int:
     """Return the id of a writer that stages: it is remembered as a named producer is, and is none."""
     return _id_of("writer", name)

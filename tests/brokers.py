@@ -42,11 +42,12 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, read_partitions
+from memq.topic import Topic, read_partitions, secret_producer_id
 
 TIMEOUT_S = 20.0
 RUN_S_MAX = 120.0
-PRODUCER = 0x1234
+SECRET = "of a bare client"
+PRODUCER = secret_producer_id(SECRET)
 
 
 @asynccontextmanager
@@ -212,6 +213,7 @@ class BareClient:
             producer=f"{producer:016x}",
             acks=acks,
             sequence=sequence,
+            secret=SECRET if producer == PRODUCER else "",
         )
         self.write(encode_frame(Api.OPEN, stream, 7, encode_message(ask)))
 

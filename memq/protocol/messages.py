@@ -101,6 +101,7 @@ class Open(msgspec.Struct, kw_only=True):
 
     `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is the epoch
     of a named producer, from the answer to `BeginProducer`; 0 without a name. `positions` requests positions in ACKs.
+    `secret` is the text from which the id of a producer without a name follows; "" for ids with another origin.
     """
 
     topic: str
@@ -112,6 +113,7 @@ class Open(msgspec.Struct, kw_only=True):
     producer_epoch: Int64 = 0
     map_version: Int64 = 0
     positions: bool = False
+    secret: str = ""
 
 
 class OpenAnswer(msgspec.Struct, kw_only=True):

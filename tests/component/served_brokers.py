@@ -17,6 +17,7 @@ from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, ReadRequest, decode_message
 from memq.topic import Topic, TopicSettings, equal_slots
+from tests.brokers import PRODUCER, SECRET
 from tests.component.cluster_rig import Rig, rig
 from tests.memory_network import Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
@@ -127,5 +128,6 @@ def served(work: Callable[[Served], Awaitable[None]], limits: ClientLimits | Non
 
 
 def open_of(topic: Topic, **fields: Any) -> Open:
-    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "producer": f"{7:016x}", "acks": AckLevel.ALL}
-    return Open(**{**given, "sequence": 0, **fields})
+    identity = {"producer": f"{PRODUCER:016x}", "secret": SECRET if "producer" not in fields else ""}
+    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "acks": AckLevel.ALL, "sequence": 0}
+    return Open(**{**given, **identity, **fields})

@@ -19,7 +19,7 @@ from memq.protocol.admin_messages import AdminRequest, BeginProducer
 from memq.protocol.frames import Api
 from memq.protocol.messages import Close
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import block_of, log_lines, write_frame
+from tests.brokers import PRODUCER, block_of, log_lines, write_frame
 from tests.component.cluster_rig import Rig
 from tests.component.served_brokers import Served, open_of, served
 from tests.memory_network import Client
@@ -63,7 +63,7 @@ def test_a_damaged_entry_of_a_log_is_named_counted_and_passed_over(caplog: pytes
         (read,) = read_partitions(topic)
         await at.cluster.queue.publish(Publication(read, 0, 0, 1, b'{"kind": "data"'))
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
         assert at.broker.services.counters.damaged_pointers == 1
@@ -77,7 +77,7 @@ def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         await at.broker.close()
         (read,) = read_partitions(topic)
@@ -115,15 +115,15 @@ def test_an_owner_whose_log_lost_its_end_takes_lost_blocks_as_new_ones(caplog: p
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
         for sequence in (0, 1):
-            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=PRODUCER), stream=9))
             await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK, Api.ACK]
         del at.cluster.queue.logs[read_partitions(topic)[0]].entries[-1:]
-        client.say(write_frame(block_of(topic, 2, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 2, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.REDIRECT]
         await at.answered(client, Api.OPEN, open_of(topic, sequence=1), stream=10)
-        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=10))
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=PRODUCER), stream=10))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
         assert sequences_in(await log_of(at.cluster, topic)) == {0, 1, 2}
@@ -140,7 +140,7 @@ def test_an_opening_whose_log_was_cut_behind_its_read_begins_again() -> None:
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
         for sequence in (0, 1):
-            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=PRODUCER), stream=9))
             await skip(1)
         await at.broker.close()
         queue, log = at.cluster.queue, at.cluster.queue.logs[read_partitions(topic)[0]]
@@ -160,7 +160,7 @@ def test_an_opening_whose_log_was_cut_behind_its_read_begins_again() -> None:
         await skip(LOST_RETRY_S + 1)
         assert client.error().code == "not-ready"
         await next_.answered(client, Api.OPEN, open_of(topic, sequence=1), stream=9)
-        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
         assert sequences_in(await log_of(at.cluster, topic)) == {0, 1}
@@ -183,13 +183,13 @@ def test_an_owner_whose_log_was_replaced_says_so_acks_nothing_and_drains(caplog:
 
         queue.read = shown  # type: ignore[method-assign]  # a log that is replaced
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
         await skip(60)  # paused
         cut = True
         for sequence in (1, 2):
-            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=PRODUCER), stream=9))
             await skip(1)
         assert Api.ACK not in {frame.api for frame in client.heard()}
         assert at.broker.services.lost_logs.keys() == {(topic.id, 0)}
@@ -223,10 +223,10 @@ def test_an_end_that_comes_while_a_lost_log_is_opened_is_refused_and_holds_up_no
 
         queue.read = shown  # type: ignore[method-assign]  # a log that is replaced
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=9))
         await skip(60)  # paused
         cut = True
-        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert at.broker.services.lost_logs.keys() == {(topic.id, 0)}
         answers.clear()
@@ -276,7 +276,7 @@ def test_an_opening_passes_over_what_other_partitions_put_into_its_log_for_long(
         topic, client = await at.topic(), at.call()
         (read,) = read_partitions(topic)
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"v", b"w"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v", b"w"], producer=PRODUCER), stream=9))
         await skip(1)
         await at.broker.close()
         (own, data) = await log_of(at.cluster, topic)
@@ -321,7 +321,7 @@ def test_higher_epoch_that_a_comparison_reads_ends_the_epoch_before_a_publish(
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
         for number in range(RECENT_BATCHES + 2):
-            client.say(write_frame(block_of(topic, number, [b"v"], producer=7), stream=9))
+            client.say(write_frame(block_of(topic, number, [b"v"], producer=PRODUCER), stream=9))
             await skip(0.2)
         assert {frame.api for frame in client.heard()} == {Api.ACK}
         (read,) = read_partitions(topic)
@@ -329,10 +329,10 @@ def test_higher_epoch_that_a_comparison_reads_ends_the_epoch_before_a_publish(
         now_ms = at.cluster.runtime.clock.wall_ms()
         await at.cluster.queue.publish(Publication(read, 0, 2, now_ms, encode_pointer(higher)))
         await at.answered(client, Api.OPEN, open_of(topic), stream=8)
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=8))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=8))
         await skip(0.2)
         assert [frame.api for frame in client.heard()] == [Api.THROTTLE], "it is compared first"
-        client.say(write_frame(block_of(topic, RECENT_BATCHES + 2, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, RECENT_BATCHES + 2, [b"v"], producer=PRODUCER), stream=9))
         await skip(0.2)
         assert {frame.api for frame in client.heard()} == {Api.REDIRECT}
         assert (at.broker.services.counters.fenced, at.broker.services.counters.publish_retries) == (1, 0)

@@ -24,7 +24,7 @@ from memq.protocol.frames import PREFIX, Api
 from memq.protocol.messages import Close, Metadata, MetadataRequest, Nack, OpenAnswer, ReadRequest, decode_message
 from memq.storage_handlers import Count
 from memq.topic import Topic
-from tests.brokers import block_of, write_frame
+from tests.brokers import PRODUCER, block_of, write_frame
 from tests.component.served_brokers import MEMORY_BYTES, Calls, Served, open_of, served, topic_named
 from tests.skipping_loop import skip
 
@@ -46,7 +46,7 @@ def test_of_two_openings_of_one_stream_at_once_the_first_has_it() -> None:
         refused = decode_message(second.body, Nack)
         assert (refused.code, refused.text) == ("not-ready", "stream 9 was closed or opened again meanwhile")
         calls.takes_s.clear()
-        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
 
@@ -75,7 +75,7 @@ def test_a_stream_that_is_opened_again_or_closed_gets_no_acks_of_before() -> Non
         topic, client = await at.topic(), at.call()
         assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
         processor = at.broker.partitions.processor(topic, 0)
-        producer = processor.owned().producer(7)
+        producer = processor.owned().producer(PRODUCER)
         assert producer.streams == 1
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
         assert producer.streams == 1
@@ -143,7 +143,7 @@ def test_a_partition_of_a_live_broker_that_has_just_come_is_opened_too() -> None
 def test_instances_of_a_named_producer_are_counted_above_all_of_earlier_owners() -> None:
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
-        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}")
+        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{PRODUCER:016x}")
         before = INSTANCES_PER_EPOCH  # of the owner's first epoch, 1
         for number in (1, 2, 3):
             instance = (await at.admin(client, ask)).instance
@@ -219,7 +219,7 @@ def test_newest_batch_is_read_from_memory_and_counted() -> None:
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        block = block_of(topic, 0, [b"value"], producer=7)
+        block = block_of(topic, 0, [b"value"], producer=PRODUCER)
         client.say(write_frame(block, stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK]
@@ -280,7 +280,7 @@ def test_a_broker_says_how_full_it_is(counts: list[tuple[str, int]], names: list
         calls = Calls(at.cluster.store, "put")
         calls.takes_s["put"] = 60.0
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"value"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"value"], producer=PRODUCER), stream=9))
         await skip(1)
         load = (await at.admin(client, DescribeLoad(broker="one"))).load
         assert load is not None
@@ -313,7 +313,7 @@ def test_a_request_to_drain_a_broker_is_answered_when_others_have_its_partitions
         calls = Calls(at.cluster.store, "put")
         calls.takes_s["put"] = 50.0
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)
-        client.say(write_frame(block_of(topic, 0, [b"value"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 0, [b"value"], producer=PRODUCER), stream=9))
         await at.cluster.start("two", audit=False)
         await skip(1)
         other = at.call()

@@ -8,7 +8,7 @@ from memq.format.pointer import decode_pointer
 from memq.limits import MIB
 from memq.protocol.frames import AckLevel, Api
 from memq.topic import read_partitions
-from tests.brokers import block_of, write_frame
+from tests.brokers import PRODUCER, block_of, write_frame
 from tests.component.served_brokers import Served, open_of, served
 from tests.skipping_loop import skip
 
@@ -22,16 +22,16 @@ def test_a_block_by_which_an_owner_learned_of_a_cut_is_held_until_the_log_shows_
         (read,) = read_partitions(topic)
         await at.answered(client, Api.OPEN, open_of(topic, acks=AckLevel.ONE), stream=9)
         for sequence in (0, 1):
-            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=PRODUCER), stream=9))
             await skip(1)
         del at.cluster.queue.logs[read].entries[-1:]
-        client.say(write_frame(block_of(topic, 2, [b"v"], producer=7), stream=9))
+        client.say(write_frame(block_of(topic, 2, [b"v"], producer=PRODUCER), stream=9))
         await skip(1)
         assert [frame.api for frame in client.heard()] == [Api.ACK, Api.ACK, Api.ACK, Api.REDIRECT]
         assert len(at.broker.partitions.forwarder) == 1
         await at.answered(client, Api.OPEN, open_of(topic, sequence=3), stream=10)
         for sequence in range(3, 3 + later):
-            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=10))
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=PRODUCER), stream=10))
             await skip(1)
         await skip(topic.settings.stale_publish_ms / 1_000 + 2)
         assert len(at.broker.partitions.forwarder) == 0

@@ -198,8 +198,8 @@ def test_missing_records_acked_with_all_are_lost_at_once(tmp_path: Path) -> None
             two = await cluster.start("two")
             there = await seize(cluster, topic, two)
             client = await BareClient.connect(two)
-            await client.open(topic, acks=AckLevel.ALL, producer=99)
-            client.write(write_frame(block_of(topic, 0, [b"a", b"b"], producer=99)))
+            await client.open(topic, acks=AckLevel.ALL)
+            client.write(write_frame(block_of(topic, 0, [b"a", b"b"])))
             while (await client.frame()).argument != 2:
                 pass
             await ended(client, 5)  # as if three more had been acked

@@ -11,7 +11,7 @@ from memq.format.pointer import decode_pointer
 from memq.limits import MIB
 from memq.protocol.frames import AckLevel, Api
 from memq.topic import ReadPartition, read_partitions
-from tests.brokers import block_of, write_frame
+from tests.brokers import PRODUCER, block_of, write_frame
 from tests.component.served_brokers import Calls, Served, open_of, served
 from tests.partition_owners import control, processor_of
 from tests.skipping_loop import skip
@@ -30,7 +30,7 @@ def test_a_block_in_a_ring_is_known_by_a_copy_that_landed_after_it_was_taken(
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
         (read,) = read_partitions(topic)
-        log, block = at.cluster.queue.logs[read], block_of(topic, 0, [b"v"], producer=7)
+        log, block = at.cluster.queue.logs[read], block_of(topic, 0, [b"v"], producer=PRODUCER)
         await at.answered(client, Api.OPEN, open_of(topic, acks=AckLevel.ONE), stream=9)
         client.say(write_frame(block, stream=9))
         await skip(1)

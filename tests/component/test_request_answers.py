@@ -27,7 +27,7 @@ from memq.protocol.messages import (
     encode_message,
     error_of,
 )
-from tests.brokers import block_of, log_lines
+from tests.brokers import PRODUCER, block_of, log_lines
 from tests.component.served_brokers import MEMORY_BYTES, Served, open_of, served
 from tests.memory_network import FULL_BYTES, Client
 from tests.skipping_loop import now_s, skip
@@ -291,7 +291,7 @@ def test_a_forwarded_block_is_answered_on_the_connection_and_its_bytes_do_not_co
         monkeypatch.setattr(requests, "PENDING_BYTES_MAX", 0)
         for partition, api in ((0, Api.FORWARD), (5, Api.ERROR)):
             ask = Forward(topic=topic.name, topic_id=topic.id, partition=partition, absent_ms=0)
-            block = block_of(topic, 0, [b"v"], producer=7)
+            block = block_of(topic, 0, [b"v"], producer=PRODUCER)
             client.say(encode_forward(41, ask, len(block)) + block)
             await skip(1)
             (frame,) = client.heard()
@@ -312,7 +312,7 @@ def test_a_forwarded_block_without_the_checksum_that_its_broker_sends_is_refused
         old.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, msgspec.json.encode(hello)))
         old.heard()
         ask = Forward(topic=topic.name, topic_id=topic.id, partition=0, absent_ms=0)
-        head, block = msgspec.json.encode(ask), block_of(topic, 0, [b"v"], producer=7)
+        head, block = msgspec.json.encode(ask), block_of(topic, 0, [b"v"], producer=PRODUCER)
         body = len(head).to_bytes(2, "little") + head + block
         for client, code in ((new, "damaged-message"), (old, "")):
             client.say(encode_frame(Api.FORWARD, 0, 41, body))

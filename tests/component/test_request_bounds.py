@@ -33,7 +33,7 @@ from memq.protocol.messages import (
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
-from tests.brokers import BareClient, run, running_broker, until
+from tests.brokers import PRODUCER, SECRET, BareClient, run, running_broker, until
 from tests.partition_owners import failing, pointers
 
 
@@ -61,7 +61,8 @@ async def ask(client: BareClient, api: Api, message: msgspec.Struct, stream: int
 
 
 def open_of(topic: Topic, **fields: Any) -> Open:
-    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "producer": f"{7:016x}", "acks": 2}
+    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "producer": f"{PRODUCER:016x}", "acks": 2}
+    given["secret"] = SECRET if given["producer"] == fields.get("producer", given["producer"]) else ""
     return Open(**{**given, "sequence": 0, **fields})
 
 
@@ -135,7 +136,7 @@ def test_a_producer_s_end_has_its_sequences_merged_and_the_newest_where_there_ar
             burned = [(0, 1), (4, 6), (6, 7), (9, 10)]
             assert code_of(await ask(client, Api.CLOSE, Close(next_sequence=SEQUENCE_END, burned=burned), 3)) == ""
             (end,) = (await pointers(broker, topic))[-1].ended
-            assert (end.producer, end.next_sequence, end.burned) == (7, SEQUENCE_END, ((4, 7), (9, 10)))
+            assert (end.producer, end.next_sequence, end.burned) == (PRODUCER, SEQUENCE_END, ((4, 7), (9, 10)))
 
     run(work())
 

@@ -194,7 +194,7 @@ def test_held_blocks_are_described_by_their_sequences() -> None:
             processor = processor_of(broker, topic)
             await store.begun.wait()
             assert processor.held_blocks() == [
-                "topic 'clicks' partition 0 batch 0 (storing): producer 0000000000001234 sequences 0 to 2, acks=all"
+                f"topic 'clicks' partition 0 batch 0 (storing): producer {PRODUCER:016x} sequences 0 to 2, acks=all"
             ]
             store.gate.set()
 

@@ -13,10 +13,10 @@ from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.client.producer.fields import check_fields
 from memq.client.queue import items
 from memq.client.queue.items import ItemLease, RecentBlocks, blocks_of, items_of, outcomes_of, wire_leases
-from memq.errors import CorruptDataError, InvalidRequestError, ProtocolError
+from memq.errors import InvalidRequestError, ProtocolError
 from memq.limits import QUEUE_KNOWN_BLOCKS_MAX
 from memq.protocol.queue_messages import QueueAnswer, WireGrant, WireGrantedItems
-from memq.queues.decisions import ItemOutcome
+from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.runtime import Runtime
 
 LEASES = st.builds(ItemLease, st.sampled_from(["a", "b"]), st.integers(0, 6), st.integers(1, 2))
@@ -60,13 +60,14 @@ def test_a_block_comes_once_and_is_known_from_then_on() -> None:
     id_, data = block_of(3)
     recent = RecentBlocks()
     first = grant_of(id_, len(data), WireGrantedItems(1, 2, 1, b""))
-    (item,) = items_of([first], memoryview(data), recent.known(), recent, 10.0)
+    ((item,), unreadable) = items_of([first], memoryview(data), recent.known(), recent, 10.0)
+    assert not unreadable
     assert (item.id, item.payload) == (f"jobs:{id_}:1", random.Random(1).randbytes(10))
     assert (item.attempt, item.until_s, item.lease) == (1, 12.5, ItemLease(id_, 1, 3))
     known = recent.known()
     assert list(known) == [id_]
     again = grant_of(id_, 0, WireGrantedItems(0, 1, 2, b"note"), WireGrantedItems(2, 3, 1, b""))
-    found = items_of([again], memoryview(b""), known, RecentBlocks(), 0.0)
+    found, _ = items_of([again], memoryview(b""), known, RecentBlocks(), 0.0)
     assert [(each.payload, each.attempt, each.note) for each in found] == [
         (random.Random(0).randbytes(10), 2, b"note"),
         (random.Random(2).randbytes(10), 1, b""),
@@ -102,8 +103,8 @@ def test_grants_without_their_items_are_refused() -> None:
     ):
         with pytest.raises(ProtocolError, match="comes without these items"):
             items_of([grant], memoryview(blocks), {}, RecentBlocks(), 0.0)
-    with pytest.raises(CorruptDataError):
-        items_of([grant_of(id_, len(data), run)], memoryview(data[:-1]), {}, RecentBlocks(), 0.0)
+    found, (cut,) = items_of([grant_of(id_, len(data), run)], memoryview(data[:-1]), {}, RecentBlocks(), 0.0)
+    assert (found, cut.kind, cut.leases[0].ranges) == ([], NackKind.FAILED, [0, 1])
 
 
 @given(st.lists(st.one_of(st.integers(0, 1 << 64).map("{:016x}".format), st.text("0f -x", max_size=17)), max_size=4))

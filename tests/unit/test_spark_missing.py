@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import pyarrow
 import pytest
+from awscrt.checksums import crc32c
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import CorruptDataError, InvalidSettingError, NotFoundError
 from memq.format.batch import BlockPiece, is_whole
 from memq.format.blocks.header import Buffer
+from memq.limits import BLOCK_HEADER_BYTES
 from memq.runtime.logs import EventLog
 from memq.spark.options import MISSING_S, read_options
 from memq.spark.read.arrow_rows import RowMaker
@@ -103,6 +105,26 @@ def test_with_skip_the_loss_is_named_in_the_column_and_in_the_log(caplog: pytest
     assert rows_of(found, settings, "value") == []
     assert "spark.damage-skipped: topic 'clicks' at 0:7:0" in caplog.text
     assert "its object is missing" in caplog.text
+
+
+def test_a_block_that_its_producer_made_unreadable_is_skipped_whatever_the_option(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each try would meet it again: a stream stopped for ever."""
+    settings = task_settings("fail")
+    found, _ = fetched(0.0, settings)
+    first, *others = found.pieces
+    broken = bytearray(first.data)
+    broken[BLOCK_HEADER_BYTES + 2] ^= 0x40  # the length of a value
+    broken[4:8] = crc32c(bytes(broken[8:])).to_bytes(4, "little")
+    poisoned = found._replace(pieces=[first._replace(data=memoryview(bytes(broken))), *others])
+    rows = sum(each.num_rows for each in rows_of(poisoned, settings, "value"))
+    assert rows == sum(piece.records for piece in others)
+    assert "spark.damage-skipped: topic 'clicks' at 0:7:0" in caplog.text
+    broken[-1] ^= 1  # damage behind the producer stops the task
+    damaged = found._replace(pieces=[first._replace(data=memoryview(bytes(broken))), *others])
+    with pytest.raises(CorruptDataError, match="block 0 of object"):
+        rows_of(damaged, settings, "value")
 
 
 def test_the_time_is_an_option_with_bounds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -143,12 +144,13 @@ class GroupRequests:
         return AdminAnswer()
 
     async def describe(self, call: Call[DescribeGroup]) -> Answer:
-        """Return members and positions of a group."""
+        """Return members, by their shown names, and positions of a group."""
         coordinator = await self._coordinator(call, call.ask.group)
         if isinstance(coordinator, Link):
             return await forward(coordinator, call.ask)
         state = await coordinator.describe(call.ask.group, proven=call.ask.proven)
-        return AdminAnswer(group=_wire_group(state.group, state.generation, state.members, state.committed))
+        members = {shown_member(member): held for member, held in state.members.items()}
+        return AdminAnswer(group=_wire_group(state.group, state.generation, members, state.committed))
 
     async def list_former(self, call: Call[ListFormerGroups]) -> Answer:
         """Return the names of the groups that an earlier release kept in the queue."""
@@ -236,6 +238,14 @@ async def _known_ranges(partitions: Partitions, ranges: Sequence[WireRanges]) ->
         for number in (numbers[0], numbers[-1] - 1):
             await known_partition(partitions, PartitionRef(topic=each.topic, topic_id=each.topic_id, partition=number))
     return unpack_shared(tuple(TopicPartitions(each.topic, each.topic_id, each.bounds) for each in ranges))
+
+
+def shown_member(member: str) -> str:
+    """Return the name under which others see a member: 48 bits of the SHA-256 of its id.
+
+    The id itself is the member's secret. With it, another client could commit, or leave, for the member.
+    """
+    return f"member-{hashlib.sha256(f'memq member {member}'.encode()).hexdigest()[:12]}"
 
 
 def _wire_group(

@@ -9,17 +9,28 @@ from contextlib import suppress
 
 from memq.broker.api import Answer, Call
 from memq.broker.api.staged_publisher import publish_staged
+from memq.broker.partition.append import ProducerState
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.forwarding import take_forwarded
-from memq.errors import InvalidRequestError, LogLostError, MovedError, NotFoundError, NotReadyError, ThrottledError
+from memq.errors import (
+    DeniedError,
+    InvalidRequestError,
+    LogLostError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    ThrottledError,
+)
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import PRODUCER_ID_END, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
 from memq.protocol.admin_messages import AdminAnswer, BeginProducer, PublishStaged, WireInstance
+from memq.protocol.connection import Principal
 from memq.protocol.frames import AckLevel
 from memq.protocol.messages import Close, Done, Forward, Open, OpenAnswer
+from memq.topic import secret_producer_id
 
 OPEN_TIMEOUT_S = 10.0
 NOT_READY_MS = 200
@@ -41,6 +52,7 @@ class StreamRequests:
         """
         ask, connection, number = call.ask, call.connection, call.stream
         producer = producer_id_of(ask.producer)
+        proven = _is_proven(ask.secret, producer)
         if number == 0:
             raise InvalidRequestError("stream 0 is the connection itself", hint="open streams 1 to 65535")
         if ask.acks not in tuple(AckLevel) or ask.sequence < 0:  # the message bounds it above
@@ -54,6 +66,7 @@ class StreamRequests:
         processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
         if ask.producer_epoch:
             await processor.admit_producer(producer, ask.producer_epoch, ask.sequence)
+        _claim(processor.owned().producer(producer), ask.producer_epoch, connection.principal, proven=proven)
         if connection.closed or number in connection.streams:
             raise NotReadyError(f"stream {number} was closed or opened again meanwhile")
         _check_room(connection.streams)  # others may be opened meanwhile
@@ -67,12 +80,17 @@ class StreamRequests:
             connection.limiters,
             positions=ask.positions,
         )
+        stream.proven = proven
         connection.bind(stream)
         assert processor.own is not None, "ready without an epoch"
         return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
 
     async def close(self, call: Call[Close]) -> Answer:
-        """Close a stream, and note the sequences at which its producer ends. Raises: NotFoundError."""
+        """Close a stream, and note the sequences at which its producer ends. Raises: NotFoundError.
+
+        An end without proof may be forged: a wrong one would make findings of lost records, or hide some. It is noted
+        only if all its records are in the queue.
+        """
         ask = call.ask
         stream = call.connection.streams.pop(call.stream, None)
         if stream is None:
@@ -84,7 +102,12 @@ class StreamRequests:
             burned=_burned(ask.burned),
             acks=stream.acks,
         )
-        await stream.target.end_producer(end)
+        complete = not end.burned and stream.producer.queued.covers(0, end.next_sequence)
+        if stream.proven or stream.producer_epoch or complete:
+            await stream.target.end_producer(end)
+        else:
+            ended = f"producer {stream.producer_id:016x} at {ask.next_sequence}"
+            self._services.events.info("end-without-proof", f"{call.connection.peer} {stream.target.name}: {ended}")
         return Done()
 
     async def forward(self, call: Call[Forward]) -> Answer:
@@ -104,7 +127,9 @@ class StreamRequests:
         """Begin an instance of a named producer."""
         ask = call.ask
         processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
-        begun = await processor.begin_producer(producer_id_of(ask.producer))
+        producer = producer_id_of(ask.producer)
+        begun = await processor.begin_producer(producer)
+        _claim(processor.owned().producer(producer), begun.epoch, call.connection.principal)
         return AdminAnswer(instance=WireInstance(epoch=begun.epoch, next_sequence=begun.last_sequence))
 
     async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
@@ -137,6 +162,31 @@ def _check_room(streams: Sized) -> None:
     """Raise ThrottledError if a connection may have no more streams."""
     if len(streams) >= STREAMS_PER_CONNECTION_MAX:
         raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
+
+
+def _is_proven(secret: str, producer: int) -> bool:
+    """Whether a client showed the secret of a producer. Raises: DeniedError for another one's secret."""
+    if secret and secret_producer_id(secret) != producer:
+        raise DeniedError(f"this is not the secret of producer {producer:016x}")
+    return bool(secret)
+
+
+def _claim(state: ProducerState, epoch: int, principal: Principal, *, proven: bool = False) -> None:
+    """Bind a producer to the holder of its secret, or an instance of a named one to its principal.
+
+    Raises: DeniedError when it is bound to another client.
+    """
+    if not epoch:
+        if state.proven and not proven:
+            raise DeniedError(f"producer {state.id:016x} belongs to a client with its secret", hint="draw another id")
+        state.proven = proven
+        return
+    if state.holder[0] == epoch and state.holder[1] != principal.name:
+        raise DeniedError(
+            f"instance {epoch} of named producer {state.id:016x} belongs to another principal",
+            hint="begin an instance of your own, or choose another name",
+        )
+    state.holder = (epoch, principal.name)
 
 
 def producer_id_of(text: str) -> int:

@@ -167,10 +167,11 @@ class ProducerState:
 
     `next` is above every sequence that the queue or the ring holds. A block that starts at `next` or later is new,
     without a search. `seen_ms` is the queue time of the producer's last pointer. `epoch` is the newest instance of a
-    named producer, and 0 for a producer without a name.
+    named producer, and 0 for a producer without a name. `proven`: a client showed the secret of its id. `holder` is
+    the instance and the principal for whom it was opened; this owner forgets both with its epoch.
     """
 
-    __slots__ = ("epoch", "id", "next", "queued", "seen_ms", "streams")
+    __slots__ = ("epoch", "holder", "id", "next", "proven", "queued", "seen_ms", "streams")
 
     def __init__(self, producer_id: int) -> None:
         self.id = producer_id
@@ -179,13 +180,16 @@ class ProducerState:
         self.next = 0
         self.seen_ms = 0
         self.streams = 0
+        self.proven = False
+        self.holder = (0, "")
 
 
 class Stream:
     """One stream of blocks: dense sequences of one producer for one partition through one front door.
 
     `target` is the partition. `limiters` are the limits of its client; None: its blocks were counted before, so no
-    limit applies to them. With `positions`, its acks have the positions of its records.
+    limit applies to them. With `positions`, its acks have the positions of its records. `proven`: its client showed
+    the secret of the producer.
     """
 
     __slots__ = (
@@ -199,6 +203,7 @@ class Stream:
         "producer",
         "producer_epoch",
         "producer_id",
+        "proven",
         "sink",
         "target",
     )
@@ -226,5 +231,6 @@ class Stream:
         self.limiters = limiters
         self.expected = sequence
         self.open = True
+        self.proven = False
         self.checked = False  # whether a block of it was opened
         self.positions = positions

@@ -14,7 +14,7 @@ from memq.errors import CorruptDataError, MemqError
 from memq.format.batch import BlockPiece
 from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
-from memq.format.blocks.header import HEADERS, Buffer, check_block
+from memq.format.blocks.header import HEADERS, is_sound
 from memq.topic import Committed, Position, ReadPartition
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class Batch:
             return read(reader, low=part.low, high=part.high, mask=part.mask)
         except CorruptDataError as error:
             damage = self._damage_of(part, error)
-            if self._report is None or (self._on_damaged == "fail" and not _is_sound(part.piece.data)):
+            if self._report is None or (self._on_damaged == "fail" and not is_sound(part.piece.data)):
                 raise CorruptDataError(str(damage)) from error
             if all(known.block != damage.block for known in self.damaged):
                 self.damaged.append(damage)
@@ -256,15 +256,6 @@ class Batch:
     def _damage_of(self, part: Slice, error: MemqError) -> Damage:
         position = Position(self.first.read_partition, self.first.pointer_offset, part.piece.first)
         return Damage(self._object_key, part.piece.number, position, part.piece.records, bytes(part.piece.data), error)
-
-
-def _is_sound(data: Buffer) -> bool:
-    """Whether a block is as its producer made it."""
-    try:
-        check_block(data)
-    except MemqError:
-        return False
-    return True
 
 
 def _rows(

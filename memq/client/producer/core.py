@@ -46,7 +46,7 @@ from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.waits import time_before
-from memq.topic import Position, Topic, check_name, producer_id_of
+from memq.topic import Position, Topic, check_name, producer_id_of, secret_producer_id
 
 METADATA_AGE_S_MAX = 60.0  # within this time, records go to the new partitions of a widened topic
 _SETTLE_S = 0.5
@@ -147,13 +147,14 @@ class ProducerCore:
         events: EventLog | None = None,
         internal: bool = False,
     ) -> None:
-        """A new producer draws a random id; the id of a named producer follows from its name.
+        """A new producer draws a secret. Its id follows from the secret, or from its name.
 
         With `producer_id`, the producer continues as the earlier producer with this id. `observe` returns its observer.
         With `pool`, it uses the connections of another client, and does not close them. `internal` allows memq's own
         topics.
         """
-        self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
+        secret = "" if producer_id or settings.name else f"{runtime.random.getrandbits(128):032x}"
+        self.producer_id = producer_id or producer_id_of(settings.name) or secret_producer_id(secret)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self.buffer.why_late = self._why_late
         self._settings = settings
@@ -185,12 +186,11 @@ class ProducerCore:
         self.transactions = TransactionalCore(settings, runtime, router, self.checks.start)
         self.transactions.note_held = self._note_held
         self._stager = self.transactions.stager = PartStager(self._metadata, runtime)
-        made, settled = (make_delivery, wake), self._settled_delayed
-        self.delayed = DelayedRecords(
-            settings, runtime, self.buffer, router, self._metadata, self._tasks, *made, settled, self._note_held
-        )
+        parts = (settings, runtime, self.buffer, router, self._metadata, self._tasks, make_delivery, wake)
+        self.delayed = DelayedRecords(*parts, self._settled_delayed, self._note_held)
         self._parts = SenderParts(
             producer_id=self.producer_id,
+            secret=secret,
             settings=settings,
             runtime=runtime,
             buffer=self.buffer,

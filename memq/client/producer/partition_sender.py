@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from memq.client.link_pool import LinkPool, Session
@@ -94,6 +94,7 @@ class SenderParts:
     """
 
     producer_id: int
+    secret: str = field(repr=False)
     settings: ProducerSettings
     runtime: Runtime
     buffer: SendBuffer
@@ -317,6 +318,7 @@ class PartitionSender:
             producer_epoch=self.buffer.producer_epoch,
             map_version=self.buffer.topic.map_version,
             positions=True,
+            secret=self._parts.secret,
         )
         self._open_request = session.link.open_stream(self._stream, message)
         self._open_timer = asyncio.get_running_loop().call_later(

@@ -11,6 +11,7 @@ from memq.client.arguments import check_number, check_seconds, check_switch
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields, as_bytes, check_fields
 from memq.errors import (
     AlreadyAckedError,
+    CorruptDataError,
     InvalidRequestError,
     InvalidSettingError,
     ItemEndedError,
@@ -22,6 +23,7 @@ from memq.errors import (
 )
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import RecordHeaders, RecordTuple, open_block
+from memq.format.blocks.header import check_block
 from memq.limits import (
     HOLD_BYTES_MAX,
     KIB,
@@ -233,25 +235,53 @@ class RecentBlocks:
         return records
 
 
+class UnreadableItems(NamedTuple):
+    """Leased items of a block that can't be read. `kind` is how they are given back.
+
+    With a right checksum, the block came so from its producer: no worker can ever read it. Else another try may help.
+    """
+
+    queue: str
+    leases: list[WireLeasedItems]
+    kind: NackKind
+    cause: str
+
+
+def _unreadable(grant: WireGrant, data: memoryview, error: CorruptDataError) -> UnreadableItems:
+    """Return the items of a grant whose block can't be read."""
+    ranges = [bound for run in grant.items for bound in (run.begin, run.end)]
+    try:
+        producer, kind = f"of producer {check_block(data).producer_id:016x}", NackKind.DEAD
+    except CorruptDataError:
+        producer, kind = "of an unknown producer", NackKind.FAILED
+    leases = [WireLeasedItems(grant.block_id, grant.grant, ranges)]
+    return UnreadableItems(grant.queue, leases, kind, f"block {grant.block_id} {producer}: {error}")
+
+
 def items_of(
     grants: Sequence[WireGrant],
     blocks: memoryview,
     known: Mapping[str, list[RecordTuple]],
     recent: RecentBlocks,
     asked_s: float,
-) -> list[QueueItem]:
-    """Return the granted items; their leases begin at `asked_s`, the time of the request (Q3).
+) -> tuple[list[QueueItem], list[UnreadableItems]]:
+    """Return the items of grants that were asked for at `asked_s` (Q3), and those that can't be read.
 
     `known` has the cached blocks that the request named; these come without payload.
-    Raises: CorruptDataError, ProtocolError.
+    Raises: ProtocolError, UnsupportedFormatError.
     """
     found: list[QueueItem] = []
+    unreadable: list[UnreadableItems] = []
     at = 0
     for grant in grants:
         data = blocks[at : at + grant.length]
         at += grant.length
         taken = sum(run.end - run.begin for run in grant.items)
-        records = recent.opened(grant.block_id, data, taken) if grant.length else known.get(grant.block_id)
+        try:
+            records = recent.opened(grant.block_id, data, taken) if grant.length else known.get(grant.block_id)
+        except CorruptDataError as error:
+            unreadable.append(_unreadable(grant, data, error))
+            continue
         if records is None or any(not 0 <= run.begin < run.end <= len(records) for run in grant.items):
             raise ProtocolError(f"a grant of items of block {grant.block_id} comes without these items")
         until_s = asked_s + (grant.waited_ms + grant.lease_ms) / 1_000
@@ -266,7 +296,7 @@ def items_of(
                     item.key, item.tag, item.timestamp_ms = key, tag, timestamp_ms
                     item.position = Position(partition, offset, first + number)
                 found.append(item)
-    return found
+    return found, unreadable
 
 
 def wire_leases(leases: Iterable[ItemLease]) -> list[WireLeasedItems]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from memq.client.admin import AsyncAdmin
@@ -18,6 +19,7 @@ from memq.client.queue.items import (
     ItemLease,
     QueueItem,
     RecentBlocks,
+    UnreadableItems,
     blocks_of,
     checked_fields,
     checked_item,
@@ -36,6 +38,7 @@ from memq.client.queue.joint_calls import JointCalls
 from memq.client.queue.views import AsyncItemViews, ItemViews
 from memq.errors import (
     InvalidRequestError,
+    MemqError,
     OutcomeUnknownError,
     OverLimitError,
     QueueFullError,
@@ -106,7 +109,8 @@ class AsyncQueue(AsyncItemViews):
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
         self._is_met = False
-        now_s, events = self._runtime.clock.monotonic, EventLog(self._runtime.clock)
+        self._events = EventLog(self._runtime.clock)
+        now_s, events = self._runtime.clock.monotonic, self._events
         self._enqueues = JointCalls(self._enqueue_joint, REQUEST_BYTES_MAX, now_s, events)
         self._acks = JointCalls(self._ack_joint, QUEUE_ITEMS_PER_REQUEST_MAX, now_s, events)
 
@@ -225,9 +229,17 @@ class AsyncQueue(AsyncItemViews):
                     raise
                 await self._pause(error, tries)
                 continue
-            items = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
+            items, unreadable = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
+            for each in unreadable:
+                await self._give_back(each)
             if items or clock.monotonic() >= until_s:
                 return items
+
+    async def _give_back(self, unreadable: UnreadableItems) -> None:
+        """Give back items that no worker can read. Without an answer, their lease ends."""
+        self._events.warning("queue.unreadable", f"items of queue '{unreadable.queue}' in {unreadable.cause}")
+        with suppress(MemqError):
+            await self._surely(nack_request(unreadable.queue, unreadable.leases, 0, b"unreadable", unreadable.kind))
 
     async def begin_pop(
         self, topic: str, group: str, *, start: Point = BEGINNING, lease: float = LEASE_S, attempts_max: int = 0

@@ -223,6 +223,15 @@ def check_block(buffer: Buffer, scope: int | None = None) -> BlockHeader:
     return header
 
 
+def is_sound(data: Buffer) -> bool:
+    """Whether a block is as its producer made it. Its records may be unreadable then, too."""
+    try:
+        check_block(data)
+    except MemqError:
+        return False
+    return True
+
+
 def _check_checksum(buffer: Buffer, stated: int, name: str) -> None:
     """Raise CorruptDataError when the checksum over `buffer` is not the one stated."""
     found = crc32c(memoryview(buffer)[CHECKED_FROM:])

@@ -23,7 +23,7 @@ from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, missing_batch
 from memq.format.blocks.columns import BlockReader
-from memq.format.blocks.header import BlockHeader, StoredBlock
+from memq.format.blocks.header import BlockHeader, StoredBlock, is_sound
 from memq.format.pointer import Pointer
 from memq.format.report import ReportedDamage, Stage, damage_of
 from memq.notification.dedup_window import DedupWindow, Novelty
@@ -320,16 +320,18 @@ def _damaged(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Skip a damaged block; its row goes to the column `damage` if that is read.
 
+    A block with a right checksum came so from its producer, and no reader can ever read it. It is always skipped.
     Raises: see `read_split`.
     """
     cause = piece.cause
     assert cause is not None
+    skip = settings.skip_damaged or is_sound(piece.data)
     origin = _origin_of(part, piece)
     if report is not None:
         report.damage(part, piece)
-    if settings.skip_damaged and piece.first < part.low:
+    if skip and piece.first < part.low:
         return  # reported by the reader of its first record, in the micro-batch before
-    if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
+    if not skip or isinstance(cause, UnsupportedFormatError):
         at = Position(part.partition, part.offset, piece.first)
         raise type(cause)(
             f"block {piece.number} of object '{origin.object}' at {at} of topic '{origin.topic}': {cause}",
