@@ -18,7 +18,7 @@ CHANGE_TRIES = 5  # against other brokers that change the rules at the same time
 
 
 class PermissionRequests:
-    """Shows, changes and tries the rules of the cluster."""
+    """Lists, changes and tests the rules of the cluster."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
