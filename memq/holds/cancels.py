@@ -13,12 +13,9 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from awscrt.checksums import crc32c
-
 from memq.errors import MemqError, NotReadyError
 from memq.format.held_object import HoldId, cancelled_object
-from memq.format.key import held_object_key
-from memq.holds.storing import STORE_TIMEOUT_S, StoringParts
+from memq.holds.storing import StoringParts, put_held_object
 from memq.runtime.tasks import TaskOwner
 
 
@@ -68,11 +65,4 @@ class CancelledHolds:
             batch.ended.set_result(error)
 
     async def _put(self, holds: Iterable[HoldId]) -> None:
-        parts, data = self._parts, cancelled_object(holds, self._parts.shard)
-        object_id = parts.runtime.random.getrandbits(64)
-        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await parts.store.put(key, [data], crc32c(data))
-        except (MemqError, TimeoutError) as error:
-            raise NotReadyError(f"the store does not take cancelled records: {error!r}") from error
+        await put_held_object(self._parts, [cancelled_object(holds, self._parts.shard)], "cancelled records")

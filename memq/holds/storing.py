@@ -29,7 +29,7 @@ STORES_AT_ONCE = 4
 PROMPT_BYTES = 256 * KIB  # from this size on, blocks do not wait for the end of a gap
 STORE_TIMEOUT_S = 60.0
 DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
-BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and a target without its names
+BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and for object and target without their names
 
 Decide = Callable[[str, Sequence[HeldLane]], Awaitable[Sequence[Answer]]]  # an answer for each block, in order
 
@@ -221,17 +221,22 @@ class ArrivingBlocks:
             offset += len(new.data)
         index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
         buffers = [*(new.data for new in batch), held_object_end(index, parts.shard)]
-        checksum = 0
-        for buffer in buffers:
-            checksum = crc32c(buffer, checksum)
-        object_id = parts.runtime.random.getrandbits(64)
-        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await parts.store.put(key, buffers, checksum)
-        except (MemqError, TimeoutError) as error:
-            raise NotReadyError(f"the store does not take held records: {error!r}") from error
-        return key, index
+        return await put_held_object(parts, buffers, "held records"), index
+
+
+async def put_held_object(parts: StoringParts, buffers: Sequence[bytes], content: str) -> str:
+    """Store an object below `<cluster>/held/`; return its key. Raises: NotReadyError, which names the content."""
+    checksum = 0
+    for buffer in buffers:
+        checksum = crc32c(buffer, checksum)
+    object_id = parts.runtime.random.getrandbits(64)
+    key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
+    try:
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            await parts.store.put(key, buffers, checksum)
+    except (MemqError, TimeoutError) as error:
+        raise NotReadyError(f"the store does not take {content}: {error!r}") from error
+    return key
 
 
 def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
