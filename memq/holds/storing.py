@@ -225,7 +225,7 @@ class ArrivingBlocks:
 
 
 async def put_held_object(parts: StoringParts, buffers: Sequence[bytes], content: str) -> str:
-    """Store an object below `<cluster>/held/`; return its key. Raises: NotReadyError, which names the content."""
+    """Store an object below `<cluster>/held/`; return its key. Raises: NotReadyError with `content`."""
     checksum = 0
     for buffer in buffers:
         checksum = crc32c(buffer, checksum)
