@@ -1,1 +1,1 @@
-"""Held records on a state log: stored now, released to their partitions later, or dropped."""
+"""Delayed records and records of transactions on a state log: held, then released or dropped."""

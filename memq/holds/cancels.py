@@ -1,8 +1,8 @@
-"""The objects of cancelled holds, by which a restore from the bucket alone knows them (S9).
+"""Stores cancels as objects, so that a restore from the bucket drops cancelled records (S9).
 
-A state log has each cancel, but its last snapshot may be older. So the holds that a decision has dropped lie in an
-object below `<cluster>/held/` before the answer says that they are cancelled. No state names such an object. So the
-sweep deletes it at the safety age, long after the next snapshot.
+A state log has each cancel, but its last snapshot may be older. So the ids of dropped holds are stored in an object
+below `<cluster>/held/` before the answer `CANCELLED`. No state names such an object, so the sweep deletes it at the
+safety age, long after the next snapshot.
 
 The object is stored after the decision counts. If it came first, a restore could drop a hold that was released.
 """
@@ -13,18 +13,15 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from awscrt.checksums import crc32c
-
 from memq.errors import MemqError, NotReadyError
 from memq.format.held_object import HoldId, cancelled_object
-from memq.format.key import held_object_key
-from memq.holds.storing import STORE_TIMEOUT_S, StoringParts
+from memq.holds.storing import StoringParts, put_held_object
 from memq.runtime.tasks import TaskOwner
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Holds that share an object, and the end of its put: its error, or None."""
+    """Holds that share an object, and the result of its put: an error, or None."""
 
     holds: dict[HoldId, None] = field(default_factory=dict)
     ended: asyncio.Future[MemqError | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -43,7 +40,7 @@ class CancelledHolds:
         self._one = asyncio.Lock()
 
     async def store(self, holds: Iterable[HoldId]) -> None:
-        """Return when the store has these holds. Raises: NotReadyError."""
+        """Store cancelled holds; return when the store has them. Raises: NotReadyError."""
         if self._tasks.stopped:
             raise NotReadyError("the service partition of these held records is closed")
         batch = self._waiting
@@ -68,11 +65,4 @@ class CancelledHolds:
             batch.ended.set_result(error)
 
     async def _put(self, holds: Iterable[HoldId]) -> None:
-        parts, data = self._parts, cancelled_object(holds, self._parts.shard)
-        object_id = parts.runtime.random.getrandbits(64)
-        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await parts.store.put(key, [data], crc32c(data))
-        except (MemqError, TimeoutError) as error:
-            raise NotReadyError(f"the store does not take cancelled records: {error!r}") from error
+        await put_held_object(self._parts, [cancelled_object(holds, self._parts.shard)], "cancelled records")

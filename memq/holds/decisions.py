@@ -17,7 +17,7 @@ STATE_VERSION = 3  # 1 without runs and staged holds, 2 without staged holds: br
 
 
 class HoldState(IntEnum):
-    """State of a known hold. REFUSED: it was not held, because its lane takes no block."""
+    """State of a known hold. REFUSED: the block was not held, because its lane accepts no block."""
 
     HELD = 1
     RELEASED = 2
@@ -26,7 +26,7 @@ class HoldState(IntEnum):
 
 
 class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
-    """Blocks that lie in object `key` are held. A hold that exists gets this object in place of its own."""
+    """Hold blocks, which are in object `key`. A hold that exists gets this object in place of its own."""
 
     key: str
     before_ms: int
@@ -34,9 +34,9 @@ class HoldDecision(msgspec.Struct, frozen=True, tag="hold"):
 
 
 class HoldStagedDecision(msgspec.Struct, frozen=True, tag="hold-staged"):
-    """Parts of a transaction in the staged objects of manifest `key` are held, one for each target.
+    """Hold parts of a transaction in the staged objects of manifest `key`, one for each target.
 
-    Each replaces the other holds of its lane and target, which are dropped at `now_ms`.
+    Each part replaces the other holds of its lane and target, which are dropped at `now_ms`.
     """
 
     key: str
@@ -46,7 +46,7 @@ class HoldStagedDecision(msgspec.Struct, frozen=True, tag="hold-staged"):
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """The holds that a decision releases for one target, under number r."""
+    """The holds that one decision releases for one target. `r` is the number of the unit at this target."""
 
     target: Target
     r: int
@@ -54,17 +54,17 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReleaseDecision(msgspec.Struct, frozen=True, tag="release"):
-    """Units that are released, of each target in the order of their numbers.
+    """Release units; those of one target in the order of their numbers.
 
-    A unit with a number that is not the next one changes nothing, and neither do the later ones of its target: their
-    records would come before its own.
+    A unit whose number is not the next one changes nothing, and neither do later units of its target: their records
+    would be delivered before its own.
     """
 
     units: tuple[Unit, ...]
 
 
 class DropDecision(msgspec.Struct, frozen=True, tag="drop", omit_defaults=True):
-    """Holds that are dropped at `now_ms`. `places`, if any, says where those lie that are in runs."""
+    """Drop holds at `now_ms`. `places` has the place of each hold in a run, or None; empty without runs."""
 
     now_ms: int
     holds: tuple[HoldId, ...]
@@ -72,7 +72,7 @@ class DropDecision(msgspec.Struct, frozen=True, tag="drop", omit_defaults=True):
 
 
 class DoneDecision(msgspec.Struct, frozen=True, tag="done"):
-    """Units, by target and number, that are in the logs of their targets at `now_ms`."""
+    """Note that units, by target and number, are in the logs of their targets at `now_ms`."""
 
     now_ms: int
     units: tuple[tuple[Target, int], ...]
@@ -92,16 +92,16 @@ class Hold(msgspec.Struct, gc=False):
 
     @property
     def is_staged(self) -> bool:
-        """Whether it lies in the staged objects of a manifest."""
+        """Whether the hold is in the staged objects of a manifest."""
         return is_manifest_key(self.key)
 
     def is_due_at(self, from_ms: int) -> bool:
-        """Whether it is due at or after `from_ms`, and its id says when: then its run is found (H6)."""
+        """Whether the hold is due at or after `from_ms`, with an id that has the due time (H6)."""
         return not self.lane and self.block.due_ms >= from_ms and due_time_of(self.block.id.first) == self.block.due_ms
 
 
 class ReleasedUnit(msgspec.Struct):
-    """A unit on its way to its target: the holds in it, without those that were dropped before.
+    """A released unit that its target does not have yet, and its holds without dropped ones.
 
     `total` counts the records of all units of the target up to this one.
     """
@@ -112,14 +112,14 @@ class ReleasedUnit(msgspec.Struct):
 
     @property
     def records(self) -> int:
-        """How many records it has, as `HeldBlock.counted`."""
+        """Number of records, as `HeldBlock.counted`."""
         return sum(hold.block.counted for hold in self.holds)
 
 
 class SavedHolds(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a machine in its snapshot.
 
-    Items of the long lists have encoded values, so that a large state is encoded and read in slices.
+    The long lists have encoded values, so that a large state is encoded and read in slices.
     """
 
     version: int

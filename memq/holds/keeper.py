@@ -1,8 +1,8 @@
 """The held records of one service partition at its owner: held, released and dropped (H1 to H3, H6).
 
-Blocks that arrive together go into one object below `<cluster>/held/`, and become one decision. Its answer goes out
-when it counts (S4). What is due becomes units, by target; the units of one target are carried out in the order of their
-numbers, each until its target has it (H3). Only then it is done, and the state forgets it.
+Blocks that arrive together are stored in one object below `<cluster>/held/`, and held by one decision. The keeper
+answers when the decision counts (S4). Due holds of a target become a unit. The keeper sends the units of a target in
+the order of their numbers, each until the target has it (H3). Then the state forgets the unit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep: 
 BACKOFF_S_MAX = 2.0
 THROTTLE_RETRY_S = 0.1
 
-Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the target has the unit in its log, or is deleted
+Append = Callable[[ReleasedUnit], Awaitable[None]]  # returns when the log of the target has the unit, or is deleted
 
 
 class Durations(Protocol):
@@ -67,7 +67,7 @@ class Durations(Protocol):
 class DelayCounters(Protocol):
     """Counters of the delayed records of a broker.
 
-    A new owner counts a unit again that its target has already.
+    A new owner may count a unit a second time.
     """
 
     delayed_records: int
@@ -76,7 +76,7 @@ class DelayCounters(Protocol):
 
     @property
     def delayed_late_seconds(self) -> Durations:
-        """From the due time of a record until its target has it."""
+        """Durations in seconds from the due time of a record until its target has it."""
         ...
 
 
@@ -84,8 +84,8 @@ class DelayCounters(Protocol):
 class KeeperParts:
     """The parts that a keeper uses.
 
-    `key_valid_s`: how long after its first put an object may be named (ADR 6). `window_ms` returns for how long a block
-    may come again after its hold has ended. `shard` is the id of the service partition at the targets.
+    `key_valid_s` is the time after its first put in which an object may be named (ADR 6). `window_ms` returns the time
+    in which a block may be sent again after its end. `shard` is the id of the service partition at the targets.
     `run_key` returns the key of a run's object, by its number of 64 bits. Keepers of one broker share `merging`.
     """
 
@@ -143,9 +143,9 @@ class HoldKeeper:
     # ---- requests --------------------------------------------------------------------------------
 
     async def hold(self, holds: Sequence[NewHold]) -> list[HoldState]:
-        """Hold blocks; return the state of each when that counts.
+        """Hold blocks; return the state of each when the decision counts.
 
-        A block that comes again is not held again. Raises: as above; ThrottledError.
+        A known block is not held again. Raises: as above; ThrottledError.
         """
         try:
             found = [self._machine.state_of(new.id) or self._state_of_arriving(new) for new in holds]
@@ -157,7 +157,7 @@ class HoldKeeper:
         return self._arriving.pending(new.id) or self._arriving.take(new, self._check_room)
 
     async def hold_staged(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[HoldState]:
-        """Hold parts in the staged objects of manifest `key`; return the state of each when that counts.
+        """Hold parts in the staged objects of manifest `key`; return the states when the decision counts.
 
         Raises: as above; ThrottledError.
         """
@@ -168,7 +168,7 @@ class HoldKeeper:
         return answers
 
     async def until_done(self, lane: str, within_s: float) -> bool:
-        """Wait until no released unit of a lane is on its way; return whether that is so in this time."""
+        """Wait at most `within_s` until all targets have the released units of a lane; return whether."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self._machine.is_on_its_way(lane):
@@ -209,7 +209,7 @@ class HoldKeeper:
         return place is not None and place.target != target
 
     async def _place(self, hold: HoldId) -> SpilledPlace | None:
-        """Return where a hold lies in a run, None if it does not. Its id says when it is due (H6)."""
+        """Return the place of a hold in a run, None if it is in no run. Its id has its due time (H6)."""
         return None if self._machine.state_in_memory(hold) else await self._runs.find(hold)
 
     async def _drop(self, places: Mapping[HoldId, SpilledPlace | None]) -> dict[HoldId, HoldState | None]:
@@ -229,11 +229,11 @@ class HoldKeeper:
 
     @property
     def waiting_count(self) -> int:
-        """How many delayed records wait."""
+        """Number of delayed records that wait."""
         return self._machine.waiting_count
 
     def overdue_s(self) -> float:
-        """Return for how long the oldest delayed record has been due that its target does not have yet; or 0."""
+        """Return the age in seconds of the oldest due record that its target does not have yet; or 0."""
         units = [each for found in self._machine.units.values() for each in found.values() if each.holds]
         left = (each for each in units if each.unit.r > self._sent.get(each.unit.target, 0))
         released = (each.holds[0].block.due_ms for each in left)  # those of a unit are in the order of their due times
@@ -246,7 +246,7 @@ class HoldKeeper:
         await known_outcome(self._log.fresh())
 
     async def all_waiting(self) -> dict[Target, tuple[int, int]]:
-        """Return the same as `waiting` for all topics, without a proof: another owner may know better."""
+        """Return the same as `waiting` for all topics, without a proof: a former owner may answer."""
         found: dict[Target, tuple[int, int]] = {}
         for target, count in list(self._machine.waiting.items()):
             due_ms = self._first_due(target)
@@ -254,10 +254,10 @@ class HoldKeeper:
         return found
 
     async def waiting(self, topic_id: str, *, undelivered: bool = False) -> dict[Target, tuple[int, int]]:
-        """Return how many holds of each partition of a topic wait, and when the next is due.
+        """Return the number of waiting holds of each partition of a topic, and the next due time.
 
-        That is in Unix ms; 0: it has no time. With `undelivered`, the other partitions with a hold that is not done
-        have the count 0.
+        The due time is in Unix ms; 0 for none. With `undelivered`, partitions with a hold that is not done are in the
+        answer, too, with the count 0.
         """
         await known_outcome(self._log.fresh())
         others = dict.fromkeys(self._machine.undelivered() if undelivered else (), (0, 0))
@@ -270,7 +270,7 @@ class HoldKeeper:
         return self._parts.shard
 
     async def state_of(self, hold: HoldId) -> HoldState | None:
-        """Return the state of a hold, None if it is not known. Raises: as `RunKeeper.find`."""
+        """Return the state of a hold, None for an unknown one. Raises: as `RunKeeper.find`."""
         await known_outcome(self._log.fresh())
         known = self._machine.state_of(hold)
         if known is None and not any(hold in state.dropped for state in self._machine.spilled.runs.values()):
@@ -296,21 +296,21 @@ class HoldKeeper:
                 )
 
     def _held(self, new: NewHold, state: Answer) -> None:
-        """Expect a block that is held now."""
+        """Schedule the release of a block that is held now."""
         if state is HoldState.HELD:
             self._expect(new.target, new.id, new.due_ms)
             self._parts.counters.delayed_records += bool(new.due_ms)
             self._runs.wake()
 
     async def _decide(self, key: str, lanes: Sequence[HeldLane]) -> Sequence[Answer]:
-        """Decide that the blocks of an object are held."""
+        """Propose to hold the blocks of an object."""
         decision = HoldDecision(key, self._now_ms() - self._parts.window_ms(), tuple(lanes))
         return await self._propose(decision)  # type: ignore[return-value]  # the machine answers with states
 
     # ---- releasing -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Release what is due until cancelled. Raises: MemqError when the log has ended."""
+        """Release due holds until cancelled. Raises: MemqError when the log has ended."""
         self._tasks.start(self._finish(), "finish units")
         self._tasks.start(self._keep_runs(), "runs of held records")
         for target in self._machine.units:
@@ -335,7 +335,7 @@ class HoldKeeper:
                 await asyncio.sleep(pause_s)
 
     def carry_out(self) -> None:
-        """Bring all released units to their targets: a decision of another machine may have released some."""
+        """Send all released units to their targets. A decision about transactions may have released some."""
         if not self._tasks.stopped:
             for target in self._machine.units:
                 self._send_to(target)
@@ -346,7 +346,7 @@ class HoldKeeper:
             self._changed.set()
 
     def _expect_all(self) -> None:
-        """Expect all holds in memory, and no others."""
+        """Schedule the release of all holds in memory, and of no others."""
         self._due.clear()
         for hold in self._machine.open.values():
             if hold.block.due_ms:
@@ -355,7 +355,7 @@ class HoldKeeper:
             heapq.heapify(heap)
 
     def _brought(self, holds: Iterable[RunEntry]) -> None:
-        """Expect holds that were brought from a run."""
+        """Schedule the release of holds that were brought from a run."""
         for block, target, _ in holds:
             if block.id in self._machine.open:
                 self._expect(target, block.id, block.due_ms)

@@ -34,7 +34,7 @@ from memq.holds.spilled_holds import (
     RunState,
     SpilledPlace,
 )
-from memq.limits import KIB
+from memq.holds.storing import BLOCK_COST, DECISION_BYTES, PLACE_COST
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -48,8 +48,6 @@ AHEAD_HOLDS = 16_384  # no more are brought while so many in memory are due befo
 FANOUT = 8  # runs of one level that become one
 LEVEL_MAX = 4
 DROPPED_MAX = 16_384  # dropped holds in runs: 150 bytes of memory each
-DECISION_BYTES = 48 * KIB
-BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and for object and target beside their names
 RETRY_S_MAX = 30.0
 TIMER_S_MAX = 60.0
 

@@ -23,20 +23,20 @@ from memq.runtime.tasks import TaskOwner
 from memq.state_log import Answer
 from memq.storage_handlers import StorageHandler
 
-WAITING_BYTES_MAX = 64 * MIB  # of blocks that are not held yet
+WAITING_BYTES_MAX = 64 * MIB  # of blocks that wait, or are being stored
 OBJECT_BYTES = 8 * MIB  # an object takes no further block from this size on
 STORES_AT_ONCE = 4
-PROMPT_BYTES = 256 * KIB  # so many bytes of blocks do not wait until a gap is over
+PROMPT_BYTES = 256 * KIB  # from this size on, blocks do not wait for the end of a gap
 STORE_TIMEOUT_S = 60.0
 DECISION_BYTES = 48 * KIB  # of an entry of 64 KiB
-BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and a target beside its names
+BLOCK_COST, PLACE_COST = 56, 64  # bytes of a decision: for a block, and for object and target without their names
 
 Decide = Callable[[str, Sequence[HeldLane]], Awaitable[Sequence[Answer]]]  # an answer for each block, in order
 
 
 @dataclass(frozen=True, slots=True)
 class NewHold:
-    """A block that is to be held: its identity, target and lane, its bytes, and when it is due (Unix ms)."""
+    """A block to be held: its identity, target, lane, due time (Unix ms) and bytes."""
 
     id: HoldId
     next: int
@@ -49,7 +49,7 @@ class NewHold:
 class StoringParts(Protocol):
     """The parts that store blocks.
 
-    `key_valid_s`: how long after its first put an object may be named (ADR 6).
+    `key_valid_s` is the time after its first put in which an object may be named (ADR 6).
     """
 
     @property
@@ -84,11 +84,11 @@ class StoringParts(Protocol):
 
 
 class ArrivingBlocks:
-    """The blocks of one service partition that are stored, or wait for that.
+    """Stores the arriving blocks of one service partition as objects, and adds them to the state.
 
-    `decide` puts the blocks of an object into the state. `settled` gets each block with its answer, before its callers.
-    While an object is stored, few bytes wait until `gap_s` after its beginning: a thousand small blocks per second
-    would be as many objects, each with an fsync or a PUT of its own.
+    `decide` adds the blocks of an object to the state. `settled` gets each block with its answer, before the callers of
+    `take`. While an object is stored, less than PROMPT_BYTES wait until `gap_s` after its beginning. Otherwise 1,000
+    small blocks per second would be 1,000 objects, each with an fsync or a PUT of its own.
     """
 
     def __init__(
@@ -116,11 +116,14 @@ class ArrivingBlocks:
         return len(self._pending)
 
     def pending(self, hold: HoldId) -> asyncio.Future[Answer] | None:
-        """Return the future answer to a block that is on its way."""
+        """Return the future answer to a block that is being stored; None for another one."""
         return self._pending.get(hold)
 
     def take(self, new: NewHold, check_room: Callable[[], None]) -> asyncio.Future[Answer]:
-        """Take a block; `store` begins to store it. Raises: NotReadyError, ThrottledError; as `check_room`."""
+        """Add a block for the next `store`; return its answer.
+
+        Raises: NotReadyError, ThrottledError; as `check_room`.
+        """
         if self._tasks.stopped:
             raise NotReadyError("the service partition of these held records is closed")
         if self._waiting_bytes + len(new.data) > WAITING_BYTES_MAX:
@@ -135,7 +138,7 @@ class ArrivingBlocks:
         return future
 
     def store(self) -> None:
-        """Begin to store what has arrived; what arrives meanwhile goes into the next object."""
+        """Begin to store the blocks that have arrived. Later ones go into the next object."""
         while self._arrived and self._stores < STORES_AT_ONCE and not self._pause():
             chosen = _first_batch(new for new, _ in self._arrived.values())
             batch = [self._arrived.pop(new.id) for new in chosen]
@@ -145,7 +148,7 @@ class ArrivingBlocks:
             self._tasks.start(self._hold_batch(batch), f"hold {len(batch)} blocks")
 
     def _pause(self) -> bool:
-        """Whether what has arrived waits for more; then it is stored when the gap is over."""
+        """Whether the blocks that have arrived wait for more; then a task stores them after the gap."""
         left_s = self._began_s + self._gap_s - self._parts.runtime.clock.monotonic()
         if not self._stores or left_s <= 0 or self._arrived_bytes >= PROMPT_BYTES:
             return False
@@ -162,7 +165,7 @@ class ArrivingBlocks:
             self._continue(NotReadyError("the service partition of these held records was closed"))
 
     def _continue(self, error: MemqError) -> None:
-        """Store what has arrived, or refuse it when this is closed: nothing would store it any more."""
+        """Store the blocks that have arrived; refuse them with `error` if this is closed."""
         if not self._tasks.stopped:
             self.store()
             return
@@ -218,17 +221,22 @@ class ArrivingBlocks:
             offset += len(new.data)
         index = [HeldLane(*place, tuple(blocks)) for place, blocks in lanes.items()]
         buffers = [*(new.data for new in batch), held_object_end(index, parts.shard)]
-        checksum = 0
-        for buffer in buffers:
-            checksum = crc32c(buffer, checksum)
-        object_id = parts.runtime.random.getrandbits(64)
-        key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await parts.store.put(key, buffers, checksum)
-        except (MemqError, TimeoutError) as error:
-            raise NotReadyError(f"the store does not take held records: {error!r}") from error
-        return key, index
+        return await put_held_object(parts, buffers, "held records"), index
+
+
+async def put_held_object(parts: StoringParts, buffers: Sequence[bytes], content: str) -> str:
+    """Store an object below `<cluster>/held/`; return its key. Raises: NotReadyError with `content`."""
+    checksum = 0
+    for buffer in buffers:
+        checksum = crc32c(buffer, checksum)
+    object_id = parts.runtime.random.getrandbits(64)
+    key = held_object_key(parts.cluster, object_id, parts.runtime.clock.wall_ms())
+    try:
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            await parts.store.put(key, buffers, checksum)
+    except (MemqError, TimeoutError) as error:
+        raise NotReadyError(f"the store does not take {content}: {error!r}") from error
+    return key
 
 
 def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
@@ -249,6 +257,6 @@ def _first_batch(arrived: Iterable[NewHold]) -> list[NewHold]:
 
 
 def _mark_retrieved(future: asyncio.Future[Answer]) -> None:
-    """Mark the error of a future as seen: all its callers may be gone."""
+    """Mark the error of a future as retrieved: its callers may have been cancelled."""
     if not future.cancelled():
         future.exception()

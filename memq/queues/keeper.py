@@ -1,7 +1,8 @@
 """The queue items of one service partition at its owner: enqueued, granted, acked (Q1 to Q5).
 
-Blocks of items that arrive together go into one object, and become one decision. Each request is a decision of its own;
-those that wait share the next entry of the log. A grant is handed out, and an ack is answered, when its entry counts.
+Blocks of items that arrive together are stored in one object, and added by one decision. Every other request is a
+decision of its own; decisions that wait share the next entry of the log. The keeper answers a request when its entry
+counts (S4).
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ from memq.state_log import Answer, known_outcome
 from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
-BLOCKS_MAX = 250_000  # of items that are not over, in a service partition: about 600 bytes of memory each
-ENDED_BLOCKS_MAX = 250_000  # that are known
+BLOCKS_MAX = 250_000  # with items that have not ended, in a service partition: about 600 bytes of memory each
+ENDED_BLOCKS_MAX = 250_000  # ends in memory; beyond it they are forgotten at once
 DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
-ENDED_KNOWN_MS = 600_000  # a request that comes again later than this may get the answer "unknown"
+ENDED_KNOWN_MS = 600_000  # a request that is repeated later than this may get the answer "unknown"
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
 STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
-TIMER_S_MAX = 5.0  # a wall clock may be set forward, or its machine may sleep
+TIMER_S_MAX = 5.0  # between two reads of the clock: it may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 COUNTED_AT_ONCE = 2_000  # blocks
 READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
@@ -79,7 +80,7 @@ Result = TypeVar("Result")
 
 
 class Delivered(NamedTuple):
-    """Granted items of one block, the number of the grant, and the bytes of the block if they are wanted."""
+    """Granted items of one block, the grant's number, and the block's bytes; b"" if the worker has them."""
 
     grant: int
     found: GrantedBlock
@@ -87,7 +88,7 @@ class Delivered(NamedTuple):
 
 
 class SeenItems(NamedTuple):
-    """Items as they are now, and the bytes of those of their blocks that exist."""
+    """Items with their present states, and the bytes of their blocks that exist."""
 
     items: list[SeenItem]
     blocks: dict[int, bytes]
@@ -97,9 +98,9 @@ class SeenItems(NamedTuple):
 class QueueParts:
     """The parts that a keeper uses.
 
-    `key_valid_s`: how long after its first put an object may be named (ADR 6). Keepers of one broker share `recent`.
-    `begin` lets `run` work: a shard without items has no task. Indexes of objects state no `shard`: the name of a queue
-    gives it. `number` is that of the service partition. `places` finds the blocks of pop groups.
+    `key_valid_s` is the time after its first put in which an object may be named (ADR 6). Keepers of one broker share
+    `recent`. `begin` starts `run`: a shard without items has no task. `number` is that of the service partition.
+    `places` finds the blocks of pop groups. `shard` is 0, because the name of a queue determines its shard.
     """
 
     cluster: str
@@ -155,10 +156,10 @@ class QueueKeeper:
     # ---- enqueue ---------------------------------------------------------------------------------
 
     async def enqueue(self, blocks: Sequence[NewHold]) -> list[int]:
-        """Put blocks of items into their queues; return when that counts.
+        """Put blocks of items into their queues; return when the decision counts.
 
-        A block that comes again changes nothing. The result has the block of each: itself, or the one that came first
-        under its dedupe key. Blocks of an ordered key are stored one after the other, to arrive in this order.
+        A known block changes nothing. The result has an id for each block: its own, or that of the first block with its
+        dedupe key. Blocks of an ordered key are stored one after the other, to arrive in this order.
 
         Raises: as above; QueueFullError, ThrottledError.
         """
@@ -181,7 +182,7 @@ class QueueKeeper:
         return [_first_of(new, next(answers)) if first is None else first for new, first in found]
 
     def _take(self, new: NewHold) -> asyncio.Future[Answer]:
-        """Take a block into the memory of items. Raises: ThrottledError; as `ArrivingBlocks.take`."""
+        """Begin to store a block. Raises: ThrottledError; as `ArrivingBlocks.take`."""
         size, recent = len(new.data), self._parts.recent
         recent.reserve(size)
         try:
@@ -193,7 +194,7 @@ class QueueKeeper:
         return future
 
     def _in_order(self, new: NewHold) -> NewHold:
-        """Give each block of an ordered key a time of its own: a restore orders by them."""
+        """Give each block of an ordered key a different due time: a restore orders by due time."""
         terms = terms_of(new.lane)
         if not terms.ordered:
             return new
@@ -204,7 +205,7 @@ class QueueKeeper:
         return replace(new, due_ms=due_ms)
 
     def _known_as(self, new: NewHold) -> int | None:
-        """Return the block that has the items of a new one, if the state has it."""
+        """Return the block in the state that has the items of a new one; None if there is none."""
         dedupe = terms_of(new.lane).dedupe
         first = self._machine.firsts.find(dedupe) if dedupe is not None else None
         return new.id.producer if first is None and self._machine.is_known(new.id.producer) else first
@@ -231,7 +232,7 @@ class QueueKeeper:
         self._arrived(new.id.producer, new.next - new.id.first if answer else 0, new.data)
 
     def _arrived(self, block: int, items: int, data: bytes | None) -> None:
-        """Take a block that is in the state, with so many new items, and its bytes if they are known."""
+        """Schedule a block that is in the state: `items` are new, `data` has its bytes if they are known."""
         if items:
             self._scheduler.enqueued(block, self._now())
         self.meter.enqueued(items)
@@ -247,9 +248,9 @@ class QueueKeeper:
     async def dequeue(
         self, wanted: Mapping[str, int], known: Collection[int] = (), bytes_max: int = ANSWER_BYTES_MAX
     ) -> list[Delivered]:
-        """Lease ready items of queues to one worker, at most as many of each as `wanted` says.
+        """Lease ready items of queues to one worker, at most the `wanted` number of each queue.
 
-        The worker has the blocks `known`: they come without their bytes. `bytes_max` is as in `ItemScheduler.take`.
+        The answer has no bytes of the blocks `known`, which the worker has. `bytes_max` is as in `ItemScheduler.take`.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         await self.pop.check(wanted)
@@ -278,12 +279,12 @@ class QueueKeeper:
         return [Delivered(decision.number, each, data.get(each.block.id.producer, b"")) for each in blocks]
 
     async def _end_strays(self, blocks: Sequence[QueueBlock]) -> None:
-        """End items that no worker is to get; after an error, the readers of pop groups do it."""
+        """End items of removed pop groups; after an error, the readers of pop groups do it later."""
         with suppress(MemqError):
             await self.pop.end(blocks, removed=True)
 
     async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
-        """Wait until a queue has a ready item; return whether that is so in this time. Raises: NotReadyError."""
+        """Wait at most `within_s` until a queue has a ready item; return whether. Raises: NotReadyError."""
         wanted = tuple(topics)
         await self.pop.check(wanted)
         with suppress(TimeoutError):
@@ -300,7 +301,7 @@ class QueueKeeper:
     async def _payloads(self, items: Sequence[ItemRanges]) -> dict[int, bytes]:
         """Return the bytes of the blocks of items, from memory or from the store.
 
-        Those that can't be read now are read again without this request. No worker gets their items meanwhile.
+        Blocks that can't be read now are read again after this request. No worker gets their items meanwhile.
         Raises: StoreError, NotReadyError if none can be read.
         """
         blocks = {each.block: self._machine.blocks[each.block] for each in items}
@@ -316,7 +317,7 @@ class QueueKeeper:
         return readable
 
     def _set_aside(self, items: ItemRanges, block: QueueBlock) -> None:
-        """Keep items from workers until their payload is read, or known to be lost."""
+        """Do not grant items until their payload is read, or proved to be lost."""
         self._scheduler.hold([items])
         unread = self._unread.setdefault(items.block, [])
         unread.append(items)
@@ -332,7 +333,7 @@ class QueueKeeper:
         self._wake()
 
     async def _bury(self, items: Sequence[ItemRanges], error: BaseException) -> None:
-        """Let items whose payload can't be read be dead: their state and their object stay."""
+        """Make items whose payload is lost dead: their state and their object are kept."""
         self._parts.events.error("queue-block-lost", f"the payload of queue items can't be read: {error}")
         leases = [lease for each in items for lease in self._latest(each)]
         with suppress(RetryableError):
@@ -358,17 +359,17 @@ class QueueKeeper:
         ]
 
     async def ack(self, leases: Sequence[LeasedItems]) -> Outcomes:
-        """End items; return the outcomes when it counts."""
+        """Ack items; return the outcomes when the decision counts."""
         return await self._change(AckDecision(self._now().wall_ms, tuple(leases)))
 
     async def nack(
         self, leases: Sequence[LeasedItems], after_ms: int, note: bytes, kind: NackKind = NackKind.FAILED
     ) -> Outcomes:
-        """Give items back for `after_ms`; return the outcomes when it counts."""
+        """Make items ready again after `after_ms`; return the outcomes when the decision counts."""
         return await self._change(NackDecision(self._now().wall_ms + after_ms, note, tuple(leases), kind))
 
     async def extend(self, leases: Sequence[LeasedItems], lease_ms: int) -> Outcomes:
-        """Let leases last `lease_ms` from now on; return the outcomes when it counts."""
+        """Extend leases to `lease_ms` from now on; return the outcomes when the decision counts."""
         return await self._change(ExtendDecision(lease_ms, tuple(leases)))
 
     async def _change(self, decision: AckDecision | NackDecision | ExtendDecision) -> Outcomes:
@@ -389,15 +390,15 @@ class QueueKeeper:
         return outcomes
 
     async def cancel(self, items: Sequence[ItemRanges]) -> Outcomes:
-        """End items that no worker has; return the outcomes when it counts."""
+        """Cancel items that no worker has; return the outcomes when the decision counts."""
         return await self._to_its_end(self._settle(CancelDecision(self._now().wall_ms, tuple(items))))
 
     async def redrive(self, items: Sequence[ItemRanges]) -> Outcomes:
-        """Let dead items be ready again; return the outcomes when it counts."""
+        """Make dead items ready again; return the outcomes when the decision counts."""
         return await self._to_its_end(self._settle(RedriveDecision(self._now().wall_ms, tuple(items))))
 
     async def purge(self, items: Sequence[ItemRanges]) -> Outcomes:
-        """End dead items; return the outcomes when it counts."""
+        """End dead items; return the outcomes when the decision counts."""
         return await self._to_its_end(self._settle(PurgeDecision(self._now().wall_ms, tuple(items))))
 
     async def _settle(self, decision: ItemDecision) -> Outcomes:
@@ -424,7 +425,7 @@ class QueueKeeper:
     async def counts(self, prefix: str = "", *, proven: bool = True) -> dict[str, QueueCounts]:
         """Return the counts of all queues that have items here, and whose names begin with `prefix`.
 
-        Without `proven`, nothing is written into the log, and the answer may be old after a takeover.
+        Without `proven`, nothing is written into the log, and a former owner may give an old answer.
         """
         if proven:
             await known_outcome(self._log.fresh())
@@ -451,22 +452,25 @@ class QueueKeeper:
         return {topic: QueueCounts(*counts) for topic, counts in found.items()}
 
     async def totals(self) -> dict[str, int]:
-        """Return how many items of this shard have ended so far, by outcome; and were sent back."""
+        """Return how many items of this shard have ended so far, by outcome, and were redriven."""
         await known_outcome(self._log.fresh())
         return dict(self._machine.totals)
 
     async def get(self, items: Iterable[Item]) -> SeenItems:
-        """Return items as they are now, with the payloads that exist; unknown ones are left out."""
+        """Return known items with their present states, and the payloads that exist."""
         await known_outcome(self._log.fresh())
         return await self._seen(items)
 
     async def peek(self, queue: str, count: int) -> SeenItems:
-        """Return the items that a dequeue would lease now, in its order, with their payloads; at least one."""
+        """Return the items that a dequeue would lease now, in this order, with their payloads.
+
+        ANSWER_BYTES_MAX bounds the payloads, except the first one.
+        """
         await known_outcome(self._log.fresh())
         return await self._seen(self._scheduler.peek(queue, count, self._now()))
 
     async def dead(self, queue: str, count: int, after: Item) -> list[SeenItem]:
-        """Return dead items of a queue behind `after`, in the order of their ids."""
+        """Return at most `count` dead items of a queue after `after`, in the order of their ids."""
         await known_outcome(self._log.fresh())
         return self._views(islice(dead_after(self._machine, queue, after), count))
 
@@ -492,7 +496,7 @@ class QueueKeeper:
     # ---- time ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """End items that are over, and wake requests that wait, until cancelled.
+        """End items whose time is over, and wake waiting requests, until cancelled.
 
         Raises: MemqError when the log has ended.
         """
@@ -532,17 +536,17 @@ class QueueKeeper:
         self._notify()
 
     def _notify(self) -> None:
-        """Wake those that wait for an item; each one checks its queues."""
+        """Wake all requests that wait for an item; each one checks its queues."""
         self._some_ready.set()
         self._some_ready = asyncio.Event()
 
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of work about items, which goes to its end also if this call is cancelled.
+        """Return the result of work about items. The work runs to its end also if this call is cancelled.
 
-        The connection of a worker may break while a decision is on its way. It may count, and the scheduler must learn
-        that: an item with a lease that nobody expects to end would never come again.
+        The connection of a worker may break before a decision has its answer. The decision may count, and the scheduler
+        must note that: without the end of its lease, an item would never be ready again.
         """
         if self._tasks.stopped:
             work.close()

@@ -1,1 +1,1 @@
-"""Permissions of requests: what answers show, topics of objects, and requests about the rules."""
+"""Checks the permissions of requests, filters answers, and answers requests about the rules."""

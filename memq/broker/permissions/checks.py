@@ -1,7 +1,7 @@
-"""Permissions of one broker: the rules of the coordinator in memory, and decisions by them.
+"""Decides on requests by the rules of the coordinator, which each broker has in memory.
 
-A broker reads the rules at its start and each READ_INTERVAL_S. While they can't be read, it decides by the last ones.
-Before the first read it decides nothing, and refuses with NotReadyError.
+A broker reads the rules at its start and every READ_INTERVAL_S. While they can't be read, it uses the last ones. Before
+the first read it refuses requests with NotReadyError.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PrincipalAccess(Protocol):
 
 
 class PermissionChecks:
-    """Decides on requests. `changed` is called after the rules have changed."""
+    """Decides on requests. It calls `changed` after each change of the rules."""
 
     def __init__(self, settings: BrokerSettings, keeper: RuleKeeper, events: EventLog) -> None:
         self.enforced = settings.permissions
@@ -75,7 +75,7 @@ class PermissionChecks:
     # ---- decisions -------------------------------------------------------------------------------
 
     def decision(self, principal: str, permission: Permission, resource: Resource) -> AccessDecision:
-        """Decide on one resource, without the check whether permissions are enforced.
+        """Decide on one resource, also if permissions are not enforced.
 
         Raises: NotReadyError before the rules were read.
         """
@@ -178,7 +178,7 @@ class PermissionChecks:
             found = await self._keeper.read()
             known = self._rules
             if known is not None and found != known and found.version <= known.version:
-                # A stale or wrong answer would bring back denied permissions; a restored coordinator says it twice.
+                # A stale or wrong answer would allow denied requests; a restored coordinator gives it twice.
                 again = await self._keeper.read()
                 if again != found:
                     return
@@ -197,7 +197,7 @@ class PermissionChecks:
         self.changed()
 
     async def follow(self) -> None:
-        """Read the rules again and again, without end."""
+        """Read the rules every READ_INTERVAL_S, until cancelled."""
         while True:
             try:
                 await self.refresh()

@@ -1,4 +1,4 @@
-"""The topics whose batches an object has, by its key or its index: READ needs permissions on all."""
+"""Finds the topics whose batches an object has: READ of the object needs a permission on each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDEX_S_MAX = 10.0
 
 
 class ObjectTopics:
-    """Finds the resources that a READ of an object touches."""
+    """Finds the topics of an object by its key, or by its index, which is read once."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -1,4 +1,4 @@
-"""The resources of a request, by which permissions name what it touches."""
+"""Returns the resources of each request, on which it needs its permission."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def one_partition(topic: str, partition: int) -> Resource:
 def named_topic(
     call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic] | Call[TruncateTopic] | Call[SealTopic],
 ) -> list[Resource]:
-    """Return the topic of that name."""
+    """Return the topic that the request creates, changes or deletes."""
     return one_topic(call.ask.name)
 
 
@@ -113,7 +113,7 @@ def partition(
 
 
 def partition_of_stream(call: Call[Close]) -> list[Resource]:
-    """Return none when the stream is not open: the handler refuses that."""
+    """Return the partition of the stream; none if the stream is not open, which the handler refuses."""
     stream = call.connection.streams.get(call.stream)
     return [] if stream is None else [one_partition(stream.target.topic.name, stream.target.partition)]
 
@@ -124,7 +124,7 @@ def polled_partitions(call: Call[PollEntries]) -> list[Resource]:
 
 
 def timed_partition(call: Call[PollTime]) -> list[Resource]:
-    """Return the partition of a time."""
+    """Return the partition in which a time is looked up."""
     return [one_partition(call.ask.partition.topic, call.ask.partition.partition)]
 
 

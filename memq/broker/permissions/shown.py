@@ -1,4 +1,4 @@
-"""Leaves out of answers what their principal may not describe; see `Operation.shown`."""
+"""Removes from answers what the principal may not describe; see `Operation.shown`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _describes(access: PrincipalAccess, kind: ResourceKind, name: str) -> bool:
 
 
 def shown_metadata(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out topics; a hidden topic that the request named is missing, as an absent one."""
+    """Remove hidden topics; one that the request named is listed as missing, like an absent topic."""
     ask, metadata = cast(MetadataRequest, call.ask), cast(Metadata, answer)
 
     def seen(topic: str) -> bool:
@@ -39,14 +39,14 @@ def shown_metadata(call: Call[Any], answer: Answer) -> Answer:
 
 
 def shown_groups(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out groups."""
+    """Remove hidden groups."""
     found = cast(AdminAnswer, answer)
     found.groups = [name for name in found.groups if _describes(call.access, ResourceKind.GROUP, name)]
     return found
 
 
 def shown_group(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out the partitions of topics: positions, and what members hold."""
+    """Remove the partitions of hidden topics from positions and assignments."""
     found = cast(AdminAnswer, answer)
 
     def seen(partition: PartitionRef) -> bool:
@@ -60,7 +60,7 @@ def shown_group(call: Call[Any], answer: Answer) -> Answer:
 
 
 def shown_plan(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out changes of topics; without all topics, the notes, too, which may name any."""
+    """Remove changes of hidden topics; also the notes, which may name any topic, if one is hidden."""
     found = cast(AdminAnswer, answer)
     found.changes = [each for each in found.changes if _describes(call.access, ResourceKind.TOPIC, each.topic)]
     if not call.access.may_on_all(Permission.DESCRIBE, ResourceKind.TOPIC):
@@ -69,14 +69,14 @@ def shown_plan(call: Call[Any], answer: Answer) -> Answer:
 
 
 def shown_delayed(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out topics with delayed records."""
+    """Remove hidden topics with delayed records."""
     found = cast(AdminAnswer, answer)
     found.delayed = [each for each in found.delayed if _describes(call.access, ResourceKind.TOPIC, each.topic)]
     return found
 
 
 def shown_transactions(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out transactions, and topics of the others."""
+    """Remove transactions of hidden transactional ids, and hidden topics of the others."""
     found, kept = cast(AdminAnswer, answer), []
     for each in found.transactions:
         if _describes(call.access, ResourceKind.TRANSACTIONAL_ID, each.name):
@@ -87,7 +87,7 @@ def shown_transactions(call: Call[Any], answer: Answer) -> Answer:
 
 
 def shown_queues(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out queues."""
+    """Remove hidden queues."""
     found = cast(AdminAnswer, answer)
     queues = [each for each in found.about_queues.queues if _describes(call.access, ResourceKind.QUEUE, each.queue)]
     found.queue = QueueAnswer(queues=queues)
@@ -95,7 +95,7 @@ def shown_queues(call: Call[Any], answer: Answer) -> Answer:
 
 
 def shown_pops(call: Call[Any], answer: Answer) -> Answer:
-    """Leave out pop groups."""
+    """Remove hidden pop groups."""
     found = cast(AdminAnswer, answer)
     pops = [each for each in found.about_queues.pops if _describes(call.access, ResourceKind.QUEUE, each.queue)]
     found.queue = QueueAnswer(pops=pops)

@@ -1,1 +1,1 @@
-"""Pop groups: the records of a plain topic as items of a queue, read behind the owner of the topic."""
+"""Pop groups: queues whose items are the records of a plain topic."""

@@ -1,12 +1,12 @@
 """Pop groups: the records of a plain topic as items that are leased one by one (rule Q1). Pure.
 
-A pop group is a queue with the name `topic@group`. Its blocks are those of the topic: the owner of its shard reads the
-topic behind the owners of the partitions. Each read is a decision that moves the position of the group and takes the
-blocks before it, both or neither. It counts only from the position that the state has. So a block comes into the state
-once, whatever owners there are.
+A pop group is a queue with the name `topic@group`. Its blocks are those of the topic, which the owner of its shard
+reads from the log as a consumer does. Each read is one decision: it moves the position of the group, and adds the
+blocks before the new position. The decision counts only if the group is at its first position. So each block is added
+once, also by two owners at the same time.
 
 A block names no object. It has its *place*: the pointer that named it when it was read. Compaction may move the batch;
-the pointer then names another object. Retention does not wait for items: it takes pointers, and then the items end.
+the pointer then names another object. Retention does not wait for items: it deletes pointers, and then the items end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_queue(queue: str) -> str:
 
 
 class PopPlace(NamedTuple):
-    """The pointer of a batch: in the group's life `life`, at an offset of a read partition, with its mark."""
+    """The pointer of a batch: offset in a read partition, mark, and the life of the group that read it."""
 
     life: int
     partition: int
@@ -72,7 +72,7 @@ def is_place(key: str) -> bool:
 
 
 def place_of(key: str) -> PopPlace:
-    """Return the place that a block has as its key. Raises: CorruptDataError."""
+    """Return the place that the key of a block encodes. Raises: CorruptDataError."""
     try:
         return PopPlace(*map(int, key[1:].split(_PLACE)))
     except (TypeError, ValueError) as error:
@@ -80,9 +80,9 @@ def place_of(key: str) -> PopPlace:
 
 
 def block_id(life: int, target: Target, producer: int, first: int, next_: int, salt: int = 0) -> int:
-    """Return the id of a block of a topic in the state of a pop group: a copy has the same.
+    """Return the id of a block of a topic in the state of a pop group. A copy of a block has the same id.
 
-    `salt` is the checksum of a block whose sequences another block has, with other content.
+    `salt` is the checksum of a block that has the sequences of another block, but other content; else 0.
     """
     name = f"{life} {target.topic_id} {target.partition} {producer} {first} {next_} {salt}"
     digest = blake2b(name.encode(), digest_size=8).digest()
@@ -92,7 +92,7 @@ def block_id(life: int, target: Target, producer: int, first: int, next_: int, s
 class PopPosition(msgspec.Struct, frozen=True, array_like=True):
     """The next record of a pop group in a read partition, and the mark of the pointer before it.
 
-    `records` has for each write partition how many records lie before the position, as far as known.
+    `records` has the number of records before the position for each write partition, as far as it is known.
     """
 
     partition: int
@@ -107,7 +107,7 @@ class PopPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PopGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A pop group. `life` is another number when it is removed and begun again, or its topic made again."""
+    """A pop group. `life` changes when the group is removed and begun again, or its topic created again."""
 
     queue: str
     topic_id: str
@@ -117,15 +117,15 @@ class PopGroup(msgspec.Struct, frozen=True, array_like=True):
     positions: tuple[PopPosition, ...] = ()
 
     def position(self, partition: int) -> PopPosition | None:
-        """Return the position in a read partition; None for one that came later."""
+        """Return the position in a read partition; None for a partition that was added later."""
         return next((each for each in self.positions if each.partition == partition), None)
 
 
 class BeginPopDecision(msgspec.Struct, frozen=True, tag="pop-begin"):
-    """Begin a pop group, or set the terms of records that it reads from now on.
+    """Begin a pop group, or change the settings of records that it reads from now on.
 
-    Of a known group, positions count for read partitions that it has not met. It gets another topic id only in place
-    of `replaced`.
+    A known group uses the positions of read partitions that it does not have yet. Its topic id changes only if it is
+    `replaced`.
     """
 
     queue: str
@@ -137,9 +137,10 @@ class BeginPopDecision(msgspec.Struct, frozen=True, tag="pop-begin"):
 
 
 class ReadPopDecision(msgspec.Struct, frozen=True, tag="pop-read", omit_defaults=True):
-    """Move a pop group from one position to another, and take the blocks between.
+    """Move a pop group from one position to another, and add the blocks between them.
 
-    `place` is that of the batch. Ends before `before_ms` may be forgotten. Retention took `lost` records before them.
+    `place` is that of the batch. Ends before `before_ms` may be forgotten. Retention deleted `lost` records before the
+    blocks.
     """
 
     queue: str
@@ -186,7 +187,7 @@ class PopGroups:
         self.blocks: dict[str, dict[int, None]] = {}  # by queue, the oldest first; also of groups that were removed
 
     def begin(self, decision: BeginPopDecision, life: int) -> bool:
-        """Begin a group, or change it; return whether it has the topic id of the decision then."""
+        """Begin or change a group; return whether it then has the topic id of the decision."""
         known = self.groups.get(decision.queue)
         if known is None or (decision.replaced and known.topic_id == decision.replaced):
             terms = decision.lease_ms, decision.attempts_max
@@ -205,7 +206,7 @@ class PopGroups:
         return True
 
     def move(self, decision: ReadPopDecision) -> bool:
-        """Move a group if it is at the begin of the decision; return whether it is."""
+        """Move a group if it is at the first position of the decision; return whether it was moved."""
         known = self.groups.get(decision.queue)
         if known is None or known.life != decision.life:
             return False
@@ -238,5 +239,5 @@ class PopGroups:
                 del self.blocks[block.topic]
 
     def restore(self, groups: list[PopGroup]) -> None:
-        """Take the groups of a snapshot; the blocks come by `note`."""
+        """Set the groups to those of a snapshot. `note` adds the blocks."""
         self.groups = {each.queue: each for each in groups}

@@ -1,6 +1,7 @@
 """The pop groups of one service partition at its owner: begun, read, removed.
 
-The reader of the topics (`memq.broker.service_partitions.pop_readers`) calls it; the rest is that of all queues.
+The reader of the topics (`memq.broker.service_partitions.pop_readers`) calls it. `memq.queues.keeper` grants and ends
+the items, as for all queues.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from memq.queues.range_map import Range
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.state_log import Answer
 
-AHEAD_ITEMS = 10_000  # a group reads no further while so many of its items are not over; dead ones do not count
-AHEAD_BLOCKS = 2_000  # the same for blocks, with those of dead items
+AHEAD_ITEMS = 10_000  # a group reads no further while so many of its items have not ended; dead ones do not count
+AHEAD_BLOCKS = 2_000  # the same for blocks, including those of dead items
 ENDS_AT_ONCE = 1_000  # items in one decision
 BLOCKS_AT_ONCE = 500  # in one decision to read: an entry of the log has 64 KiB
 PRIORITY = 5
@@ -76,7 +77,7 @@ class PopBlock:
 
 @dataclass(frozen=True, slots=True)
 class PopBatch:
-    """A batch that a pop group has read, and where the group is behind it. It was published at `time_ms`."""
+    """A batch that a pop group has read, and the position after it; published at `time_ms` (Unix ms)."""
 
     place: PopPlace
     partition: int  # write partition
@@ -101,7 +102,7 @@ class PopKeeper:
         return self._machine.pops.groups
 
     def group(self, queue: str, life: int) -> PopGroup | None:
-        """Return a group as it is now; None if it was removed, or begun again."""
+        """Return a group in this life; None if it was removed, or begun again."""
         known = self.groups.get(queue)
         return known if known is not None and known.life == life else None
 
@@ -117,11 +118,11 @@ class PopKeeper:
                 )
 
     async def prove(self) -> None:
-        """Return when the groups are those that any owner had before the call."""
+        """Wait until the state has all decisions that an owner answered before this call."""
         await self._shard.fresh()
 
     async def begin(self, decision: BeginPopDecision) -> bool:
-        """Begin a group, or change its terms; return whether it reads the topic id of the decision."""
+        """Begin a group, or change its settings; return whether it reads the topic id of the decision."""
         found = bool(await self._shard.propose(decision))
         self.changed.set()
         return found
@@ -139,12 +140,12 @@ class PopKeeper:
         return len(self._machine.pops.blocks.get(queue, ())) < AHEAD_BLOCKS and self.left(queue) < AHEAD_ITEMS
 
     def left(self, queue: str) -> int:
-        """Return how many items of a group are not over, without dead ones."""
+        """Return how many items of a group have not ended, without dead ones."""
         dead = sum(self._machine.blocks[each].dead for each in self._machine.dead.get(queue, ()))
         return self._machine.topics.get(queue, 0) - dead
 
     async def until_moved(self, within_s: float) -> None:
-        """Wait until items may have ended, or for a time."""
+        """Wait until items may have ended, at most `within_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._moved.wait()
@@ -155,10 +156,10 @@ class PopKeeper:
         self._moved = asyncio.Event()
 
     async def read(self, group: PopGroup, begin: PopPosition, batch: PopBatch, lost: int) -> PopPosition | None:
-        """Take the new blocks of a batch; return the new position. None: the group is not at `begin`.
+        """Add the new blocks of a batch; return the new position, None if the group is not at `begin`.
 
-        Large batches are several decisions, and each one moves the position. Without room for more, the new position
-        lies within the batch.
+        Large batches are several decisions, each of which moves the position. Without room for all, the new position
+        is within the batch.
         """
         terms = ItemTerms(PRIORITY, group.lease_ms, group.attempts_max, 0).lane()
         target = Target(group.queue, group.topic_id, batch.partition)
@@ -217,7 +218,7 @@ class PopKeeper:
     async def end(self, blocks: Iterable[QueueBlock], *, removed: bool) -> int:
         """End the items of blocks that no worker has; return how many have ended.
 
-        A grant that is on its way wins: the decision names the latest grant of each item.
+        A grant that is not in the log yet wins: the decision names the latest grant of each item.
         """
         ended, now, some = 0, self._shard.now(), list[LeasedItems]()
         for block in list(blocks):
