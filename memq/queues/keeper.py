@@ -71,9 +71,9 @@ STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on 
 TIMER_S_MAX = 5.0  # between two reads of the clock: it may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
 COUNTED_AT_ONCE = 2_000  # blocks
-READY_CHECK_S = 1.0  # a keeper that is closed wakes nobody
+READY_CHECK_S = 1.0  # between two checks of a waiting dequeue: a closed keeper does not wake it
 NO_BLOCK = 0  # no producer of blocks has this id
-EPOCH_GRANTS = 1 << 24  # grants of an epoch begin here: a restore of an older state gives none of them again
+EPOCH_GRANTS = 1 << 24  # grants of epoch e begin at e times this, so that a restore of an older state repeats none
 
 
 Result = TypeVar("Result")
