@@ -41,7 +41,7 @@ GROUP_BUGS = (
         "GroupMachine._gather",
         each(
             swap("decision.number == 0", "decision.group not in self.gathered"),
-            swap("gathered is None or not gathered.is_next(decision)", "gathered is None"),
+            swap("gathered is None or not gathered.pieces.is_next(decision)", "gathered is None"),
         ),
         seed=1001,
         aspects=ON_STATE_LOGS,
