@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
+import msgspec
+
 from memq.errors import (
     GenerationFencedError,
     MemqError,
@@ -40,7 +42,7 @@ from memq.groups.machine import (
     StalePlanError,
     StoredMember,
     changed_members,
-    copy_of,
+    copying,
     encode_decision,
     gone_members,
     missing_group,
@@ -53,7 +55,7 @@ from memq.groups.pieces import PIECE_BYTES_MAX, pieces_of
 from memq.groups.waiting import TICK_MS, AnswerHeartbeat, WaitingHeartbeat, WaitingHeartbeats
 from memq.notification import FormerGroup, check_position
 from memq.runtime.clock import Clock
-from memq.runtime.tasks import TaskOwner
+from memq.runtime.tasks import TaskOwner, in_slices
 from memq.state_log import known_outcome
 from memq.state_log.state_log import StateLog
 from memq.topic import Committed, ReadPartition, check_group
@@ -363,10 +365,11 @@ class GroupCoordinator:
                     ends = await self._decide_once(group, [change for change, _ in waiting])
                 except MemqError as error:
                     ends = [error] * len(waiting)
-                _settle(waiting, ends)
+                async for some in _slices(zip(waiting, ends, strict=True)):
+                    _settle(some)
         except asyncio.CancelledError:  # the coordinator closes; all changes can be made again at the next owner
             waiting += self._waiting.pop(group, [])
-            _settle(waiting, [_closed()] * len(waiting))
+            _settle([(each, _closed()) for each in waiting])
             raise
         finally:
             self._deciding.discard(group)
@@ -379,18 +382,19 @@ class GroupCoordinator:
         while True:
             before = self._machine.membership(group)
             generation = before.generation
-            after = copy_of(before)
-            self._set_heard(group, after)
+            after = await in_slices(copying(before))
+            await self._set_heard(group, after)
             ends = list[MemqError | None]()
             async for some in _slices(changes):
                 ends += [_end_of(change, after) for change in some]
-            after.settle()
+            for _ in after.settling():
+                await asyncio.sleep(0)
             if after.generation == generation:
                 await known_outcome(self._log.fresh())
                 if self._machine.membership(group).generation == generation:
                     return ends
                 continue
-            asking = self._asking(group, after)
+            asking = await self._asking(group, after)
             decision = await self._difference(group, before, after, generation)
             try:
                 await self._propose_members(decision)
@@ -414,10 +418,13 @@ class GroupCoordinator:
 
     async def _propose_members(self, decision: MembersDecision) -> None:
         """Put a decision about members into the log, in one entry or in pieces (`memq.groups.pieces`)."""
-        body = encode_decision(decision)
-        if len(body) <= PIECE_BYTES_MAX:
-            return await self._propose_body(body)
-        for piece in pieces_of(decision.group, body):
+        parts = [encode_decision(msgspec.structs.replace(decision, changed={}))]  # with those that are gone
+        async for names in _slices(decision.changed):
+            changed = {name: decision.changed[name] for name in names}
+            parts.append(encode_decision(msgspec.structs.replace(decision, changed=changed, gone=())))
+        if sum(map(len, parts)) <= PIECE_BYTES_MAX:
+            return await self._propose(decision)
+        for piece in pieces_of(decision.group, parts):
             await self._propose(piece)
         return None
 
@@ -459,18 +466,21 @@ class GroupCoordinator:
     def _heard_ms(self, heard: _Heard, name: str, member: Member) -> int:
         return heard.at_ms.get(name, self._opened_ms + member.session_timeout_ms // FRESH_SHARE)
 
-    def _set_heard(self, group: str, state: Group) -> None:
+    async def _set_heard(self, group: str, state: Group) -> None:
         """Set in a copy of a membership when each member was heard; forget the times of former members."""
         heard = self._heard_in(group)
-        for name, member in state.members.items():
-            member.heard_ms = self._heard_ms(heard, name, member)
+        async for some in _slices(state.members.items()):
+            for name, member in some:
+                member.heard_ms = self._heard_ms(heard, name, member)
         if len(heard.at_ms) > len(state.members):
             heard.at_ms = {name: at_ms for name, at_ms in heard.at_ms.items() if name in state.members}
 
-    def _asking(self, group: str, after: Group) -> list[str]:
+    async def _asking(self, group: str, after: Group) -> list[str]:
         """Return the members that the changes of a decision have heard: those that join, or send a heartbeat."""
-        heard = self._heard_in(group)
-        return [name for name, each in after.members.items() if each.heard_ms > self._heard_ms(heard, name, each)]
+        heard, found = self._heard_in(group), list[str]()
+        async for some in _slices(after.members.items()):
+            found += [name for name, each in some if each.heard_ms > self._heard_ms(heard, name, each)]
+        return found
 
     def _may_be_silent(self, group: str, state: Group) -> bool:
         """Whether a member is silent for its session time-out. The members are checked only when one can be."""
@@ -506,9 +516,9 @@ def _closed() -> NotReadyError:
     return NotReadyError("the coordinator of this group is closed")
 
 
-def _settle(waiting: Sequence[tuple[Change, asyncio.Future[None]]], ends: Sequence[MemqError | None]) -> None:
+def _settle(ended: Iterable[tuple[tuple[Change, asyncio.Future[None]], MemqError | None]]) -> None:
     """Pass the ends of changes to the callers that still wait."""
-    for (_, done), end in zip(waiting, ends, strict=True):
+    for (_, done), end in ended:
         if done.done():
             continue
         if end is None:

@@ -26,7 +26,7 @@ that are too short for the size of the group. It never shortens the session of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -44,6 +44,7 @@ SESSION_TIMEOUT_MS_MAX = 3_600_000
 # Heartbeats of 10,000 members with sessions of 45 s take 5 % of a core. Sessions of large groups grow to that.
 SESSION_MS_PER_MEMBER = 4.5
 SESSION_WANTED_MS_MAX = 45_000
+SLICE_PARTITIONS = 1_024  # that one step of an assignment moves at most, about 2 ms; smaller ones have one step
 SESSION_GROWTH = 1.5  # by which a session must be too short: each change names all members
 
 
@@ -56,21 +57,35 @@ def balance(
     loads differ by one at most. Partitions without a holder move first, because their moves interrupt no member. The
     result does not depend on the order of the mappings.
     """
+    return next(owners for owners in balancing(wanted, kept) if owners is not None)
+
+
+def balancing(
+    wanted: Mapping[str, Sequence[ReadPartition]], kept: Mapping[ReadPartition, str]
+) -> Iterator[dict[ReadPartition, str] | None]:
+    """Return the steps of `balance`; the last one is its result, the others are None."""
     loads = _Loads(wanted)
     partitions = loads.partitions
-    owners = {partition: kept[partition] for partition in partitions if loads.wants(kept.get(partition), partition)}
-    for owner in owners.values():
-        loads.add(owner, 1)
+    owners: dict[ReadPartition, str] = {}
+    for number, partition in enumerate(partitions, 1):
+        if number % SLICE_PARTITIONS == 0:
+            yield None
+        owner = kept.get(partition)
+        if owner is not None and loads.wants(owner, partition):
+            owners[partition] = owner
+            loads.add(owner, 1)
     homeless = [partition for partition in partitions if partition not in owners]
-    for partition in homeless:
+    for number, partition in enumerate(homeless, 1):
         owners[partition] = loads.lightest(partition)
         loads.add(owners[partition], 1)
+        if number % SLICE_PARTITIONS == 0:
+            yield None
     order = homeless + [partition for partition in partitions if partition in kept]
     fair = -(-len(partitions) // max(len(wanted), 1))
     for limit in (fair, 0):  # members above the fair share give first: else a member with a fair share would give, too
-        while _level(order, owners, loads, limit):
+        while (yield from _level(order, owners, loads, limit)):
             pass
-    return owners
+    yield owners
 
 
 class _Loads:
@@ -113,15 +128,19 @@ class _Loads:
         return self._heap[0][1]
 
 
-def _level(order: Sequence[ReadPartition], owners: dict[ReadPartition, str], loads: _Loads, limit: int) -> bool:
-    """Move partitions whose owner has more than `limit`, and two more than another that wants them.
+def _level(
+    order: Sequence[ReadPartition], owners: dict[ReadPartition, str], loads: _Loads, limit: int
+) -> Generator[None, None, bool]:
+    """Move partitions whose owner has more than `limit`, and two more than another, in steps.
 
     Return whether a partition moved.
     """
     moved, of = False, loads.of
     if max(of.values(), default=0) - min(of.values(), default=0) <= 1:
         return False
-    for partition in order:
+    for number, partition in enumerate(order, 1):
+        if number % SLICE_PARTITIONS == 0:
+            yield
         if of[owners[partition]] <= limit:
             continue
         light = loads.lightest(partition)
@@ -299,16 +318,31 @@ class Group(msgspec.Struct):
 
     def _change(self) -> None:
         """Make the next generation: revoke and assign partitions as `balance` returns."""
+        for _ in self._changing():
+            pass
+
+    def _changing(self) -> Iterator[None]:
+        """Return the steps of `_change`."""
         self.generation += 1
         holders = {hold.partition: name for name, member in self.members.items() for hold in member.holds}
         kept = {
             hold.partition: name for name, member in self.members.items() for hold in member.holds if not hold.revoking
         }
-        owners = balance({name: member.wanted for name, member in self.members.items()}, kept)
+        is_large = max(len(self.members), len(holders)) >= SLICE_PARTITIONS
+        if is_large:
+            yield
+        owners: Mapping[ReadPartition, str] = {}
+        for found in balancing({name: member.wanted for name, member in self.members.items()}, kept):
+            if found is not None:
+                owners = found
+            else:
+                yield
         for name, member in self.members.items():
             for hold in member.holds:
                 if not hold.revoking and owners.get(hold.partition) != name:
                     hold.revoking = self.generation
+        if is_large:
+            yield
         for partition, name in owners.items():
             if partition not in holders:
                 self.members[name].holds.append(HeldPartition(partition, self.generation))
@@ -341,10 +375,15 @@ class PlannedGroup(Group):
 
     def settle(self) -> None:
         """Make the next generation if anything has changed."""
+        for _ in self.settling():
+            pass
+
+    def settling(self) -> Iterator[None]:
+        """Return the steps of `settle`; the copy is not used before their end."""
         if self.changed:
             self.changed = False
             self._lengthen_sessions()
-            super()._change()
+            yield from self._changing()
 
     def _lengthen_sessions(self) -> None:
         wanted_ms = int(min(SESSION_WANTED_MS_MAX, len(self.members) * SESSION_MS_PER_MEMBER))

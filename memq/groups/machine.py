@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
-from awscrt.checksums import crc32c
 
 from memq.errors import (
     CorruptDataError,
@@ -26,7 +25,7 @@ from memq.errors import (
     NotFoundError,
 )
 from memq.groups.group import Group, HeldPartition, Member, PlannedGroup
-from memq.groups.pieces import GatheredPieces, PieceDecision
+from memq.groups.pieces import GatheredPieces, PieceDecision, PieceReader
 from memq.limits import KIB
 from memq.state_log import Answer
 from memq.state_log.machine_format import MachineFormat
@@ -34,6 +33,7 @@ from memq.topic import Committed, Covered, Position, ReadPartition, Totals
 
 GROUPS_MACHINE = "groups"  # its name in the log
 STATE_VERSION = 2  # 1: without pieces of decisions
+SLICE_MEMBERS = 1_024  # that one step of a copy has
 WANTED_SETS_MAX = 256  # sets of partitions that members want, which are kept to share them
 PORTION_BYTES_MAX = 48 * KIB  # of the positions in one decision: an entry has at most 64 KiB
 
@@ -286,11 +286,18 @@ def _restored(stored: StoredMember) -> Member:
 
 def copy_of(membership: Group) -> PlannedGroup:
     """Return a copy of a membership, to plan a decision on."""
-    members = {
-        name: msgspec.structs.replace(member, holds=[msgspec.structs.replace(hold) for hold in member.holds])
-        for name, member in membership.members.items()
-    }
-    return PlannedGroup(membership.generation, members)
+    return next(copy for copy in copying(membership) if copy is not None)
+
+
+def copying(membership: Group) -> Iterator[PlannedGroup | None]:
+    """Return the steps of `copy_of`; the last one is the copy, the others are None."""
+    generation, members = membership.generation, dict[str, Member]()
+    for number, (name, member) in enumerate(list(membership.members.items()), 1):
+        holds = [msgspec.structs.replace(hold) for hold in member.holds]
+        members[name] = msgspec.structs.replace(member, holds=holds)
+        if number % SLICE_MEMBERS == 0:
+            yield None
+    yield PlannedGroup(generation, members)
 
 
 def difference(group: str, before: Group, after: PlannedGroup) -> MembersDecision:
@@ -316,6 +323,42 @@ def gone_members(before: Group, after: PlannedGroup) -> tuple[str, ...]:
     return tuple(name for name in before.members if name not in after.members)
 
 
+class _GatheredMembers:
+    """A decision about members in pieces: those that its parts have so far."""
+
+    def __init__(self, group: str, checksum: int, count: int) -> None:
+        self.pieces = PieceReader(checksum, count)
+        self._group = group
+        self._plan: tuple[str, int, int] | None = None
+        self.members: dict[str, Member] = {}
+        self.gone: list[str] = []
+
+    @property
+    def plan(self) -> tuple[str, int, int] | None:
+        """Group, base and generation after the last piece, else None. Raises: CorruptDataError."""
+        if not self.pieces.is_whole:
+            return None
+        if self._plan is None or not self.pieces.is_sound:
+            raise self._corrupt()
+        return self._plan
+
+    def take(self, piece: bytes) -> None:
+        """Take the next piece. Raises: CorruptDataError."""
+        for body in self.pieces.take(piece):
+            part = decode_decision(body)
+            if not isinstance(part, MembersDecision) or part.group != self._group:
+                raise self._corrupt()
+            plan = part.group, part.base, part.generation
+            if self._plan not in (None, plan):
+                raise self._corrupt()
+            self._plan = plan
+            self.members |= {name: _restored(changed) for name, changed in part.changed.items()}
+            self.gone += part.gone
+
+    def _corrupt(self) -> CorruptDataError:
+        return CorruptDataError(f"the pieces of a decision about group '{self._group}' are not one of its members")
+
+
 class GroupMachine:
     """All groups of a service partition. See `memq.state_log.StateMachine`.
 
@@ -326,7 +369,7 @@ class GroupMachine:
 
     def __init__(self) -> None:
         self.groups: dict[str, StoredGroup] = {}
-        self.gathered: dict[str, GatheredPieces] = {}
+        self.gathered: dict[str, _GatheredMembers] = {}
         self.floor = 0
 
     def apply(self, body: bytes) -> Answer:
@@ -335,7 +378,9 @@ class GroupMachine:
         try:
             match decision:
                 case MembersDecision():
-                    self._change_members(decision)
+                    members = {name: _restored(changed) for name, changed in decision.changed.items()}
+                    plan = decision.group, decision.base, decision.generation
+                    self._change_members(*plan, members, decision.gone)
                 case CommitDecision():
                     self._commit(decision)
                 case DeleteDecision():
@@ -357,40 +402,37 @@ class GroupMachine:
         stored = self.groups.get(group)
         return stored.membership if stored is not None else Group(self.floor)
 
-    def _change_members(self, decision: MembersDecision) -> None:
-        stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
+    def _change_members(
+        self, group: str, base: int, generation: int, members: Mapping[str, Member], gone: Iterable[str]
+    ) -> None:
+        stored = self.groups.get(group) or StoredGroup(Group(self.floor), {})
         membership = stored.membership
-        if membership.generation != decision.base:
-            raise StalePlanError(f"group '{decision.group}' is in generation {membership.generation}")
-        self.gathered.pop(decision.group, None)  # pieces of a decision that can't count any more
-        for name in decision.gone:
+        if membership.generation != base:
+            raise StalePlanError(f"group '{group}' is in generation {membership.generation}")
+        self.gathered.pop(group, None)  # pieces of a decision that can't count any more
+        for name in gone:
             membership.members.pop(name, None)
-        for name, changed in decision.changed.items():
-            member, before = _restored(changed), membership.members.get(name)  # which may have committed meanwhile
+        for name, member in members.items():
+            before = membership.members.get(name)  # which may have committed meanwhile
             member.commits = max(member.commits, before.commits if before is not None else 0)
             membership.members[name] = member
-        membership.generation = decision.generation
-        self.groups[decision.group] = stored
+        membership.generation = generation
+        self.groups[group] = stored
 
     def _gather(self, decision: PieceDecision) -> None:
         """Take a piece of a decision, which is applied with its last piece."""
         if decision.number == 0:  # what an earlier owner has left behind ends here
-            self.gathered[decision.group] = GatheredPieces(decision.checksum, decision.count, [])
+            self.gathered[decision.group] = _GatheredMembers(decision.group, decision.checksum, decision.count)
         gathered = self.gathered.get(decision.group)
-        if gathered is None or not gathered.is_next(decision):
+        if gathered is None or not gathered.pieces.is_next(decision):
             raise StalePlanError(
                 f"piece {decision.number} of a decision about group '{decision.group}' does not follow"
             )
-        body = gathered.add(decision)
-        if body is None:
-            return
-        del self.gathered[decision.group]
-        whole = decode_decision(body)
-        if crc32c(body) != decision.checksum or not isinstance(whole, MembersDecision):
-            raise CorruptDataError(
-                f"the pieces of a decision about group '{decision.group}' are not one of its members"
-            )
-        self._change_members(whole)
+        gathered.take(decision.piece)
+        plan = gathered.plan
+        if plan is not None:
+            del self.gathered[decision.group]
+            self._change_members(*plan, gathered.members, gathered.gone)
 
     def _commit(self, decision: CommitDecision) -> None:
         stored = self.groups.get(decision.group) or StoredGroup(Group(self.floor), {})
@@ -443,14 +485,17 @@ class GroupMachine:
             )
             for name, stored in sorted(self.groups.items())
         }
-        gathered = dict(sorted(self.gathered.items()))
+        gathered = {name: each.pieces.gathered for name, each in sorted(self.gathered.items())}
         return _FORMAT.encode_state(_SavedGroups(STATE_VERSION if gathered else 1, self.floor, groups, gathered))
 
     def restore(self, state: bytes) -> None:
         """Take the groups of a snapshot. Raises: UnsupportedFormatError for a newer one; CorruptDataError."""
         saved = _FORMAT.decode_state(state)
         self.floor = saved.floor
-        self.gathered = dict(saved.gathered)
+        for name, pieces in saved.gathered.items():
+            gathered = self.gathered[name] = _GatheredMembers(name, pieces.checksum, pieces.count)
+            for piece in pieces.pieces:
+                gathered.take(piece)
         self.groups = {
             name: StoredGroup(
                 Group(group.generation, {member: _restored(stored) for member, stored in group.members.items()}),

@@ -32,7 +32,7 @@ GROUP_BUGS = (
         "memq.groups.machine",
         "GroupMachine.snapshot",
         swap("self.gathered.items()", "()"),
-        seed=1_420,
+        seed=1_450,
         aspects=ON_STATE_LOGS,
     ),
     Planted(
@@ -41,9 +41,9 @@ GROUP_BUGS = (
         "GroupMachine._gather",
         each(
             swap("decision.number == 0", "decision.group not in self.gathered"),
-            swap("gathered is None or not gathered.is_next(decision)", "gathered is None"),
+            swap("gathered is None or not gathered.pieces.is_next(decision)", "gathered is None"),
         ),
-        seed=1001,
+        seed=1002,
         aspects=ON_STATE_LOGS,
     ),
     Planted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -30,6 +30,7 @@ from memq.groups.machine import (
     MembersDecision,
     StalePlanError,
     copy_of,
+    copying,
     decode_decision,
     difference,
     encode_decision,
@@ -86,7 +87,7 @@ def join(name: str, wanted: tuple[ReadPartition, ...] = LOGS) -> Change:
 
 def decide(machine: GroupMachine, *changes: Change) -> list[PieceDecision]:
     """Make one decision in pieces."""
-    pieces = list(pieces_of("g", planned(machine, *changes)))
+    pieces = list(pieces_of("g", [planned(machine, *changes)]))
     for piece in pieces:
         body = encode_decision(piece)
         assert len(body) < POINTER_BYTES_MAX - 200, "an entry takes the piece"
@@ -166,7 +167,7 @@ def test_a_decision_takes_effect_with_its_last_piece_at_each_owner(monkeypatch: 
     decide(machine, join("a"))
     known = machine.membership("g").membership("a")
     body = planned(machine, join("b"), join("c"))
-    *pieces, last = pieces_of("g", body)
+    *pieces, last = pieces_of("g", [body])
     assert len(pieces) > 2
     later: list[GroupMachine] = []  # owners that begin with a snapshot from between two pieces
     for piece in pieces:
@@ -189,7 +190,7 @@ def test_a_decision_takes_effect_with_its_last_piece_at_each_owner(monkeypatch: 
 def test_pieces_that_an_owner_left_behind_are_no_part_of_the_next_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch)
     machine = GroupMachine()
-    left = list(pieces_of("g", planned(machine, join("a"))))
+    left = list(pieces_of("g", [planned(machine, join("a"))]))
     for piece in left[:2]:
         machine.apply(encode_decision(piece))
     decide(machine, join("b"))
@@ -202,8 +203,8 @@ def test_pieces_that_an_owner_left_behind_are_no_part_of_the_next_decision(monke
 def test_a_piece_that_does_not_follow_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch)
     machine = GroupMachine()
-    first, second, third, *_ = pieces_of("g", planned(machine, join("a")))
-    other = list(pieces_of("g", planned(machine, join("another-member"))))
+    first, second, third, *_ = pieces_of("g", [planned(machine, join("a"))])
+    other = list(pieces_of("g", [planned(machine, join("another-member"))]))
     assert isinstance(machine.apply(encode_decision(second)), StalePlanError)
     machine.apply(encode_decision(first))
     for wrong in (third, other[1]):
@@ -215,12 +216,12 @@ def test_a_piece_that_does_not_follow_changes_nothing(monkeypatch: pytest.Monkey
 def test_a_decision_in_pieces_counts_only_on_the_state_that_it_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch)
     machine = GroupMachine()
-    first, *others = pieces_of("g", planned(machine, join("a")))
+    first, *others = pieces_of("g", [planned(machine, join("a"))])
     machine.apply(encode_decision(first))
     assert machine.apply(planned(machine, join("b"))) is None
     assert {type(machine.apply(encode_decision(piece))) for piece in others} == {StalePlanError}
     assert machine.membership("g").members.keys() == {"b"}
-    pieces = list(pieces_of("g", planned(machine, lambda state: state.leave("b", 0), join("a"))))
+    pieces = list(pieces_of("g", [planned(machine, lambda state: state.leave("b", 0), join("a"))]))
     machine.apply(planned(machine, lambda state: state.leave("b", 0)))
     answers = [machine.apply(encode_decision(piece)) for piece in pieces]
     assert isinstance(answers[-1], StalePlanError)
@@ -232,7 +233,7 @@ def test_a_group_that_is_deleted_leaves_no_pieces(monkeypatch: pytest.MonkeyPatc
     machine = GroupMachine()
     machine.apply(planned(machine, join("a")))
     machine.apply(planned(machine, lambda state: state.leave("a", 0)))
-    first, *_ = pieces_of("g", planned(machine, join("b")))
+    first, *_ = pieces_of("g", [planned(machine, join("b"))])
     machine.apply(encode_decision(first))
     assert machine.apply(encode_decision(DeleteDecision("g"))) is None
     assert machine.gathered == {}
@@ -241,18 +242,46 @@ def test_a_group_that_is_deleted_leaves_no_pieces(monkeypatch: pytest.MonkeyPatc
 def test_pieces_of_other_bytes_are_corrupt() -> None:
     whole = planned(GroupMachine(), join("a"))
     for body in (whole[:-1], encode_decision(DeleteDecision("g"))):
-        (piece,) = pieces_of("g", body)
+        (piece,) = pieces_of("g", [body])
         with pytest.raises(CorruptDataError):
             GroupMachine().apply(encode_decision(piece))
-    with pytest.raises(CorruptDataError, match="group 'g'"):
-        GroupMachine().apply(encode_decision(PieceDecision("g", 1, 0, 1, whole)))
+    later = encode_decision(msgspec.structs.replace(decode_decision(whole), generation=9))
+    foreign = encode_decision(msgspec.structs.replace(decode_decision(whole), group="h"))
+    (sound,) = pieces_of("g", [whole])
+    wrong = [*pieces_of("g", [whole, later]), *pieces_of("g", [foreign]), *pieces_of("g", [])]
+    changes: list[dict[str, Any]] = [{"checksum": 1}, {"piece": sound.piece + b"x"}, {"piece": sound.piece[:-1]}]
+    wrong += [msgspec.structs.replace(sound, **change) for change in changes]
+    for piece in wrong:
+        with pytest.raises(CorruptDataError, match="group 'g'"):
+            GroupMachine().apply(encode_decision(piece))
+
+
+def test_a_group_changes_with_the_last_piece_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of a part are ready with the piece that completes it."""
+    small_pieces(monkeypatch)
+    machine = GroupMachine()
+    machine.apply(planned(machine, join("a"), join("b")))
+    whole = decode_decision(planned(machine, lambda state: state.leave("a", 0), join("c"), join("d")))
+    assert isinstance(whole, MembersDecision)
+    parts = [msgspec.structs.replace(whole, changed={})]
+    parts += [msgspec.structs.replace(whole, changed={name: each}, gone=()) for name, each in whole.changed.items()]
+    *pieces, last = pieces_of("g", [encode_decision(part) for part in parts])
+    for piece in pieces:
+        machine.apply(encode_decision(piece))
+        assert machine.membership("g").members.keys() == {"a", "b"}
+    restored = GroupMachine()
+    restored.restore(machine.snapshot())
+    assert len(restored.gathered["g"].members) == len(machine.gathered["g"].members) == len(whole.changed) - 1
+    for each in (machine, restored):
+        assert each.apply(encode_decision(last)) is None
+        assert each.membership("g").members.keys() == {"b", "c", "d"}
 
 
 def test_a_decision_of_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces_module, "WHOLE_BYTES_MAX", 10)
-    assert [piece.piece for piece in pieces_of("g", b"x" * 10)] == [b"x" * 10]
+    assert [piece.piece for piece in pieces_of("g", [b"x" * 6])] == [b"\0\0\0\6" + b"x" * 6]
     with pytest.raises(TooLargeError, match="11 bytes, at most 10"):
-        next(pieces_of("g", b"x" * 11))
+        next(pieces_of("g", [b"x" * 3, b""]))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -341,7 +370,7 @@ def test_other_work_runs_while_a_coordinator_plans_for_many_members(monkeypatch:
         while not joins.done():
             turns += 1
             await asyncio.sleep(0)
-        assert 20 <= turns <= 60, "ten slices of changes, and ten of the difference"
+        assert 40 <= turns <= 90, "ten slices for each of: changes, times, difference, answers"
         known = await joins
         assert {membership.generation for membership in known} == {1}
 
@@ -416,3 +445,24 @@ def test_a_small_decision_is_one_entry() -> None:
     body = planned(GroupMachine(), join("a"))
     assert len(body) < PIECE_BYTES_MAX
     assert isinstance(decode_decision(body), MembersDecision)
+
+
+def test_the_copy_and_the_assignment_of_a_large_group_have_many_steps() -> None:
+    machine = GroupMachine()
+    decide(machine, *(join(f"m{number}", MANY) for number in range(5_000)))
+    before = machine.membership("g")
+    *steps, after = copying(before)
+    assert len(steps) == 4
+    assert after is not None
+    assert after.members == before.members
+    for number in range(5_000):
+        after.join(f"n{number}", MANY, SESSION_MS, 0)
+    whole = copy_of(before)
+    for number in range(5_000):
+        whole.join(f"n{number}", MANY, SESSION_MS, 0)
+    whole.settle()
+    assert len(list(after.settling())) > len(MANY) // 1_024
+    assert (after.generation, after.members) == (whole.generation, whole.members)
+    small = PlannedGroup()
+    small.join("a", tuple(LOGS), SESSION_MS, 0)
+    assert list(small.settling()) == []

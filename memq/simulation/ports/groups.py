@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HoldId
@@ -24,7 +26,7 @@ from memq.groups.machine import (
     decode_decision,
     unpack_positions,
 )
-from memq.groups.pieces import PieceDecision
+from memq.groups.pieces import PieceDecision, PieceReader
 from memq.groups.waiting import AnswerHeartbeat
 from memq.holds.decisions import HOLDS_MACHINE, DropDecision, HoldsDecision, HoldState
 from memq.holds.decisions import decode_decision as decode_hold_decision
@@ -60,7 +62,8 @@ class StateLogs:
         self.late: dict[HoldId, str] = {}  # holds in runs, with the objects that have them
         self.run_decisions: Counter[str] = Counter()  # that count, by kind
         self.pieced = 0  # decisions about members in more than one piece
-        self._pieces: dict[tuple[ReadPartition, str], list[bytes]] = {}  # of each group, as they landed
+        self._pieces: dict[tuple[ReadPartition, str], PieceReader] = {}  # of each group, as they landed
+        self._parts: dict[tuple[ReadPartition, str], list[MembersDecision]] = {}  # that these completed
         self._run_spans: dict[ReadPartition, dict[str, list[int]]] = {}  # offsets of a run's first and last entry
 
     def landed(self, partition: ReadPartition, offset: int, body: bytes) -> None:
@@ -97,13 +100,15 @@ class StateLogs:
     def _decided(self, log: ReadPartition, decision: Decision) -> None:
         observer, machine = self._observer(), self._machines[log]
         if isinstance(decision, PieceDecision):
-            before = self._pieces.pop((log, decision.group), []) if decision.number else []
-            found = [*before, decision.piece]
-            if len(found) < decision.count:
-                self._pieces[log, decision.group] = found
-            else:
-                self.pieced += len(found) > 1
-                self._decided(log, decode_decision(b"".join(found)))
+            key = log, decision.group
+            if decision.number == 0:
+                self._pieces[key], self._parts[key] = PieceReader(decision.checksum, decision.count), []
+            parts = map(decode_decision, self._pieces[key].take(decision.piece))
+            self._parts[key] += [part for part in parts if isinstance(part, MembersDecision)]
+            if self._pieces[key].is_whole:
+                self.pieced += decision.count > 1
+                changed = {name: member for part in self._parts[key] for name, member in part.changed.items()}
+                self._decided(log, replace(self._parts[key][0], changed=changed))
         elif isinstance(decision, MembersDecision):
             state = machine.membership(decision.group)
             for name in state.members:
