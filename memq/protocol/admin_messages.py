@@ -46,7 +46,7 @@ from memq.protocol.queue_messages import (
     QueueAnswer,
     RedriveItems,
 )
-from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, QuotaAnswer
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, QuotaAnswer, ShareQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -279,6 +279,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListQuotas
         | ChangeQuotas
         | DescribeQuota
+        | ShareQuotas
     )
 
 

@@ -12,7 +12,9 @@ import pytest
 import memq
 from memq.broker.broker import Broker
 from memq.errors import OverLimitError
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB
+from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.link import connect_link
 from memq.protocol.messages import MetadataRequest, encode_message
@@ -20,6 +22,8 @@ from memq.quotas import QuotaRule
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import BareClient, run, running_broker, until
 
 RECORDS = 40
@@ -39,7 +43,7 @@ async def broker_with(**amounts: Any) -> AsyncIterator[Broker]:
 
 def held(broker: Broker) -> int:
     """Return how often clients had to wait."""
-    return sum(limiter.over["soft"] for limiter in broker.services.principals.limiters())
+    return sum(limiter.over["soft"] for limiter in broker.services.quotas.limiters())
 
 
 async def send_all(broker: Broker) -> None:
@@ -121,7 +125,7 @@ def test_a_connection_over_the_quota_is_refused() -> None:
                 await connect_link(Runtime(), None, address)
             for link in links:
                 link.close()
-            await until(lambda: broker.services.principals.use_of("anonymous").connections == 1)
+            await until(lambda: broker.services.quotas.use_of("principal", "anonymous").connections == 1)
 
     run(work())
 
@@ -153,6 +157,43 @@ def test_a_change_applies_to_open_connections_and_streams() -> None:
             assert held(broker) == before
 
     run(work())
+
+
+def test_an_unused_share_moves_to_the_broker_whose_clients_wait() -> None:
+    async def work() -> None:
+        shared, queue, store = MemoryCluster(), MemoryQueue(CLOCK), MemoryHandler(CLOCK)
+        brokers: list[Broker] = []
+        try:
+            for number in range(3):
+                settings = BrokerSettings(port=0, broker_id=f"b{number}", audit=False, quotas=True)
+                coordinator = MemoryCoordinator(shared)
+                brokers.append(Broker(settings, Runtime(), {"main": store}, queue, coordinator))
+                await brokers[-1].start()
+            async with memq.aio.Admin(brokers[0].address) as admin:
+                await admin.change_quotas(put=[QuotaRule(name="anonymous", requests_s=60)])
+            busy = brokers[2]
+            await busy.services.permissions.refresh()
+            client = await BareClient.connect(busy)
+            ended_s = CLOCK.monotonic() + 20
+            while part_of(busy) < 0.9:
+                assert CLOCK.monotonic() < ended_s, f"its part is {part_of(busy)}"
+                for number in range(1, 33):
+                    client.write(encode_frame(Api.METADATA, 0, number, ASK))
+                for _ in range(32):
+                    await client.frame()
+            await client.close()
+        finally:
+            for broker in brokers:
+                await broker.close()
+
+    run(work())
+
+
+def part_of(broker: Broker) -> float:
+    """Return the part of the quota that a broker gives out now."""
+    limiter = broker.services.quotas.use_of("principal", "anonymous").limiter
+    assert limiter is not None
+    return limiter.buckets["requests_s"].rate / 60
 
 
 @pytest.mark.parametrize("settings", [{}, {"quotas": False}])

@@ -32,6 +32,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
+from memq.broker.upkeep.own_groups import PROGRAM as UPKEEP_PROGRAM
 from memq.errors import DamagedMessageError, DeniedError, MemqError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
@@ -63,6 +64,7 @@ ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to an
 # are exempt, and a connection has as much room again for them: a POLL that its client gave up stays for seconds, and a
 # consumer that often seeks, or reads a log that hangs, would lose its group.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
+BROKER_PROGRAMS = frozenset({BROKER_PROGRAM, UPKEEP_PROGRAM})
 HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
 
 
@@ -195,7 +197,7 @@ class Requests:
     def follow_limits(self, connection: Connection) -> None:
         """Apply the limits of now to a connection and its streams."""
         services, charged = self._services, connection.charged
-        quotas = () if charged is None else services.principals.limiters_of(charged)
+        quotas = () if charged is None else services.quotas.limiters_of("principal", charged)
         connection.limiters = services.limits.of_client(connection.client) + quotas
         for stream in connection.streams.values():
             if stream.limiters is not None:
@@ -237,7 +239,7 @@ class Requests:
             kept.answered = True
         self._services.limits.disconnect(connection.client)
         if connection.charged is not None:
-            self._services.principals.disconnect(connection.charged)
+            self._services.quotas.disconnect(connection.charged)
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
@@ -418,9 +420,9 @@ class Requests:
         """
         services, principal = self._services, connection.principal.name
         broker = services.permissions.is_broker(principal)
-        if not services.settings.quotas or (connection.program == BROKER_PROGRAM if broker is None else broker):
+        if not services.settings.quotas or (connection.program in BROKER_PROGRAMS if broker is None else broker):
             return
-        services.principals.connect(principal)
+        services.quotas.connect(principal)
         connection.charged = principal
 
     def _identify(self, connection: Connection, token: str) -> None:
