@@ -11,6 +11,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
+from memq.cli import run as cli
 from memq.errors import OverLimitError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB
@@ -204,5 +205,27 @@ def test_without_the_setting_quotas_have_no_effect(settings: dict[str, Any]) -> 
             assert not done.enforced
             await send_all(broker)
             assert held(broker) == 0
+
+    run(work())
+
+
+def test_the_command_sets_lists_shows_and_removes_quotas(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        async with broker_with() as broker:
+
+            async def command(*words: str) -> tuple[int, str]:
+                code = await asyncio.to_thread(cli.run, ["quota", *words, "-b", broker.address])
+                return code, "".join(capsys.readouterr())
+
+            done = await command("set", "*", "--bytes-in", "10MiB", "--connections", "20")
+            assert done == (0, "+ principal '*': bytes_in_s 10485760, connections 20\n")
+            _, listed = await command("list")
+            assert "10,485,760" in listed
+            _, shown = await command("show", "anonymous")
+            assert "bytes_in_s" in shown
+            assert "connections" in shown
+            assert await command("remove", "*") == (0, "- principal '*': bytes_in_s 10485760, connections 20\n")
+            assert await command("remove", "*") == (0, "nothing to change\n")
+            assert (await command("set", "ann", "--records", "many"))[0] == 2
 
     run(work())
