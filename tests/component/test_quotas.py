@@ -11,6 +11,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, RatePerSecond
 from memq.cli import run as cli
 from memq.errors import OverLimitError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -34,9 +35,9 @@ ASK = encode_message(MetadataRequest(topics=[]))
 
 
 @asynccontextmanager
-async def broker_with(**amounts: Any) -> AsyncIterator[Broker]:
+async def broker_with(limits: ClientLimits = NO_CLIENT_LIMITS, **amounts: Any) -> AsyncIterator[Broker]:
     """Run a broker whose clients, all anonymous, have a quota."""
-    async with running_broker(quotas=True) as broker, memq.aio.Admin(broker.address) as admin:
+    async with running_broker(limits, quotas=True) as broker, memq.aio.Admin(broker.address) as admin:
         if amounts:
             await admin.change_quotas(put=[QuotaRule(name="anonymous", **amounts)])
         yield broker
@@ -62,7 +63,7 @@ async def read_all(broker: Broker) -> int:
 
 
 @pytest.mark.parametrize("amounts", [{"bytes_in_s": 20_000}, {"records_s": 20}])
-def test_a_producer_over_its_quota_waits_and_every_record_arrives(amounts: dict[str, int]) -> None:
+def test_a_producer_over_its_quota_waits_and_every_record_arrives(amounts: dict[str, Any]) -> None:
     async def work() -> None:
         async with broker_with(**amounts) as broker:
             started_s = CLOCK.monotonic()
@@ -119,11 +120,14 @@ def test_a_request_that_would_wait_too_long_is_refused_with_its_time() -> None:
 
 def test_a_connection_over_the_quota_is_refused() -> None:
     async def work() -> None:
-        async with broker_with(connections=3) as broker:
+        limits = ClientLimits(named={"probe": RatePerSecond("soft", requests_s=1_000)})
+        async with broker_with(limits, connections=3) as broker:
             address = parse_address(broker.address)
-            links = [await connect_link(Runtime(), None, address) for _ in range(2)]
+            links = [await connect_link(Runtime(), None, address, client_id="probe") for _ in range(2)]
             with pytest.raises(OverLimitError, match="'anonymous' has 3 connections"):
-                await connect_link(Runtime(), None, address)
+                await connect_link(Runtime(), None, address, client_id="probe")
+            await until(lambda: len(broker.intake.readers) == 3)
+            assert [each[2] for each in broker.services.limits.clients() if each[0] == "probe"] == [2]
             for link in links:
                 link.close()
             await until(lambda: broker.services.quotas.use_of("principal", "anonymous").connections == 1)

@@ -237,7 +237,8 @@ class Requests:
         """Stop answers to a closed connection."""
         for kept in self._kept.pop(connection, {}):
             kept.answered = True
-        self._services.limits.disconnect(connection.client)
+        if connection.admitted:
+            self._services.limits.disconnect(connection.client)
         if connection.charged is not None:
             self._services.quotas.disconnect(connection.charged)
         for task in list(self._working.pop(connection, {})):
@@ -400,6 +401,7 @@ class Requests:
         self._identify(connection, hello.token)
         self._charge(connection)
         self._services.limits.connect(connection.client)
+        connection.admitted = True
         self.follow_limits(connection)
         settings = self._services.settings
         answer = HelloAnswer(
