@@ -29,6 +29,7 @@ from memq.broker.spool.writer import Spool
 from memq.broker.start_steps import make_audit_topic, start_step
 from memq.broker.upkeep.idle_topics import IdleTopics
 from memq.broker.upkeep.sealing import Sealing
+from memq.broker.upkeep.share_rounds import ShareRounds
 from memq.errors import (
     CorruptDataError,
     FencedError,
@@ -157,13 +158,14 @@ class Broker:
         if services.spool.disk is not None:
             await self.replay.find(services.spool.disk)
             services.spool.start()
-        if (
-            services.permissions.enforced or settings.quotas or services.runtime.network.encrypted
-        ):  # users are stored with the rules
+        # Quotas and users are stored with the rules.
+        if services.permissions.enforced or settings.quotas or services.runtime.network.encrypted:
             services.permissions.changed = self._rules_changed
             self._tasks.start(services.permissions.follow(), "follow permissions")
         if services.tokens is not None:
             self._tasks.start(services.tokens.follow(), "follow keys of tokens")
+        if settings.quotas:
+            self._tasks.start(ShareRounds(services, self.hosts.link).run(), "share quotas")
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         services.groups.address = self._listener.address
         self.address = _public_address(settings.advertise, self._listener.address)
@@ -378,7 +380,7 @@ class Broker:
             processor.hurry()
 
     def _rules_changed(self) -> None:
-        self.services.principals.follow(self.services.permissions.quotas)
+        self.services.quotas.follow(self.services.permissions.quotas)
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection) and reader.ready:
                 self.requests.follow_limits(reader)

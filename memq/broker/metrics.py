@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from memq.broker.ingest.principal_quotas import PrincipalQuotas
+from memq.broker.ingest.quota_book import QuotaBook
 from memq.broker.ingest.quotas import Quotas
 from memq.governor import Load
 from memq.observe.metrics import METRICS, lines_of
@@ -211,7 +211,7 @@ class StoreCollector:
 class QuotaCollector:
     """Yields one counter, with a line for each topic, client or principal that was over its limit."""
 
-    def __init__(self, book: Quotas, principals: PrincipalQuotas) -> None:
+    def __init__(self, book: Quotas, principals: QuotaBook) -> None:
         self._book = book
         self._principals = principals
 

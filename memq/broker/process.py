@@ -182,7 +182,7 @@ def metrics_of(broker: Broker) -> CollectorRegistry:
     registry.register(StoreCollector(broker.services.stores))
     hosts = broker.hosts
     registry.register(QueueCollector(lambda: [each.meter for each in hosts.open_here(hosts.queues)]))
-    registry.register(QuotaCollector(broker.services.limits, broker.services.principals))
+    registry.register(QuotaCollector(broker.services.limits, broker.services.quotas))
     return registry
 
 

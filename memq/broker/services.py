@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memq.broker.identity.logins import Logins
 from memq.broker.identity.tokens import Tokens
 from memq.broker.ingest.connection_limits import ConnectionLimits
-from memq.broker.ingest.principal_quotas import PrincipalQuotas
+from memq.broker.ingest.quota_book import QuotaBook
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
@@ -122,7 +122,7 @@ class Services:
     groups: OwnGroups = field(init=False)
     connection_limits: ConnectionLimits = field(init=False)
     permissions: PermissionChecks = field(init=False)
-    principals: PrincipalQuotas = field(init=False)
+    quotas: QuotaBook = field(init=False)
     logins: Logins = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Services:
         object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
         checks = PermissionChecks(self.settings, self.coordinator.rules, self.events)
         object.__setattr__(self, "permissions", checks)
-        object.__setattr__(self, "principals", PrincipalQuotas(self.runtime.clock))
+        object.__setattr__(self, "quotas", QuotaBook(self.runtime.clock))
         encrypted = self.runtime.network.encrypted
         object.__setattr__(
             self, "logins", Logins(checks.known, checks.peers, self.runtime.random, self.events, encrypted=encrypted)

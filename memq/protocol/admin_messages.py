@@ -48,7 +48,7 @@ from memq.protocol.queue_messages import (
     QueueAnswer,
     RedriveItems,
 )
-from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, QuotaAnswer
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, QuotaAnswer, ShareQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -283,6 +283,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DescribeQuota
         | ListUsers
         | ChangeUsers
+        | ShareQuotas
     )
 
 

@@ -20,7 +20,7 @@ class ChangeQuotas(msgspec.Struct, tag_field="op", tag="change-quotas", kw_only=
 
 
 class DescribeQuota(msgspec.Struct, tag_field="op", tag="describe-quota", kw_only=True):
-    """Show what a principal or a namespace uses at one broker; another one refuses."""
+    """Show what a principal uses at one broker; another one refuses."""
 
     broker: str
     kind: QuotaKind
@@ -50,6 +50,28 @@ class WireUse(msgspec.Struct, kw_only=True):
     rates: list[WireRate] = []
 
 
+class WireShare(msgspec.Struct, kw_only=True, array_like=True):
+    """One rate of a principal at a broker, in parts of the whole rate.
+
+    In a request `part` is what the broker may give out, `used` what it used, and `held` whether clients had to wait. In
+    the answer `part` is what it may give out from now on.
+    """
+
+    kind: QuotaKind
+    name: str
+    rate: str
+    part: float
+    used: float = 0.0
+    held: bool = False
+
+
+class ShareQuotas(msgspec.Struct, tag_field="op", tag="share-quotas", kw_only=True):
+    """Report the use of rates at one broker to the governor, and ask for its parts of them."""
+
+    broker: str
+    uses: list[WireShare] = []
+
+
 class QuotaAnswer(msgspec.Struct, kw_only=True):
     """Answer to a request about quotas.
 
@@ -63,3 +85,4 @@ class QuotaAnswer(msgspec.Struct, kw_only=True):
     put: list[QuotaRule] = []
     removed: list[QuotaRule] = []
     use: WireUse | None = None
+    shares: list[WireShare] = []

@@ -11,8 +11,12 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, RatePerSecond
+from memq.cli import run as cli
 from memq.errors import OverLimitError
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB
+from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.link import connect_link
 from memq.protocol.messages import MetadataRequest, encode_message
@@ -20,6 +24,8 @@ from memq.quotas import QuotaRule
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import BareClient, run, running_broker, until
 
 RECORDS = 40
@@ -29,9 +35,9 @@ ASK = encode_message(MetadataRequest(topics=[]))
 
 
 @asynccontextmanager
-async def broker_with(**amounts: Any) -> AsyncIterator[Broker]:
+async def broker_with(limits: ClientLimits = NO_CLIENT_LIMITS, **amounts: Any) -> AsyncIterator[Broker]:
     """Run a broker whose clients, all anonymous, have a quota."""
-    async with running_broker(quotas=True) as broker, memq.aio.Admin(broker.address) as admin:
+    async with running_broker(limits, quotas=True) as broker, memq.aio.Admin(broker.address) as admin:
         if amounts:
             await admin.change_quotas(put=[QuotaRule(name="anonymous", **amounts)])
         yield broker
@@ -39,7 +45,7 @@ async def broker_with(**amounts: Any) -> AsyncIterator[Broker]:
 
 def held(broker: Broker) -> int:
     """Return how often clients had to wait."""
-    return sum(limiter.over["soft"] for limiter in broker.services.principals.limiters())
+    return sum(limiter.over["soft"] for limiter in broker.services.quotas.limiters())
 
 
 async def send_all(broker: Broker) -> None:
@@ -57,7 +63,7 @@ async def read_all(broker: Broker) -> int:
 
 
 @pytest.mark.parametrize("amounts", [{"bytes_in_s": 20_000}, {"records_s": 20}])
-def test_a_producer_over_its_quota_waits_and_every_record_arrives(amounts: dict[str, int]) -> None:
+def test_a_producer_over_its_quota_waits_and_every_record_arrives(amounts: dict[str, Any]) -> None:
     async def work() -> None:
         async with broker_with(**amounts) as broker:
             started_s = CLOCK.monotonic()
@@ -114,14 +120,17 @@ def test_a_request_that_would_wait_too_long_is_refused_with_its_time() -> None:
 
 def test_a_connection_over_the_quota_is_refused() -> None:
     async def work() -> None:
-        async with broker_with(connections=3) as broker:
+        limits = ClientLimits(named={"probe": RatePerSecond("soft", requests_s=1_000)})
+        async with broker_with(limits, connections=3) as broker:
             address = parse_address(broker.address)
-            links = [await connect_link(Runtime(), None, address) for _ in range(2)]
+            links = [await connect_link(Runtime(), None, address, client_id="probe") for _ in range(2)]
             with pytest.raises(OverLimitError, match="'anonymous' has 3 connections"):
-                await connect_link(Runtime(), None, address)
+                await connect_link(Runtime(), None, address, client_id="probe")
+            await until(lambda: len(broker.intake.readers) == 3)
+            assert [each[2] for each in broker.services.limits.clients() if each[0] == "probe"] == [2]
             for link in links:
                 link.close()
-            await until(lambda: broker.services.principals.use_of("anonymous").connections == 1)
+            await until(lambda: broker.services.quotas.use_of("principal", "anonymous").connections == 1)
 
     run(work())
 
@@ -155,6 +164,43 @@ def test_a_change_applies_to_open_connections_and_streams() -> None:
     run(work())
 
 
+def test_an_unused_share_moves_to_the_broker_whose_clients_wait() -> None:
+    async def work() -> None:
+        shared, queue, store = MemoryCluster(), MemoryQueue(CLOCK), MemoryHandler(CLOCK)
+        brokers: list[Broker] = []
+        try:
+            for number in range(3):
+                settings = BrokerSettings(port=0, broker_id=f"b{number}", audit=False, quotas=True)
+                coordinator = MemoryCoordinator(shared)
+                brokers.append(Broker(settings, Runtime(), {"main": store}, queue, coordinator))
+                await brokers[-1].start()
+            async with memq.aio.Admin(brokers[0].address) as admin:
+                await admin.change_quotas(put=[QuotaRule(name="anonymous", requests_s=60)])
+            busy = brokers[2]
+            await busy.services.permissions.refresh()
+            client = await BareClient.connect(busy)
+            ended_s = CLOCK.monotonic() + 20
+            while part_of(busy) < 0.9:
+                assert CLOCK.monotonic() < ended_s, f"its part is {part_of(busy)}"
+                for number in range(1, 33):
+                    client.write(encode_frame(Api.METADATA, 0, number, ASK))
+                for _ in range(32):
+                    await client.frame()
+            await client.close()
+        finally:
+            for broker in brokers:
+                await broker.close()
+
+    run(work())
+
+
+def part_of(broker: Broker) -> float:
+    """Return the part of the quota that a broker gives out now."""
+    limiter = broker.services.quotas.use_of("principal", "anonymous").limiter
+    assert limiter is not None
+    return limiter.buckets["requests_s"].rate / 60
+
+
 @pytest.mark.parametrize("settings", [{}, {"quotas": False}])
 def test_without_the_setting_quotas_have_no_effect(settings: dict[str, Any]) -> None:
     async def work() -> None:
@@ -163,5 +209,27 @@ def test_without_the_setting_quotas_have_no_effect(settings: dict[str, Any]) -> 
             assert not done.enforced
             await send_all(broker)
             assert held(broker) == 0
+
+    run(work())
+
+
+def test_the_command_sets_lists_shows_and_removes_quotas(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        async with broker_with() as broker:
+
+            async def command(*words: str) -> tuple[int, str]:
+                code = await asyncio.to_thread(cli.run, ["quota", *words, "-b", broker.address])
+                return code, "".join(capsys.readouterr())
+
+            done = await command("set", "*", "--bytes-in", "10MiB", "--connections", "20")
+            assert done == (0, "+ principal '*': bytes_in_s 10485760, connections 20\n")
+            _, listed = await command("list")
+            assert "10,485,760" in listed
+            _, shown = await command("show", "anonymous")
+            assert "bytes_in_s" in shown
+            assert "connections" in shown
+            assert await command("remove", "*") == (0, "- principal '*': bytes_in_s 10485760, connections 20\n")
+            assert await command("remove", "*") == (0, "nothing to change\n")
+            assert (await command("set", "ann", "--records", "many"))[0] == 2
 
     run(work())

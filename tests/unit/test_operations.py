@@ -132,7 +132,7 @@ from memq.protocol.queue_messages import (
     RedriveItems,
     WireLeasedItems,
 )
-from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, ShareQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -359,6 +359,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     ChangePermissions: (ChangePermissions(), CLUSTER),
     ListQuotas: (ListQuotas(), CLUSTER),
     ChangeQuotas: (ChangeQuotas(), CLUSTER),
+    ShareQuotas: (ShareQuotas(broker="b"), CLUSTER),
     DescribeQuota: (DescribeQuota(broker="b", kind="principal", name="ann"), CLUSTER),
     CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
     ListUsers: (ListUsers(), CLUSTER),

@@ -104,7 +104,7 @@ from memq.protocol.queue_messages import (
     PurgeItems,
     RedriveItems,
 )
-from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas
+from memq.protocol.quota_messages import ChangeQuotas, DescribeQuota, ListQuotas, ShareQuotas
 from memq.protocol.transaction_messages import (
     AnswerUndecided,
     AskUndecided,
@@ -378,6 +378,7 @@ def _quota_operations(quotas: QuotaRequests) -> list[Operation[Any]]:
         Operation("list-quotas", Api.ADMIN, ListQuotas, Permission.OPERATE, on.cluster, quotas.list_quotas),
         Operation("change-quotas", Api.ADMIN, ChangeQuotas, Permission.ALTER, on.cluster, quotas.change),
         Operation("describe-quota", Api.ADMIN, DescribeQuota, Permission.OPERATE, on.cluster, quotas.describe),
+        Operation("share-quotas", Api.ADMIN, ShareQuotas, Permission.PEER, on.cluster, quotas.share),
     ]
 
 

@@ -32,6 +32,7 @@ from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
+from memq.broker.upkeep.own_groups import PROGRAM as UPKEEP_PROGRAM
 from memq.errors import DamagedMessageError, DeniedError, MemqError, NotReadyError, ThrottledError, TooLargeError
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
@@ -63,6 +64,7 @@ ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to an
 # are exempt, and a connection has as much room again for them: a POLL that its client gave up stays for seconds, and a
 # consumer that often seeks, or reads a log that hangs, would lose its group.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
+BROKER_PROGRAMS = frozenset({BROKER_PROGRAM, UPKEEP_PROGRAM})
 HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
 
 
@@ -198,7 +200,7 @@ class Requests:
     def follow_limits(self, connection: Connection) -> None:
         """Apply the limits of now to a connection and its streams."""
         services, charged = self._services, connection.charged
-        quotas = () if charged is None else services.principals.limiters_of(charged)
+        quotas = () if charged is None else services.quotas.limiters_of("principal", charged)
         connection.limiters = services.limits.of_client(connection.client) + quotas
         for stream in connection.streams.values():
             if stream.limiters is not None:
@@ -241,9 +243,10 @@ class Requests:
         """Stop answers to a closed connection."""
         for kept in self._kept.pop(connection, {}):
             kept.answered = True
-        self._services.limits.disconnect(connection.client)
+        if connection.admitted:
+            self._services.limits.disconnect(connection.client)
         if connection.charged is not None:
-            self._services.principals.disconnect(connection.charged)
+            self._services.quotas.disconnect(connection.charged)
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
@@ -422,6 +425,7 @@ class Requests:
     def _accept(self, connection: Connection, hello: Hello, version: int, verdict: str = "") -> bytes:
         self._charge(connection)
         self._services.limits.connect(connection.client)
+        connection.admitted = True
         self.follow_limits(connection)
         settings = self._services.settings
         answer = HelloAnswer(
@@ -443,9 +447,9 @@ class Requests:
         """
         services, principal = self._services, connection.principal.name
         broker = services.permissions.is_broker(principal)
-        if not services.settings.quotas or (connection.program == BROKER_PROGRAM if broker is None else broker):
+        if not services.settings.quotas or (connection.program in BROKER_PROGRAMS if broker is None else broker):
             return
-        services.principals.connect(principal)
+        services.quotas.connect(principal)
         connection.charged = principal
 
     def _identify(self, connection: Connection, token: str) -> None:

@@ -96,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self.program = ""  # its software, by its HELLO, without the version
         self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
+        self.admitted = False  # by HELLO: the limits of its client count it
         self.charged: str | None = None  # the principal whose quota counts this connection
         self.checksums = False  # whether the client sends one with each message
         self.frame_checksums = False  # whether both sides send one with each frame

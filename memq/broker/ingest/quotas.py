@@ -104,7 +104,7 @@ class TokenBucket:
 
 
 class Limiter:
-    """The limiter of one topic, client, principal or namespace. `over` counts the excess by mode.
+    """The limiter of one topic, client or principal. `over` counts the excess by mode.
 
     An `exact` one refuses a request that a soft limit has held for the longest time; another one lets it in.
     """

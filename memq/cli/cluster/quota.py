@@ -1,4 +1,4 @@
-"""`memq quota`: how much principals and namespaces may use, and what they use."""
+"""`memq quota`: how much principals may use, and what they use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memq.cli.output import print_json, print_message, print_table
 from memq.client.admin import Admin
 from memq.client.permission_admin import ChangedQuotas
 from memq.errors import InvalidSettingError
-from memq.quotas import QuotaKind, QuotaRule, amounts_of
+from memq.quotas import QuotaRule, amounts_of
 from memq.settings import Value, parse_size
 
 HEADS = ("kind", "name", "bytes in/s", "bytes out/s", "records/s", "requests/s", "connections")
@@ -24,7 +24,6 @@ _AMOUNTS = {
     "requests_s": ("--requests", "NUMBER", "Requests and blocks per second."),
     "connections": ("--connections", "NUMBER", "Connections of a principal to each broker."),
 }
-_namespace_option = click.option("--namespace", is_flag=True, help="NAME is a namespace, not a principal.")
 
 
 def _amount_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +34,7 @@ def _amount_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def quota() -> None:
-    """List and change the quotas of principals and namespaces."""
+    """List and change the quotas of principals."""
 
 
 @quota.command("list")
@@ -53,47 +52,46 @@ def list_quotas(as_json: bool, config: str | None, profile: str | None, **flags:
     )
 
 
-@quota.command("set", short_help="Set the quota of a principal or a namespace.")
+@quota.command("set", short_help="Set the quota of a principal.")
 @click.argument("name")
-@_namespace_option
 @_amount_options
 @broker_options
 @json_option
-def set_quota(name: str, namespace: bool, as_json: bool, **options: Any) -> None:
+def set_quota(name: str, as_json: bool, **options: Any) -> None:
     """Set the quota of NAME: a principal, a prefix with a final *, or * as the default of all others.
 
     An amount that is not given has no limit. Brokers know the change within 5 s.
     """
-    amounts = {each: _amount(_AMOUNTS[each][0], text) for each in _AMOUNTS if (text := options[each]) is not None}
+    amounts: dict[str, Any] = {
+        each: _amount(_AMOUNTS[each][0], text) for each in _AMOUNTS if (text := options[each]) is not None
+    }
     with Admin(_brokers(options)) as admin:
-        done = admin.change_quotas(put=[QuotaRule(kind=_kind(namespace=namespace), name=name, **amounts)])
+        done = admin.change_quotas(put=[QuotaRule(name=name, **amounts)])
     _print_change(done, as_json=as_json)
 
 
 @quota.command()
 @click.argument("name")
-@_namespace_option
 @broker_options
 @json_option
-def remove(name: str, namespace: bool, as_json: bool, **options: Any) -> None:
+def remove(name: str, as_json: bool, **options: Any) -> None:
     """Remove the quota of NAME, as it was set."""
     with Admin(_brokers(options)) as admin:
-        done = admin.change_quotas(remove=[QuotaRule(kind=_kind(namespace=namespace), name=name)])
+        done = admin.change_quotas(remove=[QuotaRule(name=name)])
     _print_change(done, as_json=as_json)
 
 
-@quota.command(short_help="Show what a principal or a namespace uses at each broker.")
+@quota.command(short_help="Show what a principal uses at each broker.")
 @click.argument("name")
-@_namespace_option
 @broker_options
 @json_option
-def show(name: str, namespace: bool, as_json: bool, **options: Any) -> None:
+def show(name: str, as_json: bool, **options: Any) -> None:
     """Show what NAME uses at each broker.
 
     `used` counts since the limit exists, and `held` how often NAME had to wait.
     """
     with Admin(_brokers(options)) as admin:
-        found = admin.quota_use(name, _kind(namespace=namespace))
+        found = admin.quota_use(name)
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -107,10 +105,6 @@ def show(name: str, namespace: bool, as_json: bool, **options: Any) -> None:
         print_table(("broker", "quota", "rate", "limit", "used", "held"), rows)
     else:
         print_message(f"no quota limits '{name}', or it has not connected yet")
-
-
-def _kind(*, namespace: bool) -> QuotaKind:
-    return "namespace" if namespace else "principal"
 
 
 def _amount(option: str, text: str) -> int:
