@@ -1,9 +1,10 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak supply-chain sbom native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := .venv-tools
 PYTHON := $(BIN)/python
 CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py memq_localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 4
@@ -97,6 +98,14 @@ soak: $(DEV)                    ## every promise as often as it says, on real se
 native: $(LIBRARIES)            ## build the compiled kernel and install it, where cargo is found
 	@.ci/native $(VENV)
 	@touch $(NATIVE)
+
+supply-chain:                   ## bandit over the packages, pip-audit over the pinned libraries; in an environment of its own
+	@.ci/tools-venv $(TOOLS)
+	@$(TOOLS)/bin/python -m tests.supply_chain
+
+sbom:                           ## write the list of libraries of a release (CycloneDX) to sbom.json
+	@.ci/tools-venv $(TOOLS)
+	@$(TOOLS)/bin/cyclonedx-py requirements constraints.txt --output-reproducible --output-file sbom.json
 
 lint: $(DEV)                    ## ruff, and the words of docs, help texts and docstrings
 	@$(BIN)/ruff check $(CODE)
