@@ -41,6 +41,9 @@ _RENEWAL_S = 0.25  # between two checks: the shortest lease has 1 s
 
 _events = EventLog(SystemClock())
 
+# kombu's decoder of JSON makes numbers, times and ids of values, by names in the payload
+_FOREIGN = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+
 
 class QoS(virtual.QoS):  # type: ignore[misc]
     """Unacked messages of a channel; acks, rejects and returns go to the queue."""
@@ -270,11 +273,13 @@ class Leases:
                 self._thread.start()
         try:
             raw: dict[str, Any] = loads(item.payload)
+            if encoding := raw["properties"].get("body_encoding"):  # else the consumer would fail at the delivery
+                virtual.Channel.codecs[encoding].decode(raw["body"])
             raw["properties"]["delivery_tag"] = tag
             if item.attempt > 1:
                 raw["redelivered"] = True
                 raw["properties"]["delivery_info"]["redelivered"] = True
-        except (ValueError, TypeError, KeyError) as error:
+        except _FOREIGN as error:
             _events.warning("celery.foreign-item", f"item {item.id} is dead now: {error!r}")
             self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
             return None
