@@ -152,9 +152,10 @@ class BareClient:
         """Return the next frame of the broker."""
         async with asyncio.timeout(TIMEOUT_S):
             while not self._ready:
-                data = await self.reader.read(65536)
+                room = self._frames.get_buffer()
+                data = await self.reader.read(len(room))
                 assert data, "the broker closed the connection"
-                self._frames.get_buffer()[: len(data)] = data
+                room[: len(data)] = data
                 self._ready += self._frames.received(len(data))
         return self._ready.pop(0)
 

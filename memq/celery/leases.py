@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kombu.transport import virtual
 from kombu.utils.json import loads
 
 from memq.client.queue.items import QueueItem
@@ -17,6 +18,9 @@ from memq.runtime.logs import EventLog
 
 RENEWALS = 3  # of a lease in its time
 CHECK_S = 0.25  # between two checks of all leases: the shortest lease has 1 s
+
+# kombu's decoder of JSON makes numbers, times and ids of values, by names in the payload
+_FOREIGN = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 _events = EventLog(SystemClock())
 
@@ -48,11 +52,13 @@ class Leases:
                 self._thread.start()
         try:
             raw: dict[str, Any] = loads(item.payload)
+            if encoding := raw["properties"].get("body_encoding"):  # else the consumer would fail at the delivery
+                virtual.Channel.codecs[encoding].decode(raw["body"])
             raw["properties"]["delivery_tag"] = tag
             if item.attempt > 1:
                 raw["redelivered"] = True
                 raw["properties"]["delivery_info"]["redelivered"] = True
-        except (ValueError, TypeError, KeyError) as error:
+        except _FOREIGN as error:
             _events.warning("celery.foreign-item", f"item {item.id} is dead now: {error!r}")
             self.settle(tag, lambda queue, held: queue.nack(held, kind=NackKind.DEAD))
             return None

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from memq.errors import InvalidSettingError, UnknownSettingError
 
-TOKEN_CHARS_MAX = 16_384
+TOKEN_CHARS_MAX = 3_500  # a HELLO has 4 KiB, with the names of the client
 VARIABLES = "MEMQ_TLS_"
 _FILES = ("ca_file", "cert_file", "key_file")
 _TEXTS = (*_FILES, "key_password", "token_file", "user", "password", "password_file")
@@ -80,9 +80,15 @@ def token_of(tls: Tls) -> str:
         return ""
     try:
         with open(tls.token_file, encoding="ascii") as file:
-            return file.read(TOKEN_CHARS_MAX + 1).strip()
+            token = file.read(TOKEN_CHARS_MAX + 2).strip()  # with the end of its line
     except (OSError, ValueError) as error:
         raise _unreadable("token_file", tls.token_file, error, "a file with a token (JWT)") from error
+    if len(token) > TOKEN_CHARS_MAX:
+        raise InvalidSettingError(
+            f"the token in token_file '{tls.token_file}' is longer than {TOKEN_CHARS_MAX} characters",
+            hint="ask its issuer for one with fewer claims",
+        )
+    return token
 
 
 class Login(NamedTuple):

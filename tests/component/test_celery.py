@@ -256,9 +256,21 @@ def test_a_lease_that_the_publisher_chose_is_renewed_in_time(cluster: Cluster) -
         assert queue.ends()["acked"] == 1
 
 
+FOREIGN = [
+    b"plain text",
+    b"[1]",
+    b"{}",
+    b"[" * 100_000,
+    b'{"__type__": "uuid", "__value__": {"hex": 5}}',
+    b'{"__type__": "decimal", "__value__": "x"}',
+    b'{"properties": {"delivery_info": {}, "body_encoding": "base64"}, "body": "x"}',
+    b'{"properties": {"delivery_info": {}, "body_encoding": "other"}, "body": "x"}',
+]
+
+
 def test_an_item_that_is_no_message_is_dead_and_stops_no_consumer(cluster: Cluster) -> None:
     with memq.Queue(cluster.address) as queue:
-        ids = [queue.enqueue("mixed", payload, priority=0) for payload in (b"plain text", b"[1]", b"{}")]
+        ids = [queue.enqueue("mixed", payload, priority=0) for payload in FOREIGN]
         with opened(cluster.address) as connection, connection.SimpleQueue("mixed") as simple:
             simple.put({"n": 1})
             message = simple.get(timeout=HANG_S)

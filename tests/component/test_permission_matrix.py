@@ -13,12 +13,14 @@ import pytest
 from memq.broker.api import Call, requests
 from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.broker import Broker
+from memq.broker.services import BROKER_PROGRAM
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, permission_subject
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
 from memq.protocol.connection import Principal
 from memq.protocol.frames import PREFIX, Api, Frame, encode_forward
+from memq.protocol.group_messages import ListGroups
 from memq.protocol.messages import Nack, PollRequest, decode_message, encode_message
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
@@ -287,5 +289,23 @@ def test_a_stream_that_is_opened_while_the_rules_change_is_refused(monkeypatch: 
         async with asyncio.timeout(HANG_S):
             await connection.answered.wait()
         assert connection.redirected == [False]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("principal", "throttled"), [("eve", 2), ("broker-1", 0)])
+def test_a_client_that_calls_itself_a_broker_has_no_room_of_one(
+    monkeypatch: pytest.MonkeyPatch, principal: str, throttled: int
+) -> None:
+    monkeypatch.setattr(requests, "REQUESTS_PER_CONNECTION_MAX", 2)
+
+    async def work() -> None:
+        world, connection = World(monkeypatch, broker_principals="broker-*"), RecordingConnection(principal)
+        connection.program = BROKER_PROGRAM
+        for number in range(4):
+            body = encode_message(AdminRequest(ask=ListGroups()))
+            world.broker.requests.request(cast(Any, connection), Frame(Api.ADMIN, 0, 0, number, body))
+        assert [each.code for each in connection.errors] == ["throttled"] * throttled
+        await world.broker.requests.stop()
 
     asyncio.run(work())

@@ -12,7 +12,8 @@ import pytest
 import memq
 from memq.broker.identity.tokens import LEEWAY_S, tokens_of
 from memq.errors import DeniedError, InvalidSettingError
-from memq.runtime.tls import Tls
+from memq.limits import NAME_CHARS_MAX
+from memq.runtime.tls import TOKEN_CHARS_MAX, Tls
 from tests.component.token_rig import AUDIENCE, CLOCK, EVENTS, ISSUER, Issuer, Rig, bounded, followed, send_one
 
 
@@ -102,6 +103,21 @@ def test_a_token_whose_key_is_not_the_only_one_of_its_id_is_refused(rig: Rig) ->
     rig.issuer.file.write_text(json.dumps({"keys": [key, key]}))
     with pytest.raises(DeniedError, match="knows 2 of this id"):
         tokens.bearer(token)
+
+
+def test_the_longest_token_is_taken_and_a_longer_one_is_a_typed_error(rig: Rig) -> None:
+    async def work() -> None:
+        spare = TOKEN_CHARS_MAX - len(rig.issuer.token("alice", pad=""))
+        async with rig.broker() as broker:
+            pads = (rig.issuer.token("alice", pad="x" * pad) for pad in range(spare, 0, -1))
+            token = next(each for each in pads if len(each) <= TOKEN_CHARS_MAX)
+            client_id = "c" * NAME_CHARS_MAX
+            async with memq.aio.Producer(broker.address, client_id=client_id, tls=rig.tls(token)) as producer:
+                await (await producer.send("clicks", b"v"))
+            with pytest.raises(InvalidSettingError, match="is longer than 3500 characters"):
+                await send_one(broker, rig.tls(rig.issuer.token("alice", pad="x" * spare)))
+
+    bounded(work)
 
 
 def test_a_client_whose_token_ends_connects_again_with_the_new_one_and_loses_nothing(

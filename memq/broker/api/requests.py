@@ -129,7 +129,9 @@ class Requests:
             connection.send(self._authenticate(connection, frame))
             return
         working = self._working.setdefault(connection, {})
-        most = REQUESTS_PER_BROKER_MAX if connection.program == BROKER_PROGRAM else REQUESTS_PER_CONNECTION_MAX
+        most = REQUESTS_PER_CONNECTION_MAX
+        if connection.program == BROKER_PROGRAM and self._services.permissions.may_be_broker(connection.principal.name):
+            most = REQUESTS_PER_BROKER_MAX
         kept_bytes = 0
         if frame.api not in LIMITED:
             most, kept_bytes = most * 2, KEPT_BYTES

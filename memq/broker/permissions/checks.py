@@ -154,6 +154,10 @@ class PermissionChecks:
         """Return the permissions of a principal."""
         return _AccessOf(self, principal)
 
+    def may_be_broker(self, principal: str) -> bool:
+        """Whether a principal that says it is a broker may be one."""
+        return not self.enforced or self._is_free(principal, Permission.PEER)
+
     def _is_free(self, principal: str, permission: Permission) -> bool:
         """Whether a principal is allowed a permission by the settings; only brokers are allowed to be peers."""
         patterns = self.peers if permission is Permission.PEER else self._free
