@@ -81,13 +81,13 @@ async def _attack(port: int, number: int, opened: asyncio.Semaphore, first: asyn
     while True:
         with suppress(OSError):
             async with opened:
-                _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)  # noqa: TID251
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)  # noqa: TID251
             first.set()
             try:
                 async for piece in KINDS[number % len(KINDS)]():
                     if writer.transport.get_write_buffer_size() < MIB:
                         writer.write(piece)
-                    if writer.is_closing():
+                    if reader.at_eof() or writer.is_closing():
                         break
                     await pace(PAUSE_S)
             finally:

@@ -2,6 +2,15 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Control, C1 and bidi characters: they hide text, or show it in another order. Line breaks and tabs stay.
+const CONTROLS = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** Show such characters as escapes; what is no text stays as it is. */
+function visible(child) {
+  if (typeof child !== "string") return child;
+  return child.replace(CONTROLS, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** Make an element: properties by name (`class`, `on…`, `aria-…`, DOM properties), then children or text. */
 export function h(name, properties = {}, ...children) {
   const element = document.createElement(name);
@@ -9,10 +18,10 @@ export function h(name, properties = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "class") element.className = value;
-    else if (key in element && !key.includes("-") && key !== "list") element[key] = value;
+    else if (key in element && !key.includes("-") && key !== "list") element[key] = key === "title" ? visible(value) : value;
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(visible));
   return element;
 }
 
@@ -20,7 +29,7 @@ export function h(name, properties = {}, ...children) {
 export function s(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
+  element.append(...children.map(visible));
   return element;
 }
 
