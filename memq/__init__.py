@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memq.client.producer.delivery import Delivery as Delivery
     from memq.client.producer.producer import Producer as Producer
     from memq.client.queue.items import QueueItem as QueueItem
-    from memq.client.queue.queue import Queue as Queue
+    from memq.client.queue.sync_queue import Queue as Queue
     from memq.client.queue.views import ItemView as ItemView
     from memq.client.queue.worker import Worker as Worker
     from memq.client.queue.worker_settings import WorkerStats as WorkerStats

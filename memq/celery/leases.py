@@ -10,7 +10,7 @@ from kombu.transport import virtual
 from kombu.utils.json import loads
 
 from memq.client.queue.items import QueueItem
-from memq.client.queue.queue import Queue
+from memq.client.queue.sync_queue import Queue
 from memq.errors import MemqError, OutcomeUnknownError, RetryableError
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import SystemClock

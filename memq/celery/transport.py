@@ -16,7 +16,7 @@ from kombu.utils.json import dumps
 from memq.celery.leases import Leases
 from memq.client.admin import Admin
 from memq.client.queue.items import QueueItem
-from memq.client.queue.queue import Queue
+from memq.client.queue.sync_queue import Queue
 from memq.errors import (
     InvalidRequestError,
     InvalidSettingError,

@@ -9,7 +9,7 @@ from memq.cli.output import confirm, print_json, print_message, print_table
 from memq.cli.records.programs import seconds_of
 from memq.client.admin import Admin
 from memq.client.queue.pop_admin import POP_LEASE_S, PopGroupDescription
-from memq.client.queue.queue import Queue
+from memq.client.queue.sync_queue import Queue
 from memq.limits import QUEUE_ATTEMPTS_MAX
 from memq.runtime.clock import SystemClock
 from memq.settings import Value

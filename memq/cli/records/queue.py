@@ -15,7 +15,8 @@ from memq.cli.records.programs import DAY_S, seconds_of
 from memq.cli.records.record_text import encode_record
 from memq.cli.run import FAILED, OK
 from memq.client.queue.items import QueueItem
-from memq.client.queue.queue import LEASE_S, PRIORITY, Queue
+from memq.client.queue.queue import LEASE_S, PRIORITY
+from memq.client.queue.sync_queue import Queue
 from memq.errors import NotFoundError
 from memq.limits import QUEUE_ATTEMPTS_MAX, QUEUE_DELAY_MS_MAX, QUEUE_ITEMS_PER_REQUEST_MAX, QUEUE_PRIORITY_MAX
 from memq.protocol.queue_messages import WireQueue
