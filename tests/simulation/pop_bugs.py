@@ -15,7 +15,7 @@ POP_BUGS = (
         "Q1: a read moves the position and takes no blocks",
         MACHINE,
         "QueueMachine._read",
-        swap("decision.lanes", "()"),
+        swap("self._take(decision.place, lane, block)", "True"),
         level="calm",
         aspects=POPS,
     ),
