@@ -201,13 +201,14 @@ class ArrivingBlocks:
 
         If the decision counts so late that the sweep may have deleted the object (ADR 6), another object replaces it.
         """
-        clock = self._parts.runtime.clock
+        clock, found = self._parts.runtime.clock, dict[HoldId, Answer]()
         while True:
             began_s = clock.monotonic()
             key, lanes = await self._put(batch)
             answers = await self._decide(key, lanes)
-            if clock.monotonic() - began_s <= self._parts.key_valid_s:
+            if not found:  # to a later decision the blocks are known, and not new
                 found = dict(zip((block.id for lane in lanes for block in lane.blocks), answers, strict=True))
+            if clock.monotonic() - began_s <= self._parts.key_valid_s:
                 return [found[new.id] for new in batch]
             self._parts.events.warning("held-object-late", f"object '{key}' was named late, and is stored again")
 

@@ -45,6 +45,7 @@ from tests.unit.instant_log import InstantLog
 
 LEASE_S = 4
 PAYLOAD_BYTES = 10_000
+KEY_S = 30
 
 
 class Log(InstantLog):
@@ -81,7 +82,7 @@ class Shard:
             store=self.store,
             runtime=skipping_runtime(),
             events=cast(Any, self),
-            key_valid_s=30,
+            key_valid_s=KEY_S,
             recent=self.recent,
             begin=self.begin,
             counters=self.counters,
@@ -209,6 +210,25 @@ def test_a_wrong_answer_of_the_store_costs_no_item(error: MemqError | None) -> N
         assert await shard.dequeue() == []
         await skip(10)
         assert {each.found.block.id.producer for each in await shard.dequeue()} == {1, 2}
+
+    on_shard(work)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_item_whose_object_was_named_too_late_is_granted(ordered: bool) -> None:
+    """A second decision names another object (ADR 6); to this one the block is known, and it was not scheduled."""
+
+    async def work(shard: Shard) -> None:
+        delay_s = KEY_S + 1
+        shard.log.delay_s = delay_s
+        terms = ItemTerms(5, LEASE_S * 1_000, 0, 0, key="k" if ordered else "", ordered=ordered)
+        sent = asyncio.create_task(shard.keeper.enqueue([shard.new(1, terms=terms)]))
+        await skip(delay_s - 0.5)
+        shard.log.delay_s = 0.0  # of the next decision
+        assert await sent == [1]
+        assert len(shard.store.puts) == 2
+        assert shard.events == ["held-object-late"]
+        assert len(await shard.dequeue()) == 1
 
     on_shard(work)
 
