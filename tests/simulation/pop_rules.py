@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from memq.client.queue.items import QueueItem
 from memq.queues.decisions import ItemState
+from memq.queues.machine import QueueMachine
 from memq.simulation.ports.groups import StateLogs
 from memq.topic import ReadPartition, Topic
 from tests.simulation.checker import Checker
@@ -55,6 +56,10 @@ class PopRules(QueueRules):
     def _key(self, value: bytes, offset: int, index: int) -> bytes:
         repeats = self._checker.records[value].repeats
         return f"{offset}:{index} ".encode() + value if repeats else value
+
+    def _is_home(self, machine: QueueMachine) -> bool:
+        """Whether a shard has the group: groups of other shards may have blocks of the same ids."""
+        return self.queue in machine.pops.groups
 
     def stop(self) -> None:
         """Let the group end with the records that are in the logs now."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from memq.client.queue.items import QueueItem
 from memq.queues.decisions import ItemState
+from memq.queues.machine import QueueMachine
 from memq.simulation.ports.groups import StateLogs
 
 ATTEMPTS_MAX = 3
@@ -149,8 +150,12 @@ class QueueRules:
         return None if register.place is None else self._state_at(register.place)
 
     def _state_at(self, place: tuple[int, int]) -> ItemState | None:
-        found = (machine.state_of(*place) for machine in self._states.queues.values())
+        found = (machine.state_of(*place) for machine in self._states.queues.values() if self._is_home(machine))
         return next((state for state in found if state is not None), None)
+
+    def _is_home(self, machine: QueueMachine) -> bool:
+        """Whether a shard may have the queue: ids of its blocks are random numbers."""
+        return True
 
 
 def _place_of(id_: str) -> tuple[int, int]:
