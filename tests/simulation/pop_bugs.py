@@ -1,14 +1,13 @@
-"""Planted bugs of pop groups: a rule of the reader (Q1), of places, of retention or of a group's life is left out."""
+"""Planted bugs of pop groups: a rule of the reader (Q1), of places or of a group's life is left out."""
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, body, instead, omit, swap
+from tests.simulation.bug import Planted, instead, omit, swap
 
-POPS, SAVED, LYING, HOUSE = ("pop",), ("pop", "state-log"), ("pop", "lies"), ("pop", "house")
+POPS, SAVED = ("pop",), ("pop", "state-log")
 GROUPS, KEEPER, MACHINE = "memq.queues.pop.groups", "memq.queues.pop.keeper", "memq.queues.machine"
 PARTITION = "memq.broker.service_partitions.pop_partition"
 READERS = "memq.broker.service_partitions.pop_readers"
-PLACES = "memq.broker.service_partitions.topic_places"
 
 POP_BUGS = (
     Planted(
@@ -25,14 +24,6 @@ POP_BUGS = (
         "PopGroups.move",
         swap("each is at", "False"),
         level="calm",
-        aspects=POPS,
-    ),
-    Planted(
-        "Q1: the reader keeps what it judged for a read that failed",
-        READERS,
-        "_GroupReader.run",
-        omit("self._open.clear"),
-        level="breezy",
         aspects=POPS,
     ),
     Planted(
@@ -73,54 +64,6 @@ POP_BUGS = (
         aspects=POPS,
     ),
     Planted(
-        "Q2: a record is granted while its lease runs",
-        "memq.queues.scheduler",
-        "ItemScheduler._first_free",
-        swap("is_leased(status, local, now)", "False"),
-        level="calm",
-        aspects=POPS,
-    ),
-    Planted(
-        "Q4: the end of a record counts for another grant",
-        MACHINE,
-        "QueueMachine._end_pops",
-        swap("status.grant != lease.grant", "False"),
-        level="calm",
-        aspects=HOUSE,
-    ),
-    Planted(
-        "records expire whose pointer is the first one that is left",
-        READERS,
-        "_GroupReader._check",
-        swap("place.offset < before", "place.offset <= before"),
-        level="calm",
-        aspects=HOUSE,
-    ),
-    Planted(
-        "records stay whose pointer retention took",
-        READERS,
-        "_GroupReader._round",
-        omit("self._check"),
-        level="calm",
-        aspects=HOUSE,
-    ),
-    Planted(
-        "a batch that one read did not find is passed over",
-        PARTITION,
-        "PopPartition._check_lost",
-        body("return None"),
-        level="calm",
-        aspects=LYING,
-    ),
-    Planted(
-        "a position names the batch and not the record",
-        "memq.client.queue.items",
-        "items_of",
-        swap("first + number", "number"),
-        level="calm",
-        aspects=POPS,
-    ),
-    Planted(
         "the records of a block have the place of the next batch",
         PARTITION,
         "PopPartition._take",
@@ -146,14 +89,6 @@ POP_BUGS = (
         omit("self._pop.remove"),
         level="calm",
         aspects=POPS,
-    ),
-    Planted(
-        "a pop group does not read partitions that came later",
-        READERS,
-        "_GroupReader._round",
-        swap("group.position(log.partition) is None", "False"),
-        level="calm",
-        aspects=("pop", "widen"),
     ),
     Planted(
         "a pop group begins at the end of its topic",
