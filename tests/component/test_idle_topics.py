@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -30,8 +30,14 @@ async def idle_topic() -> AsyncIterator[tuple[Broker, AsyncAdmin, int]]:
         await admin.create_topic("lasting")
         await send(broker)
         now_ms = SystemClock().wall_ms()
-        await broker.idle_topics.check(now_ms)
+        await broker.idle_topics.check(at(now_ms))
         yield broker, admin, now_ms
+
+
+def at(*times_ms: int) -> Callable[[], int]:
+    """Return a clock that shows these times one after the other, and then the last one."""
+    left = list(times_ms)
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
 async def send(broker: Broker) -> None:
@@ -45,7 +51,7 @@ async def found(broker: Broker) -> Topic | None:
 
 async def sealed(broker: Broker, now_ms: int) -> Topic:
     """Check until the topic is sealed and has ended."""
-    await broker.idle_topics.check(now_ms)
+    await broker.idle_topics.check(at(now_ms))
     topic = await found(broker)
     assert topic is not None
     assert topic.expiring
@@ -56,19 +62,36 @@ async def sealed(broker: Broker, now_ms: int) -> Topic:
 def test_an_idle_topic_is_sealed_and_then_deleted() -> None:
     async def work() -> None:
         async with idle_topic() as (broker, admin, now_ms):
-            await broker.idle_topics.check(now_ms + LIMIT_MS - 1)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS - 1))
             topic = await found(broker)
             assert topic is not None
             assert not topic.sealed_ms
-            await broker.idle_topics.check(now_ms + LIMIT_MS)
-            await broker.idle_topics.check(now_ms + LIMIT_MS + 1)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS))
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS + 1))
             topic = await found(broker)
             assert topic is not None, "it has not ended, so a record may still be on its way"
             assert await broker.sealing.end(topic)
-            await broker.idle_topics.check(now_ms + LIMIT_MS + 2)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS + 2))
             assert await found(broker) is None
             assert [each.name for each in await admin.topics()] == ["lasting"]
             assert broker.services.counters.expired_topics == 1
+
+    run(work())
+
+
+def test_a_topic_is_idle_since_its_log_answered() -> None:
+    """A check that waited for long was dated at its begin, and records that came meanwhile counted as older."""
+
+    async def work() -> None:
+        async with idle_topic() as (broker, _, now_ms):
+            await send(broker)
+            answered_ms = now_ms + LIMIT_MS // 2
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS // 4, answered_ms))
+            for asked_ms, expires in ((answered_ms + LIMIT_MS - 1, False), (answered_ms + LIMIT_MS, True)):
+                await broker.idle_topics.check(at(asked_ms, asked_ms + LIMIT_MS))
+                topic = await found(broker)
+                assert topic is not None
+                assert topic.expiring is expires
 
     run(work())
 
@@ -77,8 +100,8 @@ def test_a_record_begins_the_time_again() -> None:
     async def work() -> None:
         async with idle_topic() as (broker, _admin, now_ms):
             await send(broker)
-            await broker.idle_topics.check(now_ms + LIMIT_MS)
-            await broker.idle_topics.check(now_ms + 2 * LIMIT_MS - 1)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS))
+            await broker.idle_topics.check(at(now_ms + 2 * LIMIT_MS - 1))
             topic = await found(broker)
             assert topic is not None
             assert not topic.sealed_ms
@@ -95,7 +118,7 @@ def test_a_topic_with_a_reader_stays_however_idle() -> None:
         ):
             assert await consumer.poll(10) is not None
             for times in range(1, 5):
-                await broker.idle_topics.check(now_ms + times * LIMIT_MS)
+                await broker.idle_topics.check(at(now_ms + times * LIMIT_MS))
                 topic = await found(broker)
                 assert topic is not None
                 assert not topic.sealed_ms
@@ -108,7 +131,7 @@ def test_a_group_that_reads_after_the_seal_keeps_the_topic() -> None:
         async with idle_topic() as (broker, admin, now_ms):
             await sealed(broker, now_ms + LIMIT_MS)
             await admin.reset_group("g", "clicks", "beginning", new_ok=True)
-            await broker.idle_topics.check(now_ms + LIMIT_MS + 1)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS + 1))
             topic = await found(broker)
             assert topic is not None
             assert (topic.sealed_ms, topic.ended, topic.expiring) == (0, False, False)
@@ -122,14 +145,14 @@ def test_an_operator_keeps_an_expiring_topic_by_an_unseal_and_a_seal_of_its_own_
         async with idle_topic() as (broker, admin, now_ms):
             await sealed(broker, now_ms + LIMIT_MS)
             await admin.unseal_topic("clicks")
-            await broker.idle_topics.check(now_ms + LIMIT_MS + 1)
+            await broker.idle_topics.check(at(now_ms + LIMIT_MS + 1))
             topic = await admin.seal_topic("clicks")
             assert not topic.expiring
             since_ms = SystemClock().wall_ms() + 1
-            await broker.idle_topics.check(since_ms + LIMIT_MS)
+            await broker.idle_topics.check(at(since_ms + LIMIT_MS))
             await sealed(broker, since_ms + 2 * LIMIT_MS)
             await admin.reset_group("g", "clicks", "beginning", new_ok=True)
-            await broker.idle_topics.check(since_ms + 2 * LIMIT_MS + 1)
+            await broker.idle_topics.check(at(since_ms + 2 * LIMIT_MS + 1))
             kept = await found(broker)
             assert kept is not None
             assert (kept.sealed_ms, kept.ended, kept.expiring) == (topic.sealed_ms, True, False)
@@ -150,11 +173,11 @@ def test_a_question_without_an_answer_decides_nothing(call: str, monkeypatch: py
             with monkeypatch.context() as broken:
                 broken.setattr(service_lookup, "ASK_S", 0.2)
                 broken.setattr({"groups": GroupCoordinator, "waiting": HoldKeeper}.get(call, queue), call, fails)
-                await broker.idle_topics.check(now_ms + 9 * LIMIT_MS)
+                await broker.idle_topics.check(at(now_ms + 9 * LIMIT_MS))
             kept = await found(broker)
             assert kept is not None
             assert kept.version == version
-            await broker.idle_topics.check(now_ms + 9 * LIMIT_MS)
+            await broker.idle_topics.check(at(now_ms + 9 * LIMIT_MS))
             assert await found(broker) is None
 
     run(work())
@@ -171,12 +194,12 @@ def test_a_delayed_record_keeps_its_topic_until_it_is_in_the_log() -> None:
             late = await producer.send("clicks", b"late", deliver_after=3_600)
             await late
             for times in range(1, 5):
-                await broker.idle_topics.check(now_ms + times * LIMIT_MS)
+                await broker.idle_topics.check(at(now_ms + times * LIMIT_MS))
                 topic = await found(broker)
                 assert topic is not None
                 assert not topic.sealed_ms
             await producer.cancel(late)
-            await broker.idle_topics.check(now_ms + 5 * LIMIT_MS)
+            await broker.idle_topics.check(at(now_ms + 5 * LIMIT_MS))
             await sealed(broker, now_ms + 6 * LIMIT_MS)
 
     run(work())
@@ -191,14 +214,14 @@ def test_the_records_of_a_transaction_keep_their_topic_until_they_are_in_the_log
             async with producer.transaction() as transaction:
                 await transaction.send("clicks", b"two")
                 await transaction.flush()
-                await broker.idle_topics.check(now_ms + LIMIT_MS)
+                await broker.idle_topics.check(at(now_ms + LIMIT_MS))
                 topic = await found(broker)
                 assert topic is not None
                 assert not topic.sealed_ms, "the transaction may be committed"
                 await admin.seal_topic("clicks")
             now_ms = SystemClock().wall_ms()
             for times in range(1, 5):
-                await broker.idle_topics.check(now_ms + times * LIMIT_MS)
+                await broker.idle_topics.check(at(now_ms + times * LIMIT_MS))
                 topic = await found(broker)
                 assert topic is not None, "committed records wait until an operator unseals it"
             await admin.unseal_topic("clicks")

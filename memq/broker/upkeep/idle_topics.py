@@ -44,13 +44,18 @@ class IdleTopics:
         while True:
             await asyncio.sleep(min(ROUND_S, self._services.settings.retention_interval_ms / 1000))
             if governs():
-                await self.check(self._services.deletion_clock.wall_ms())
+                await self.check(self._services.deletion_clock.wall_ms)
 
-    async def check(self, now_ms: int) -> None:
-        """Check once each topic that may expire; `now_ms` is the clock of deletions."""
+    async def check(self, now_ms: Callable[[], int]) -> None:
+        """Check once each topic that may expire; `now_ms` returns the time of the clock of deletions (Unix ms).
+
+        Logs and groups may take long to answer. What they show was so when they were asked at the earliest, and when
+        they have answered at the latest. A topic is not called idle for longer than both bounds say.
+        """
         expiring = [each for each in self._partitions.topics() if each.settings.expire_idle_ms]
         if not expiring:
             return
+        asked_ms = now_ms()
         try:
             groups = await self._groups()
         except MemqError:
@@ -59,11 +64,15 @@ class IdleTopics:
             with suppress(MemqError):
                 topic = await self._services.coordinator.current_topic(known.name)
                 if topic is not None and not is_internal(topic.name) and topic.settings.expire_idle_ms:
-                    await self._judge(topic, await self._mark(topic, groups), now_ms)
+                    mark = await self._mark(topic, groups)
+                    await self._judge(topic, mark, asked_ms, now_ms())
 
-    async def _judge(self, topic: Topic, mark: str, now_ms: int) -> None:
-        """Take one step: note the mark, seal the topic, delete it, or let it take records again."""
-        idle_ms, limit_ms = now_ms - topic.idle_since_ms, topic.settings.expire_idle_ms
+    async def _judge(self, topic: Topic, mark: str, asked_ms: int, now_ms: int) -> None:
+        """Take one step: note the mark, seal the topic, delete it, or let it take records again.
+
+        The mark was read between `asked_ms` and `now_ms`.
+        """
+        idle_ms, limit_ms = asked_ms - topic.idle_since_ms, topic.settings.expire_idle_ms
         if mark == IN_USE or mark != topic.idle_mark:
             noted = msgspec.structs.replace(topic, idle_mark=mark, idle_since_ms=now_ms)
             if topic.expiring:
