@@ -47,7 +47,7 @@ class IdleTopics:
                 await self.check(self._services.deletion_clock.wall_ms)
 
     async def check(self, now_ms: Callable[[], int]) -> None:
-        """Check once each topic that may expire; `now_ms` returns the time of the clock of deletions (Unix ms).
+        """Check once each topic that may expire; `now_ms` returns the clock of deletions (Unix ms).
 
         Logs and groups may take long to answer. What they show was so when they were asked at the earliest, and when
         they have answered at the latest. A topic is not called idle for longer than both bounds say.
