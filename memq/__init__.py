@@ -66,7 +66,7 @@ _HOMES = {
     "Park": "memq.client.listener.answers",
     "Position": "memq.topic",
     "Producer": "memq.client.producer.producer",
-    "Queue": "memq.client.queue.queue",
+    "Queue": "memq.client.queue.sync_queue",
     "QueueItem": "memq.client.queue.items",
     "Record": "memq.client.consumer.batch",
     "Retry": "memq.client.listener.answers",

@@ -37,6 +37,8 @@ OTHER = BrokerEntry(id="b", session="session of b", address="b:1", state_logs=Tr
 class Unreachable:
     """A network on which each connection fails."""
 
+    encrypted = False
+
     def __init__(self) -> None:
         self.error: Exception = UnreachableError("no route")
         self.delay_s = 0.0

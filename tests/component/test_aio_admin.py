@@ -325,6 +325,9 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "quotas": lambda admin: admin.quotas(),
     "change_quotas": lambda admin: admin.change_quotas(),
     "quota_use": lambda admin: admin.quota_use("alice"),
+    "users": lambda admin: admin.users(),
+    "put_user": lambda admin: admin.put_user("alice", "a long password"),
+    "remove_user": lambda admin: admin.remove_user("alice"),
     "test_permission": lambda admin: admin.test_permission("alice", "read", "topic", "clicks"),
 }
 

@@ -19,6 +19,10 @@ from memq.protocol.messages import HelloAnswer, encode_message, nack_of
 from tests.skipping_loop import skipping_runtime
 
 
+def no_login() -> None:
+    """See `Network.login`."""
+
+
 class Wire:
     """The other end: frames that came, and answers; what is said after the end is an error of the link."""
 
@@ -37,7 +41,8 @@ class Wire:
         self._silent = silent
         self._link: Link | None = None
         self.runtime = replace(
-            skipping_runtime(), network=cast(Any, SimpleNamespace(connect=self.connect_to, token=str))
+            skipping_runtime(),
+            network=cast(Any, SimpleNamespace(connect=self.connect_to, token=str, login=no_login, encrypted=False)),
         )
 
     async def connect_to(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ from memq.protocol.messages import Done
 from memq.topic import Topic, read_partitions
 from tests.partition_owners import Opening
 from tests.skipping_loop import skip
-from tests.unit.broker_wire import Wire
+from tests.unit.broker_wire import Wire, no_login
 from tests.unit.sealed_batches import TOPIC, batch, block, joined
 
 
@@ -79,7 +79,8 @@ class Bench:
     def __init__(self, count: int = 3, settled_s: float = 0.0, values: bytes = b"v") -> None:
         opening, self.owner = Opening(), Owner()
         self.owner.take = lambda number, data: self.land(data)
-        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner.connect_to, token=str)))
+        network = SimpleNamespace(connect=self.owner.connect_to, token=str, login=no_login, encrypted=False)
+        runtime = replace(opening.runtime, network=cast(Any, network))
         self.services = replace(opening.services, runtime=runtime)
         self.counters = self.services.counters
         self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator

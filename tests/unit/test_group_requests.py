@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.api import Ask, Call, WithBlocks, reader_requests
-from memq.broker.api.group_requests import HEARTBEAT_S, REQUEST_S, GroupRequests
+from memq.broker.api.group_requests import HEARTBEAT_S, REQUEST_S, GroupRequests, shown_member
 from memq.broker.api.reader_requests import WAIT_MS_MAX, ReaderRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
@@ -588,7 +588,8 @@ def test_groups_are_listed_described_and_deleted() -> None:
         group = answer.group
         assert group is not None
         assert (group.group, group.generation) == ("g", 4)
-        assert [(member.member, member.assigned) for member in group.members] == [("m-1", [ref(0), ref(1)])]
+        (member,) = group.members
+        assert (member.member, member.assigned) == (shown_member("m-1"), [ref(0), ref(1)])
         assert [partition_of(each.partition) for each in group.positions] == [PARTS[1]]
         assert ref_of(PARTS[1]) == ref(1)
         handlers.queue.calls.clear()

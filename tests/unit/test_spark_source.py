@@ -322,14 +322,18 @@ def test_damage_that_is_skipped_is_a_row_of_its_own_where_it_is_asked_for(
     assert lost == {**origin, "value": None, "sequence": None}
 
 
-def test_damage_that_shows_when_the_payload_is_read_is_named_as_well(tmp_path: Path) -> None:
+def test_a_block_that_its_producer_made_unreadable_is_skipped_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The block has the right checksum over bytes that make no sense."""
     topic = StoredTopic(tmp_path)
     poisoned = bytearray(block([b"a", b"b"]))
     poisoned[BLOCK_HEADER_BYTES] ^= 0x40
     key = topic.write(repair(poisoned), block([b"c"], first=2))
-    with pytest.raises(CorruptDataError, match=rf"block 0 of object '{key}' at 0:0:0 of topic 'clicks': "):
-        rows_of(topic.options)
+    with caplog.at_level(logging.ERROR, "memq"):
+        assert values_of(topic.options) == [b"c"]
+    (line,) = events_of(caplog, "spark.damage-skipped")
+    assert f"topic 'clicks' at 0:0:0, object '{key}', block 0: " in line
     lost, sound = rows_of(topic.options, onDamaged="skip", columns="damage,value")
     assert (json.loads(lost["damage"])["records"], sound["value"]) == (2, b"c")
 
