@@ -72,6 +72,7 @@ TIMER_S_MAX = 5.0  # between two reads of the clock: it may be set forward, or i
 FAILED_PAUSE_S = 1.0
 COUNTED_AT_ONCE = 2_000  # blocks
 READY_CHECK_S = 1.0  # between two checks of a waiting dequeue: a closed keeper does not wake it
+LIFE_BITS = 62  # of the random life of a pop group
 NO_BLOCK = 0  # no producer of blocks has this id
 EPOCH_GRANTS = 1 << 24  # grants of epoch e begin at e times this, so that a restore of an older state repeats none
 
@@ -147,6 +148,7 @@ class QueueKeeper:
             settled=self._settled,
             now=self._now,
             before_ms=self._before_ms,
+            new_life=lambda: 1 + parts.runtime.random.getrandbits(LIFE_BITS),
         )
         self.pop = PopKeeper(machine, self._scheduler, calls)
         self._has_begun = bool(machine.blocks)

@@ -36,6 +36,7 @@ from memq.queues.decisions import (
 from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
+from memq.queues.pop.groups import BeginPopDecision
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
@@ -229,6 +230,21 @@ def test_an_item_whose_object_was_named_too_late_is_granted(ordered: bool) -> No
         assert len(shard.store.puts) == 2
         assert shard.events == ["held-object-late"]
         assert len(await shard.dequeue()) == 1
+
+    on_shard(work)
+
+
+def test_the_life_of_a_pop_group_is_random() -> None:
+    """Else the ids of its blocks could be guessed, and items enqueued in their place."""
+
+    async def work(shard: Shard) -> None:
+        for name in ("clicks@a", "clicks@b"):
+            assert await shard.keeper.pop.begin(BeginPopDecision(name, "aa" * 16, LEASE_S * 1_000, 0, ()))
+        lives = [each.life for each in shard.machine.pops.groups.values()]
+        assert len(set(lives)) == 2
+        assert min(lives) > 1_000_000
+        assert await shard.keeper.pop.begin(BeginPopDecision("clicks@a", "aa" * 16, LEASE_S * 1_000, 3, ()))
+        assert shard.machine.pops.groups["clicks@a"].life == lives[0], "a known group keeps its life"
 
     on_shard(work)
 

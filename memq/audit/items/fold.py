@@ -353,7 +353,7 @@ class ItemFold:
         places = {each.partition: (each.offset, each.index) for each in decision.positions}
         known = self._pops.get(decision.queue)
         if known is None or (decision.replaced and known[0] == decision.replaced):
-            self._pops[decision.queue] = decision.topic_id, self._arrivals, places
+            self._pops[decision.queue] = decision.topic_id, decision.life or self._arrivals, places
         elif known[0] == decision.topic_id:
             self._pops[decision.queue] = *known[:2], places | known[2]
 

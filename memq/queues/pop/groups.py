@@ -125,7 +125,7 @@ class BeginPopDecision(msgspec.Struct, frozen=True, tag="pop-begin"):
     """Begin a pop group, or change the settings of records that it reads from now on.
 
     A known group uses the positions of read partitions that it does not have yet. Its topic id changes only if it is
-    `replaced`.
+    `replaced`. A new group gets `life`, a random number: so nobody can guess the ids of its blocks. 0: the next number.
     """
 
     queue: str
@@ -134,6 +134,7 @@ class BeginPopDecision(msgspec.Struct, frozen=True, tag="pop-begin"):
     attempts_max: int
     positions: tuple[PopPosition, ...]
     replaced: str = ""
+    life: int = 0
 
 
 class ReadPopDecision(msgspec.Struct, frozen=True, tag="pop-read", omit_defaults=True):
@@ -186,12 +187,15 @@ class PopGroups:
         self.groups: dict[str, PopGroup] = {}
         self.blocks: dict[str, dict[int, None]] = {}  # by queue, the oldest first; also of groups that were removed
 
-    def begin(self, decision: BeginPopDecision, life: int) -> bool:
-        """Begin or change a group; return whether it then has the topic id of the decision."""
+    def begin(self, decision: BeginPopDecision, number: int) -> bool:
+        """Begin or change a group; return whether it then has the topic id of the decision.
+
+        `number` is the life of a new group if the decision has none.
+        """
         known = self.groups.get(decision.queue)
         if known is None or (decision.replaced and known.topic_id == decision.replaced):
-            terms = decision.lease_ms, decision.attempts_max
-            self.groups[decision.queue] = PopGroup(decision.queue, decision.topic_id, life, *terms, decision.positions)
+            terms = decision.life or number, decision.lease_ms, decision.attempts_max
+            self.groups[decision.queue] = PopGroup(decision.queue, decision.topic_id, *terms, decision.positions)
             return True
         if known.topic_id != decision.topic_id:
             return False

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from memq.errors import NotFoundError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.block import QueueBlock
@@ -52,7 +54,7 @@ class ShardCalls:
 
     `propose` returns the answer when a decision counts. `fresh` returns when the state has all earlier answers.
     `arrived` takes a block, the number of its new items, and its bytes if they are known. `settled` notes ends of
-    items, and `before_ms` is the time before which ends may be forgotten.
+    items, `before_ms` is the time before which ends may be forgotten, and `new_life` returns the life of a new group.
     """
 
     propose: Callable[[QueueDecision], Awaitable[Answer]]
@@ -61,6 +63,7 @@ class ShardCalls:
     settled: Callable[[Iterable[ItemRanges]], None]
     now: Callable[[], Moment]
     before_ms: Callable[[], int]
+    new_life: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ class PopKeeper:
 
     async def begin(self, decision: BeginPopDecision) -> bool:
         """Begin a group, or change its settings; return whether it reads the topic id of the decision."""
-        found = bool(await self._shard.propose(decision))
+        new = msgspec.structs.replace(decision, life=self._shard.new_life())
+        found = bool(await self._shard.propose(new))
         self.changed.set()
         return found
 
