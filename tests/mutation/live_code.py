@@ -28,7 +28,8 @@ class LiveCode:
         self._functions: dict[CodePlace, list[FunctionType]] = {}
         inside = f"{ROOT}/memq/"
         for function in gc.get_objects():
-            if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(inside):
+            # No isinstance: it asks proxies of other libraries for the class of their targets.
+            if type(function) is FunctionType and function.__code__.co_filename.startswith(inside):
                 self._functions.setdefault(place_of(function.__code__), []).append(function)
         gc.freeze()
         self._before: list[tuple[FunctionType, CodeType]] = []
