@@ -94,7 +94,7 @@ def test_an_empty_read_before_the_end_shows_no_block_to_be_absent(monkeypatch: p
 
 
 def test_a_block_is_absent_since_the_last_read_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another owner published while the read ran may not be in its answer."""
+    """Another owner may publish while the read runs, and the answer may not show it."""
 
     async def work() -> None:
         bench = Bench(count=1)
