@@ -319,5 +319,5 @@ def test_an_error_about_seconds_names_the_unit_and_the_value_that_was_meant() ->
             check_seconds("lease", value, 1, 43_200)
         assert str(caught.value).startswith(message)
         assert caught.value.hint == hint
-    for good in (1, 43_200, 2.5):
-        check_seconds("lease", good, 1, 43_200)
+    for allowed in (1, 43_200, 2.5):
+        check_seconds("lease", allowed, 1, 43_200)
