@@ -14,10 +14,10 @@ MARK = "writes this table -->\n\n"
 
 
 def row_of(row: Operation[Any]) -> str:
-    kinds = list(dict.fromkeys(kind.replace("partition", "topic") for kind, _ in EXAMPLES[row.message][1]))
-    on = ", ".join("topics of the object" if kind == "object" else kind.replace("-", " ") for kind in kinds)
-    if row.permission.value == "write" and "group" in kinds:
-        on = on.replace("group", "group (`read`)", 1)
+    reads = {"group": "group (`read`)", "topic": "topic (`read`)"} if row.permission.value == "write" else {}
+    names = {"object": "topics of the object", "partition": "topic", **reads}
+    kinds = dict.fromkeys(names.get(kind, kind.replace("-", " ")) for kind, _ in EXAMPLES[row.message][1])
+    on = ", ".join(kinds)
     if row.listing:
         return f"| `{row.name}` | `{row.permission.value}` | each item of the answer |\n"
     return f"| `{row.name}` | `{row.permission.value}` | {on} |\n"

@@ -70,6 +70,7 @@ from memq.protocol.group_messages import (
     ListGroups,
     MembershipAnswer,
     MoveGroup,
+    WireCommitted,
 )
 from memq.protocol.hold_messages import (
     CancelHolds,
@@ -263,6 +264,7 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
 
 
 REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
+MOVED = WireCommitted(partition=REF, pointer_offset=1, record_index=0)
 SOUGHT = WireRecords(partition=3, producer="0" * 15 + "5", ranges=[(0, 3)])
 OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
 STAGED_PART = WireStagedPart(**OF_PARTITION, hold=WireHoldId(producer="1" * 16, first=0), records=1)
@@ -321,7 +323,10 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
         HoldStagedParts(transaction=TRANSACTION, writer="w", batch_id=1, parts=[STAGED_PART] * 2),
         [*PAY, *PARTITION],
     ),
-    EndTransaction: (EndTransaction(transaction=TRANSACTION, commit=True, blocks=1), PAY),
+    EndTransaction: (
+        EndTransaction(transaction=TRANSACTION, commit=True, blocks=1, before=[MOVED], after=[MOVED] * 2),
+        [*PAY, *TOPIC],
+    ),
     PrepareTransaction: (
         PrepareTransaction(transaction=TRANSACTION, blocks=1, producer_group="shop", note=b"", began_ms=1),
         [*PAY, *SHOP],

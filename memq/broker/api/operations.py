@@ -152,13 +152,17 @@ class Operation(Generic[Ask]):
         return self.needs_on(self.resources(call))
 
     def needs_on(self, resources: Iterable[Resource]) -> list[tuple[Permission, Resource]]:
-        """Return the permissions that this operation needs on on."""
+        """Return the permissions that this operation needs on resources."""
         return [(_permission_on(each.kind, self.permission), each) for each in resources]
 
 
 def _permission_on(kind: ResourceKind, permission: Permission) -> Permission:
-    """Return the permission on one resource; a transaction reads its group, whose positions move."""
-    moves = kind is ResourceKind.GROUP and permission is Permission.WRITE
+    """Return the permission on one resource.
+
+    A transaction that writes reads its group, and the topics in which it moves positions. A topic to which a request
+    writes is named by its partitions.
+    """
+    moves = kind in (ResourceKind.GROUP, ResourceKind.TOPIC) and permission is Permission.WRITE
     return Permission.READ if moves else permission
 
 
@@ -400,7 +404,7 @@ def _transaction_operations(transactions: TransactionRequests) -> list[Operation
             "answer-undecided", Api.ADMIN, AnswerUndecided, Permission.WRITE, on.producer_group, transactions.answer
         ),
         Operation(
-            "await-transaction", Api.ADMIN, AwaitTransaction, Permission.WRITE, on.ended, transactions.until_visible
+            "await-transaction", Api.ADMIN, AwaitTransaction, Permission.WRITE, on.awaited, transactions.until_visible
         ),
         Operation(
             "list-transactions",

@@ -175,8 +175,15 @@ def transactional(call: Call[BeginTransactions] | Call[SettleTransaction]) -> li
     return producer_of(call.ask.name, call.ask.group)
 
 
-def ended(call: Call[EndTransaction] | Call[AwaitTransaction]) -> list[Resource]:
-    """Return the transactional id of a transaction that ends."""
+def ended(call: Call[EndTransaction]) -> list[Resource]:
+    """Return id and group of a transaction that ends, and the topics in which it moves positions."""
+    named, moved = call.ask.transaction, (*call.ask.before, *call.ask.after)
+    topics = dict.fromkeys(each.partition.topic for each in moved)
+    return [*producer_of(named.name, named.group), *map(topic_resource, topics)]
+
+
+def awaited(call: Call[AwaitTransaction]) -> list[Resource]:
+    """Return transactional id and group of a transaction that has ended."""
     return producer_of(call.ask.transaction.name, call.ask.transaction.group)
 
 
