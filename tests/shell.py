@@ -9,14 +9,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from memq.runtime.clock import SystemClock
+
 WAIT_S = 60.0
 POLL_S = 0.02
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail after a minute."""
-    pause = threading.Event()
-    assert any(holds() or pause.wait(POLL_S) for _ in range(int(WAIT_S / POLL_S)))
+def until(holds: Callable[[], object], seen: Callable[[], object] = lambda: "") -> None:
+    """Wait until something holds; fail after a minute, with what is `seen` then."""
+    pause, clock = threading.Event(), SystemClock()
+    until_s = clock.monotonic() + WAIT_S
+    while not holds():
+        assert clock.monotonic() < until_s, seen()
+        pause.wait(POLL_S)
 
 
 class Shell:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import memq
+from memq.client.listener.open_records import NO_ANSWER
 from tests.servers import DevServer, dev_server
 from tests.shell import WAIT_S, Shell, until
 
@@ -127,14 +128,24 @@ def test_killed_listeners_lose_no_record_no_retry_and_no_dead_letter(shell: Shel
         victim.kill()
         victim.communicate()
         processes[processes.index(victim)] = listen(shell, "killed", script, *options)
-    until(lambda: {str(letter["value"]) for letter in letters(shell, "killed")} == dead)
+    until(
+        lambda: {str(letter["value"]) for letter in letters(shell, "killed")} >= dead,
+        lambda: (letters(shell, "killed"), shell.lines),
+    )
     handled = Counter(line.split()[0] for line in shell.lines)
-    until(lambda: {value for value in values if f"{value} 2" in shell.lines} >= {v for v in values if v[-1] in "37"})
+    # A try that a kill ended counts (ADR 48), perhaps before its program has written its line.
+    again = [value for value in values if value[-1] in "37"]
+    until(
+        lambda: {line.split()[0] for line in shell.lines if line[-1] in "23"} >= set(again),
+        lambda: shell.lines,
+    )
     for process in processes:
         assert stop(process)[0] == 130
-    assert handled.keys() == set(values)
+    assert handled.keys() >= set(values)
     for letter in letters(shell, "killed"):
-        assert (letter["attempts"], letter["cause"]) == (3, f"exit code 1: never {letter['value']}")
+        causes = [f"exit code 1: never {letter['value']}"] if letter["value"] in dead else []
+        assert letter["attempts"] == 3
+        assert letter["cause"] in (*causes, NO_ANSWER), letter
     for group in ("killed-group", "killed-group.retry"):
         described = json.loads(shell.run("group", "describe", group, "--json").stdout)
         assert sum(part["lag_records"] for part in described["partitions"]) == 0, described
