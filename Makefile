@@ -1,10 +1,11 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak supply-chain sbom native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak supply-chain sbom docs pictures native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .venv-tools
+DOCS := .venv-docs
 PYTHON := $(BIN)/python
 CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py memq_localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 4
@@ -102,6 +103,14 @@ native: $(LIBRARIES)            ## build the compiled kernel and install it, whe
 supply-chain:                   ## bandit over the packages, pip-audit over the pinned libraries; in an environment of its own
 	@.ci/tools-venv $(TOOLS)
 	@$(TOOLS)/bin/python -m tests.supply_chain
+
+docs:                           ## the site of the documents, in build/site; strict: a broken link fails
+	@.ci/docs-venv $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	@echo "build/site: python3 -m http.server --directory build/site"
+
+pictures:                       ## draw docs/pictures/*.svg again from their sources, with graphviz
+	@cd docs/pictures && for picture in *.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg"; done
 
 sbom:                           ## write the list of libraries of a release (CycloneDX) to sbom.json
 	@.ci/tools-venv $(TOOLS)

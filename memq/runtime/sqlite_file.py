@@ -35,6 +35,7 @@ from memq.errors import (
 from memq.limits import MIB
 from memq.runtime.private_files import ensure_private
 
+IN_MEMORY = ":memory:"  # SQLite's name of a database without a file
 COPY_HINT = "stop memq, keep the file, and restore it from a copy"
 MOVE_HINT = "move it away first if it is beyond repair"  # of a restore
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
@@ -127,7 +128,8 @@ class SqliteFile:
         so that it counts as damage of its row, not as a failure of the file.
         Raises: CorruptDataError, UnsupportedFormatError, DeniedError, or `failed`.
         """
-        ensure_private(self.path)  # SQLite gives its log the mode of the file
+        if str(self.path) != IN_MEMORY:
+            ensure_private(self.path)  # SQLite gives its log the mode of the file
         try:
             connection = sqlite3.connect(
                 self.path, timeout=self.busy_timeout_ms / 1_000, isolation_level=None, check_same_thread=False

@@ -26,6 +26,12 @@ SCHEMA = ("CREATE TABLE t (n INTEGER)",)
 RIGHT, ROOM = "the right to write", "make room"
 
 
+def test_a_database_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(SqliteFile(Path(":memory:"), "it", 5, SCHEMA, QueueError).connect()):
+        assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("code", "folder", "kind", "hint"),
     [

@@ -166,7 +166,9 @@ class Consumer(BaseConsumer, BlockingClient):
         connect_timeout_ms: time in which the first use must reach a broker; later restarts have no such bound.
         client_id: name of this client at brokers, for limits and logs; "": the name of its host.
         zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
-        on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
+        on_assigned: called with new partitions, a list of (topic, partition), inside `poll` and the iteration.
+        on_revoked: the same with partitions that another member gets; it may commit before.
+        on_lost: the same with partitions that the group has already given to another member.
         audit: report read and committed records to the audit, if the cluster asks for reports.
         tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None: no spans.
         tls: certificates for connections to brokers; None: by the variables `MEMQ_TLS_…`, else without TLS.

@@ -127,10 +127,21 @@ class Listener(BaseListener, BlockingCalls[ListenerStats]):
         retry_delays_s: delay in s before each further try; its length + 1 is the number of tries.
         drain_s: time for which `close` waits for running handlers, and so does the release of a partition.
         start: as of `memq.Consumer`; it counts for the topics, not for the retry topic.
-        tags, where: only records that match, as of `memq.Consumer`.
+        tags: only records with one of these tags, as of `memq.Consumer`.
+        where: only records whose headers match, as of `memq.Consumer`.
         commit_interval_ms: interval of commits.
-        session_timeout_ms, prefetch_bytes_max, on_damaged, on_expired, read, s3, connect_timeout_ms, client_id, zone,
-            audit, tls, runtime: as of `memq.Consumer`.
+        session_timeout_ms: as of `memq.Consumer`.
+        prefetch_bytes_max: as of `memq.Consumer`.
+        on_damaged: as of `memq.Consumer`.
+        on_expired: as of `memq.Consumer`.
+        read: as of `memq.Consumer`.
+        s3: as of `memq.Consumer`.
+        connect_timeout_ms: as of `memq.Consumer`.
+        client_id: as of `memq.Consumer`.
+        zone: as of `memq.Consumer`.
+        audit: as of `memq.Consumer`.
+        tls: as of `memq.Consumer`.
+        runtime: as of `memq.Consumer`.
 
     Raises: InvalidRequestError, InvalidSettingError, InvalidNameError, InvalidFilterError.
     """

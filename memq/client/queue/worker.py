@@ -69,7 +69,10 @@ class Worker(BlockingCalls[WorkerStats]):
             less than a second; else none.
         retry_delays_s: delay in s after each attempt; the last one counts for all further ones.
         drain_s: time for which `close` and SIGTERM wait for running handlers.
-        timeout_ms, connect_timeout_ms, tls, runtime: as of `memq.Queue`.
+        timeout_ms: as of `memq.Queue`.
+        connect_timeout_ms: as of `memq.Queue`.
+        tls: as of `memq.Queue`.
+        runtime: as of `memq.Queue`.
 
     Raises: InvalidRequestError, InvalidSettingError, InvalidNameError.
     """
