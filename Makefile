@@ -52,7 +52,7 @@ spark-demo: $(SPARK)            ## the same records in Spark: delays in batch an
 # for the workers, and makes the archives of Java classes that are not there yet.
 check: tools $(DEV)             ## everything that CI runs
 	@$(MAKE) --no-print-directory types & types=$$!; \
-	  $(MAKE) --no-print-directory lint imports; others=$$?; \
+	  $(MAKE) --no-print-directory lint imports docs; others=$$?; \
 	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
   $(PYTHON) -m tests.class_archives; \
 	  wait $$types && exit $$others
