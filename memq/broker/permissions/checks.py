@@ -18,9 +18,8 @@ from memq.permissions import (
     Permission,
     Resource,
     ResourceKind,
+    RuleIndex,
     RuleSet,
-    decide,
-    decide_on_all,
     grant_command,
     permission_subject,
     topic_resource,
@@ -69,6 +68,7 @@ class PermissionChecks:
         self._keeper = keeper
         self._events = events
         self._rules: RuleSet | None = None
+        self._index = RuleIndex(())
         self._cache: dict[tuple[str, Permission, Resource], AccessDecision] = {}
         self._unread = events.outage("permissions-unread", "permissions-read")
 
@@ -93,10 +93,10 @@ class PermissionChecks:
 
     def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
         """Decide by the rules; an object of unknown topics needs the permission on all of them."""
-        rules = self.known().rules
+        self.known()
         if subject.kind is ResourceKind.OBJECT:
-            return decide_on_all(rules, principal, permission, ResourceKind.TOPIC)
-        return decide(rules, principal, permission, subject)
+            return self._index.decide_on_all(principal, permission, ResourceKind.TOPIC)
+        return self._index.decide(principal, permission, subject)
 
     def may(self, principal: str, permission: Permission, resource: Resource) -> bool:
         """Whether a principal has a permission on a resource. Raises: NotReadyError."""
@@ -106,7 +106,8 @@ class PermissionChecks:
         """Whether a principal has a permission on each resource of a kind. Raises: NotReadyError."""
         if not self.enforced or self._is_free(principal, permission):
             return True
-        return decide_on_all(self.known().rules, principal, permission, kind).allowed
+        self.known()
+        return self._index.decide_on_all(principal, permission, kind).allowed
 
     def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
         """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
@@ -192,7 +193,7 @@ class PermissionChecks:
         """Decide by these rules from now on."""
         if rules == self._rules:
             return
-        self._rules = rules
+        self._rules, self._index = rules, RuleIndex(rules.rules)
         self._cache.clear()
         self.version += 1
         self._events.info(
