@@ -123,7 +123,7 @@ class Requests:
             connection.abort()  # the broker closes, and accepted this connection just before
             return
         if frame.api == Api.HELLO:
-            connection.send(self._hello(connection, frame))
+            self._hello(connection, frame)
             return
         if frame.api == Api.AUTHENTICATE:
             connection.send(self._authenticate(connection, frame))
@@ -399,7 +399,7 @@ class Requests:
                 limiter.owe(len(body))
         connection.send(prefix, body)
 
-    def _hello(self, connection: Connection, frame: Frame) -> bytes:
+    def _hello(self, connection: Connection, frame: Frame) -> None:
         hello = decode_message(frame.body, Hello)
         connection.checksums = is_sealed(frame.body)
         connection.program = hello.client.partition("/")[0]
@@ -407,11 +407,18 @@ class Requests:
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
         if hello.scram:
-            connection.hello, connection.login = hello, self._services.logins.begin(hello.scram)
-            challenge = Authenticate(scram=connection.login.challenge)
-            return encode_frame(Api.AUTHENTICATE, 0, 0, encode_message(challenge))
+            connection.hello = hello
+            connection.login, delay_s = self._services.logins.begin(hello.scram, connection.host)
+            challenge = encode_frame(
+                Api.AUTHENTICATE, 0, 0, encode_message(Authenticate(scram=connection.login.challenge))
+            )
+            if delay_s:
+                asyncio.get_running_loop().call_later(delay_s, _send_to_open, connection, challenge)
+            else:
+                connection.send(challenge)
+            return
         self._identify(connection, hello.token)
-        return self._accept(connection, hello, version)
+        connection.send(self._accept(connection, hello, version))
 
     def _authenticate(self, connection: Connection, frame: Frame) -> bytes:
         """Give the connection the principal of its user. Raises: DeniedError, ProtocolError."""
@@ -419,7 +426,7 @@ class Requests:
         assert hello is not None, "the conversation allows it after a HELLO with a login"
         assert login is not None, "as above"
         proof = decode_message(frame.body, Authenticate).scram
-        verdict = self._services.logins.end(login, proof, connection.peer)
+        verdict = self._services.logins.end(login, proof, connection.host, connection.peer)
         connection.principal, connection.hello = Principal(login.credential.user), None
         version = check_version(hello.least_version, hello.greatest_version)
         return self._accept(connection, hello, version, verdict)
@@ -467,6 +474,12 @@ class Requests:
             raise DeniedError(
                 "this broker wants a token or a certificate of each client", hint="set token_file of memq.Tls"
             )
+
+
+def _send_to_open(connection: Connection, frame: bytes) -> None:
+    """Send a frame unless the connection was closed meanwhile."""
+    if not connection.closed:
+        connection.send(frame)
 
 
 def _reply_frame(frame: Frame, answer: Answer | MemqError) -> tuple[bytes, bytes]:
