@@ -322,7 +322,8 @@ class Requests:
         while (refusal := refusal_of(limiters, now_s, flow)) is not None:
             limiter, error = refusal
             held = not refusal.hard and now_s < end_s and limiter.hold(size)
-            self._services.events.info("over-limit", f"{connection.peer}, {limiter.limit.mode}: {error}")
+            text = f"{connection.peer}, {limiter.limit.mode}: {error}"
+            self._services.events.info("over-limit", text, source=connection.host)
             if held:
                 try:
                     await asyncio.sleep(min(error.retry_after_ms / 1000, end_s - now_s))

@@ -63,7 +63,8 @@ class Logins:
         verdict = exchange.verdict(final)
         if verdict is None or not self.holds(exchange.credential):
             self._guesses.failed(user, host, self._events.now_s())
-            self._events.warning("login-refused", f"{peer}: no user '{user[:60]}' with this password")
+            text = f"{peer}: no user '{user[:60]}' with this password"
+            self._events.warning("login-refused", text, source=host)
             raise DeniedError("user or password is wrong", hint="memq users list shows the users")
         self._guesses.passed(user, host)
         return verdict
@@ -72,7 +73,7 @@ class Logins:
         try:
             self._guesses.check(user, host, self._events.now_s())
         except ThrottledError as error:
-            self._events.warning("login-slowed", f"user '{user[:60]}': {error}")
+            self._events.warning("login-slowed", f"user '{user[:60]}': {error}", source=host)
             raise
 
     def holds(self, credential: Credential) -> bool:

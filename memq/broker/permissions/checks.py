@@ -133,7 +133,9 @@ class PermissionChecks:
         self.denied_requests[operation] = self.denied_requests.get(operation, 0) + 1
         text = f"principal '{principal}' may not {permission.value} {subject}"
         cause = f"the rule '{decided.rule}' denies it" if decided.rule else "no rule allows it"
-        self._events.warning("permission-denied", f"{text}: {cause}; {operation} from {peer}")
+        self._events.warning(
+            "permission-denied", f"{text}: {cause}; {operation} from {peer}", source=_source(principal, peer)
+        )
         granted = topic_resource(EVERY) if subject.kind is ResourceKind.OBJECT else subject
         command = grant_command(principal, permission, granted)
         if decided.rule:
@@ -148,7 +150,9 @@ class PermissionChecks:
         """Log that an answer leaves out resources that a request named: its client can't see why."""
         named = ", ".join(map(str, list(resources)[:HIDDEN_LOGGED_MAX]))
         self._events.warning(
-            "permission-hidden", f"principal '{principal}' may not describe {named}, and asked for it; from {peer}"
+            "permission-hidden",
+            f"principal '{principal}' may not describe {named}, and asked for it; from {peer}",
+            source=_source(principal, peer),
         )
 
     def access_of(self, principal: str) -> PrincipalAccess:
@@ -233,3 +237,8 @@ class _AccessOf:
 def _names(setting: str) -> list[str]:
     """Return the principals in a setting, which separates them by commas."""
     return [name for each in setting.split(",") if (name := each.strip())]
+
+
+def _source(principal: str, peer: str) -> str:
+    """Return the source of refusals: a principal at an address."""
+    return f"{principal} {peer.rpartition(':')[0]}"
