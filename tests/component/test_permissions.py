@@ -371,6 +371,30 @@ def test_a_consumer_that_lost_its_right_ends_within_5_s(authority: Certificates)
     bounded(work)
 
 
+def test_a_consumer_that_lost_its_right_closes_and_loses_no_record(
+    authority: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                await admin.create_topic("clicks")
+            await send(world, "root", "clicks", b"first")
+            consumer_role = {"topic": ["clicks"], "group": ["g"]}
+            await world.allow("ann", "consumer", **consumer_role)
+            options: dict[str, Any] = {"group": "g", "start": "beginning", "tls": world.tls("ann")}
+            options["auto_commit_interval_ms"] = 60_000
+            async with memq.aio.Consumer(world.address, "clicks", **options) as consumer:
+                assert (await anext(aiter(consumer))).values() == [b"first"]
+                await consumer.poll(0.1)  # the batch is finished
+                await world.forbid("ann", "consumer", **consumer_role)
+            await world.allow("ann", "consumer", **consumer_role)
+            async with memq.aio.Consumer(world.address, "clicks", **options) as consumer:
+                assert (await anext(aiter(consumer))).values() == [b"first"]
+
+    bounded(work)
+    assert "consumer.not-committed: closed without the last commit: principal 'ann' may not read" in caplog.text
+
+
 def test_a_transaction_needs_its_permissions(authority: Certificates) -> None:
     async def work() -> None:
         async with cluster(authority) as world:
