@@ -70,7 +70,7 @@ HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; th
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A request that its handler answers later, without a task; `frame` has no body."""
+    """A request whose answer may come much later; `frame` has no body."""
 
     operation: Operation[Any]
     call: Call[Any]
@@ -109,8 +109,8 @@ class Requests:
         self._lent = {Api.READ: ByteBudget(half), Api.POLL: ByteBudget(half)}  # a hanging store delays no POLL
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
-        self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
-        self._kept: dict[Connection, dict[_Kept, None]] = {}
+        self._working: dict[Connection, dict[asyncio.Task[None], _Kept | None]] = {}  # see `Operation.recheck`
+        self._kept: dict[Connection, dict[_Kept, None]] = {}  # without a task
 
     # ---- memq.broker.ingest.connection.Handler ------------------------------------------------------------
 
@@ -199,6 +199,12 @@ class Requests:
         self._kept.get(connection, {}).pop(kept, None)
         self._send(connection, kept.frame, *_reply_frame(kept.frame, answer))
 
+    def _note_work(self, connection: Connection, kept: _Kept | None) -> None:
+        """Let a change of rules end the request of the current task, or no longer if it has its answer."""
+        working, task = self._working.get(connection, {}), asyncio.current_task()
+        if task in working:
+            working[task] = kept
+
     def follow_limits(self, connection: Connection) -> None:
         """Apply the limits of now to a connection and its streams."""
         services, charged = self._services, connection.charged
@@ -209,7 +215,7 @@ class Requests:
                 stream.limiters = connection.limiters
 
     def recheck(self, connection: Connection) -> None:
-        """End streams and kept requests that the rules of permissions no longer allow."""
+        """End streams and waiting requests that the rules of permissions no longer allow."""
         if connection.login is not None and not self._services.logins.holds(connection.login.credential):
             connection.refuse(NotReadyError("the password of this user has changed", hint="connect again"))
             return
@@ -224,10 +230,19 @@ class Requests:
                 stream.open = False
                 connection.send_redirect(stream, "")  # its producer opens it again, and gets the error
         for kept in list(self._kept.get(connection, {})):
-            try:
-                self._check(kept.operation, kept.call)
-            except MemqError as error:
-                self._reply_later(kept, error)
+            self._recheck_request(kept)
+        for task, waiting in list(self._working.get(connection, {}).items()):
+            if waiting is not None and not self._recheck_request(waiting):
+                task.cancel()
+
+    def _recheck_request(self, kept: _Kept) -> bool:
+        """Refuse a waiting request that is no longer allowed; return whether it is."""
+        try:
+            self._check(kept.operation, kept.call)
+        except MemqError as error:
+            self._reply_later(kept, error)
+            return False
+        return True
 
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
@@ -276,6 +291,8 @@ class Requests:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
+        if operation.recheck and operation.located is None:
+            self._note_work(connection, _Kept(operation, call, frame._replace(body=b"")))
         if operation.prepare is not None:
             call = replace(call, attachment=await operation.prepare(ask))
         if at_once:
@@ -388,6 +405,7 @@ class Requests:
             reply = _reply_frame(frame, await self._answer_of(operation, call))
         except MemqError as error:
             reply = _reply_frame(frame, error)
+        self._note_work(call.connection, None)
         self._send(call.connection, frame, *reply)
         if self._services.permissions.version != version:
             self.recheck(call.connection)
