@@ -7,7 +7,7 @@ is denied. The coordinator keeps the rules; brokers decide by them (`memq.broker
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ import msgspec
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import KIB
-from memq.patterns import EVERY, check_pattern, matches
+from memq.patterns import EVERY, PatternMap, check_pattern
 from memq.quotas import QuotaRule, check_quota
 from memq.scram import Credential, check_credential
 
@@ -55,7 +55,15 @@ class ResourceKind(Enum):
 
 
 KINDS = tuple(kind for kind in ResourceKind if kind not in (ResourceKind.PARTITION, ResourceKind.OBJECT))  # of rules
-_IMPLY_DESCRIBE = {each.value for each in (Permission.READ, Permission.WRITE, Permission.ALTER, Permission.DELETE)}
+_IMPLY_DESCRIBE = tuple(each.value for each in (Permission.READ, Permission.WRITE, Permission.ALTER, Permission.DELETE))
+# The permissions of rules that deny a permission, and of those that allow it.
+_COVERING = {
+    each: (each.value,) if each in (Permission.PEER, Permission.ALL) else (each.value, Permission.ALL.value)
+    for each in Permission
+}
+_ALLOWING = {
+    each: (*names, *_IMPLY_DESCRIBE) if each is Permission.DESCRIBE else names for each, names in _COVERING.items()
+}
 
 
 class Resource(NamedTuple):
@@ -225,45 +233,70 @@ def permission_subject(resource: Resource) -> Resource:
     return resource
 
 
-def decide(rules: Iterable[AccessRule], principal: str, permission: Permission, resource: Resource) -> AccessDecision:
-    """Decide by the rules: a deny wins, and a request without a matching rule is denied."""
-    kind, name = permission_subject(resource)
-    allowed: AccessRule | None = None
-    for rule in rules:
-        if rule.kind != kind.value or not matches(rule.principal, principal) or not matches(rule.name, name):
-            continue
-        if rule.effect == "deny":
-            if _covers(rule.permission, permission):
-                return AccessDecision(False, rule)
-        elif allowed is None and _allows(rule.permission, permission):
-            allowed = rule
-    return AccessDecision(allowed is not None, allowed)
+class _Named:
+    """The rules of one kind, principal and name: the first one of each effect and permission."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], tuple[int, AccessRule]] = {}  # with the place among all rules
+
+    def add(self, place: int, rule: AccessRule) -> None:
+        """Take a rule."""
+        self._first.setdefault((rule.effect, rule.permission), (place, rule))
+
+    def find(self, effect: str, permissions: Sequence[str]) -> Iterator[tuple[int, AccessRule]]:
+        """Return the first rules with this effect on one of the permissions."""
+        return (found for each in permissions if (found := self._first.get((effect, each))) is not None)
 
 
-def decide_on_all(
-    rules: Iterable[AccessRule], principal: str, permission: Permission, kind: ResourceKind
-) -> AccessDecision:
-    """Decide whether a permission is allowed on all resources of a kind.
+class _OfPrincipal:
+    """The rules of one kind and principal: by name, and those of all names together."""
 
-    It is not if a rule denies it on one of them.
+    def __init__(self) -> None:
+        self.by_name = PatternMap(_Named)
+        self.all = _Named()
+
+
+class RuleIndex:
+    """Decides by rules: a deny wins, and a request without a matching rule is denied.
+
+    Rules are found by principal and name, so a decision does not scan those of others.
     """
-    allowed: AccessRule | None = None
-    for rule in rules:
-        if rule.kind != kind.value or not matches(rule.principal, principal):
-            continue
-        if rule.effect == "deny" and _covers(rule.permission, permission):
-            return AccessDecision(False, rule)
-        if rule.effect == "allow" and rule.name == EVERY and _allows(rule.permission, permission):
-            allowed = rule
-    return AccessDecision(allowed is not None, allowed)
+
+    def __init__(self, rules: Iterable[AccessRule]) -> None:
+        self._kinds: dict[str, PatternMap[_OfPrincipal]] = {}
+        for place, rule in enumerate(rules):
+            kind = self._kinds.setdefault(rule.kind, PatternMap(_OfPrincipal))
+            of_principal = kind.at(rule.principal)
+            of_principal.all.add(place, rule)
+            of_principal.by_name.at(rule.name).add(place, rule)
+
+    def decide(self, principal: str, permission: Permission, resource: Resource) -> AccessDecision:
+        """Decide on one resource."""
+        kind, name = permission_subject(resource)
+        matching = [named for each in self._of(kind, principal) for named in each.by_name.matching(name)]
+        return _decision(permission, matching, matching)
+
+    def decide_on_all(self, principal: str, permission: Permission, kind: ResourceKind) -> AccessDecision:
+        """Decide whether a permission is allowed on all resources of a kind.
+
+        It is not if a rule denies it on one of them.
+        """
+        found = list(self._of(kind, principal))
+        every = [named for each in found if (named := each.by_name.get(EVERY)) is not None]
+        return _decision(permission, every, [each.all for each in found])
+
+    def _of(self, kind: ResourceKind, principal: str) -> Iterable[_OfPrincipal]:
+        of_kind = self._kinds.get(kind.value)
+        return () if of_kind is None else of_kind.matching(principal)
 
 
-def _covers(named: str, permission: Permission) -> bool:
-    return named == permission.value or (named == Permission.ALL.value and permission is not Permission.PEER)
-
-
-def _allows(named: str, permission: Permission) -> bool:
-    return _covers(named, permission) or (permission is Permission.DESCRIBE and named in _IMPLY_DESCRIBE)
+def _decision(permission: Permission, allowing: Iterable[_Named], denying: Iterable[_Named]) -> AccessDecision:
+    """Return the decision, with the first rule that makes it."""
+    denied = min((found for each in denying for found in each.find("deny", _COVERING[permission])), default=None)
+    if denied is not None:
+        return AccessDecision(False, denied[1])
+    allowed = min((found for each in allowing for found in each.find("allow", _ALLOWING[permission])), default=None)
+    return AccessDecision(False) if allowed is None else AccessDecision(True, allowed[1])
 
 
 def grant_command(principal: str, permission: Permission, resource: Resource) -> str:

@@ -269,12 +269,21 @@ class HoldKeeper:
         """The id of the service partition at the targets."""
         return self._parts.shard
 
-    async def state_of(self, hold: HoldId) -> HoldState | None:
-        """Return the state of a hold, None for an unknown one. Raises: as `RunKeeper.find`."""
+    async def state_of(self, hold: HoldId, topic_id: str = "") -> HoldState | None:
+        """Return the state of a hold, None for an unknown one.
+
+        With `topic_id`, it is None for holds of other topics, and for those that have ended: their topic is not known.
+        Raises: as `RunKeeper.find`.
+        """
         await known_outcome(self._log.fresh())
-        known = self._machine.state_of(hold)
-        if known is None and not any(hold in state.dropped for state in self._machine.spilled.runs.values()):
-            known = HoldState.HELD if await self._runs.find(hold) is not None else None
+        known, target = self._machine.state_of(hold), self._machine.target_of(hold)
+        ended = known is not None and known is not HoldState.HELD
+        if target is None and not ended and (known is None or topic_id):
+            dropped = any(hold in state.dropped for state in self._machine.spilled.runs.values())
+            place = None if dropped else await self._runs.find(hold)
+            known, target = (known, None) if place is None else (HoldState.HELD, place.target)
+        if topic_id and (target is None or target.topic_id != topic_id):
+            return None
         return known
 
     async def units(self, topic_id: str) -> dict[Target, UnitCount]:

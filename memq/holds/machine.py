@@ -131,6 +131,14 @@ class HoldMachine:
             return HoldState.RELEASED
         return self._ended.get(hold, (None, 0))[0]
 
+    def target_of(self, hold: HoldId) -> Target | None:
+        """Return the target of a hold that waits or is on its way; None for others, and for those in runs."""
+        if hold in self.open:
+            return self.open[hold].target
+        if hold not in self._released:
+            return None
+        return next(unit.unit.target for unit in self._all_units() if any(each.block.id == hold for each in unit.holds))
+
     def next_number(self, target: Target) -> int:
         """Return the number of the next unit of a target."""
         return self.numbers.get(target, 0) + 1

@@ -45,7 +45,8 @@ class DescribeHolds(ServiceQuestion, tag_field="op", tag="describe-holds", kw_on
 
     With `undelivered`, the answer also has partitions with other blocks: those of transactions, and released ones that
     are not known to be in the log. With `units`, it has the units of all partitions. With `hold`, the answer has the
-    state of that hold alone, if a service partition knows it.
+    state of that hold alone, if a service partition knows it. With `of_topic`, it has none for a hold of another topic,
+    and none for one that has ended. The broker of the client sets that if the client may not describe all topics.
     """
 
     topic: str
@@ -53,6 +54,7 @@ class DescribeHolds(ServiceQuestion, tag_field="op", tag="describe-holds", kw_on
     undelivered: bool = False
     units: bool = False
     hold: WireHoldId | None = None
+    of_topic: bool = False
 
 
 class WireUnits(msgspec.Struct, kw_only=True):

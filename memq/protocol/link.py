@@ -16,6 +16,7 @@ from memq.errors import (
     MemqError,
     NotReadyError,
     ProtocolError,
+    ThrottledError,
     TimedOutError,
     UnreachableError,
 )
@@ -450,5 +451,7 @@ async def connect_link(
             raise UnreachableError(f"{format_address(address)} was not understood: {error}") from error
         if isinstance(error, NotReadyError):  # it can't identify this client yet
             raise UnreachableError(f"{format_address(address)} is not ready: {error}") from error
+        if isinstance(error, ThrottledError):  # it has too many connections, or too many logins failed
+            raise UnreachableError(f"{format_address(address)} refuses for now: {error}", hint=error.hint) from error
         raise
     return link

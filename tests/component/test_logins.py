@@ -12,6 +12,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
+from memq.broker.identity import guesses
 from memq.broker.identity.networks import broker_networks
 from memq.broker.ingest.connection import Connection
 from memq.cli import run
@@ -159,6 +160,44 @@ def test_a_new_password_counts_and_ends_connections_of_the_former_one(authority:
                 assert await admin.users() == []
             with pytest.raises(DeniedError):
                 await send_one(brokers[0], user(authority, "alice", "another"))
+
+    bounded(work)
+
+
+def test_guesses_are_slowed_and_a_right_password_counts_again_later(
+    authority: Certificates, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guesses, "OF_USER_AT_ADDRESS", (2, 1.0))
+
+    async def work() -> None:
+        async with cluster(authority) as (broker,):
+            await allow_alice(authority, [broker])
+            for _ in range(2):
+                with pytest.raises(DeniedError, match="user or password is wrong"):
+                    await send_one(broker, user(authority, "alice", "wrong"))
+            started_s = CLOCK.monotonic()
+            await send_one(broker, user(authority, "alice", PASSWORD))  # its client tries again
+            assert CLOCK.monotonic() - started_s > 0.3
+            await send_one(broker, user(authority, "alice", PASSWORD))
+
+    bounded(work)
+    assert "login-slowed: user 'alice': too many logins failed at address 127.0.0.1" in caplog.text
+
+
+def test_a_user_that_strangers_guess_logs_in_later(authority: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guesses, "OF_USER", (1, 30.0))
+    monkeypatch.setattr(guesses, "DELAY_S", 0.5)
+
+    async def work() -> None:
+        async with cluster(authority) as (broker,):
+            await allow_alice(authority, [broker])
+            with pytest.raises(DeniedError, match="user or password is wrong"):
+                await send_one(broker, user(authority, "alice", "wrong"))
+            times_s = [CLOCK.monotonic()]
+            for _ in range(2):
+                await send_one(broker, user(authority, "alice", PASSWORD))
+                times_s.append(CLOCK.monotonic())
+            assert times_s[1] - times_s[0] > 0.5, "the first login of this address was not delayed"
 
     bounded(work)
 

@@ -21,7 +21,8 @@ from memq.protocol.admin_messages import AdminAnswer, AdminRequest, DescribeHeld
 from memq.protocol.frames import Api
 from memq.protocol.group_messages import CommitAnswer, CommitRequest
 from memq.protocol.link import connect_link
-from memq.protocol.messages import PartitionRef, ReadRequest
+from memq.protocol.messages import PartitionRef, PollAnswer, PollEntries, PollFrom, PollRequest, ReadRequest
+from memq.protocol.queue_messages import AwaitItems, DequeueItems
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import client_network, parse_address
@@ -371,6 +372,30 @@ def test_a_consumer_that_lost_its_right_ends_within_5_s(authority: Certificates)
     bounded(work)
 
 
+def test_a_consumer_that_lost_its_right_closes_and_loses_no_record(
+    authority: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                await admin.create_topic("clicks")
+            await send(world, "root", "clicks", b"first")
+            consumer_role = {"topic": ["clicks"], "group": ["g"]}
+            await world.allow("ann", "consumer", **consumer_role)
+            options: dict[str, Any] = {"group": "g", "start": "beginning", "tls": world.tls("ann")}
+            options["auto_commit_interval_ms"] = 60_000
+            async with memq.aio.Consumer(world.address, "clicks", **options) as consumer:
+                assert (await anext(aiter(consumer))).values() == [b"first"]
+                await consumer.poll(0.1)  # the batch is finished
+                await world.forbid("ann", "consumer", **consumer_role)
+            await world.allow("ann", "consumer", **consumer_role)
+            async with memq.aio.Consumer(world.address, "clicks", **options) as consumer:
+                assert (await anext(aiter(consumer))).values() == [b"first"]
+
+    bounded(work)
+    assert "consumer.not-committed: closed without the last commit: principal 'ann' may not read" in caplog.text
+
+
 def test_a_transaction_needs_its_permissions(authority: Certificates) -> None:
     async def work() -> None:
         async with cluster(authority) as world:
@@ -466,6 +491,37 @@ def test_a_request_about_no_partition_tells_nothing_of_a_hidden_topic(authority:
                 with pytest.raises(DeniedError, match=f"may not describe topic '{topic}'"):
                     await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer)
             link.close()
+
+    bounded(work)
+
+
+def test_requests_that_wait_end_when_the_rules_change(authority: Certificates) -> None:
+    async def work() -> None:
+        async with cluster(authority) as world:
+            async with world.admin() as admin:
+                topic = await admin.create_topic("clicks")
+            await world.allow("ann", "consumer", topic=["clicks"], queue=["jobs"])
+            partition = PartitionRef(topic="clicks", topic_id=topic.id, partition=0)
+            poll = PollRequest(ask=PollEntries(partitions=[PollFrom(partition=partition, offset=0)], wait_ms=30_000))
+            dequeue = AdminRequest(ask=DequeueItems(queues={"jobs": 1}, wait_ms=20_000))
+            await_items = AdminRequest(ask=AwaitItems(queues=["jobs"], wait_ms=20_000))
+            for api, message, answer in (
+                (Api.POLL, poll, PollAnswer),
+                (Api.ADMIN, dequeue, AdminAnswer),
+                (Api.ADMIN, await_items, AdminAnswer),
+            ):
+                link = await connect_link(
+                    Runtime(network=client_network(world.tls("ann"))), None, parse_address(world.address), client="test"
+                )
+                waiting = asyncio.create_task(link.request(api, message, answer, timeout_s=60))
+                assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
+                await world.forbid("ann", "consumer", topic=["clicks"], queue=["jobs"])
+                with pytest.raises(DeniedError, match="principal 'ann' may not read"):
+                    await asyncio.wait_for(waiting, EFFECTIVE_S)
+                await world.allow("ann", "consumer", topic=["clicks"], queue=["jobs"])
+                with pytest.raises(TimeoutError):  # the connection is as good as before
+                    await asyncio.wait_for(link.request(api, message, answer, timeout_s=60), 0.5)
+                link.close()
 
     bounded(work)
 

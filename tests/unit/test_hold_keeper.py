@@ -343,3 +343,18 @@ def test_a_hold_that_counts_before_its_answer_is_counted_without_a_time() -> Non
         assert await shard.keeper.waiting(A.topic_id) == {A: (1, 0)}
 
     on_shard(work)
+
+
+def test_a_released_hold_of_another_topic_is_unknown_to_those_that_may_not_see_all_topics() -> None:
+    async def work(shard: Shard) -> None:
+        shard.append_s = 1_000  # the unit stays on its way
+        shard.run()
+        new = shard.new(1, due_s=1)
+        await shard.keeper.hold([new])
+        for state in (HoldState.HELD, HoldState.RELEASED):
+            assert await shard.keeper.state_of(new.id, A.topic_id) is state
+            assert await shard.keeper.state_of(new.id, B.topic_id) is None
+            assert await shard.keeper.state_of(new.id) is state
+            await skip(5)
+
+    on_shard(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -46,7 +47,7 @@ from memq.protocol.hold_messages import (
 )
 from memq.protocol.link import Link
 from memq.topic import CLOCK_ERROR_MS, STATE_TOPIC, Topic, equal_slots
-from tests.access import EVERYTHING
+from tests.access import EVERYTHING, OneTopic
 from tests.skipping_loop import now_s, run_skipping, skip, skipping_runtime
 
 TOPIC = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(2))
@@ -67,6 +68,11 @@ class Keeper(HoldKeeper):
         self.released: dict[Target, UnitCount] = {}
         self.undelivered = False
         self.proofs = 0
+        self.of_topics: list[str] = []
+
+    async def state_of(self, hold: HoldId, topic_id: str = "") -> HoldState | None:
+        self.of_topics.append(topic_id)
+        return HoldState.HELD
 
     async def prove(self) -> None:
         self.proofs += 1
@@ -367,6 +373,24 @@ def test_an_audit_gets_the_units_of_partitions_where_nothing_waits_too() -> None
                 WireWaiting(partition=1, blocks=0, next_ms=0, units=units),
             ]
         )
+
+    on_broker(work)
+
+
+@pytest.mark.parametrize("seen", ["all", "one", "forwarded"])
+def test_a_broker_gives_the_state_of_a_hold_of_another_topic_only_to_those_that_see_all(seen: str) -> None:
+    async def work(broker: Broker) -> None:
+        broker.places = ["b:1", broker.keeper]
+        broker.other.answer = AdminAnswer(holds=["held"], covered=[0])
+        ask = DescribeHolds(topic="clicks", topic_id=TOPIC.id, hold=WireHoldId(producer=f"{7:016x}", first=8))
+        call = broker.call(ask)
+        if seen == "one":
+            call = replace(call, access=OneTopic("clicks"))
+        elif seen == "forwarded":  # brokers may see all topics, and their clients may not
+            ask.of_topic = True
+        await broker.requests.describe(call)
+        assert broker.keeper.of_topics == [TOPIC.id if seen != "all" else ""]
+        assert [each.of_topic for each in broker.other.asked] == [seen != "all"]
 
     on_broker(work)
 

@@ -157,6 +157,9 @@ def test_an_operator_learns_the_state_of_a_hold_in_memory_and_in_a_run() -> None
         await shard.keeper.hold([delayed(shard, 9, 2_000)])
         states = [HoldState.HELD, HoldState.HELD, HoldState.DROPPED, HoldState.HELD, None]
         assert [await shard.keeper.state_of(each) for each in (*ids, HoldId(77, ids[0].first))] == states
+        held = [HoldState.HELD, HoldState.HELD, None, HoldState.HELD]  # the topic of an ended one is not known
+        assert [await shard.keeper.state_of(each, A.topic_id) for each in ids] == held
+        assert [await shard.keeper.state_of(each, B.topic_id) for each in ids] == [None] * 4
         await skip(10)
         assert await shard.keeper.state_of(ids[0]) is HoldState.RELEASED
         await skip(100)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.runtime.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
+from memq.runtime.logs import (
+    EVENTS_MAX,
+    INTERVAL_S,
+    LINES_MAX,
+    SOURCES_LINES_MAX,
+    SOURCES_MAX,
+    EventLog,
+    RateLimit,
+)
 from tests.brokers import log_lines
 
 
@@ -29,6 +37,24 @@ def test_an_event_has_its_rate_and_tells_what_was_left_out() -> None:
     assert limit.admit("b", 0.0) == 0
     assert limit.admit("a", INTERVAL_S) == 3
     assert limit.admit("a", INTERVAL_S) == 0
+
+
+def test_a_source_of_many_lines_hides_none_of_others() -> None:
+    limit = RateLimit()
+    assert [limit.admit("a", 0.0, "loud") for _ in range(LINES_MAX + 3)] == [0] * LINES_MAX + [None] * 3
+    assert [limit.admit("a", 0.0, "calm") for _ in range(LINES_MAX)] == [0] * LINES_MAX
+    assert limit.admit("a", 0.0) == 0
+    assert limit.admit("a", INTERVAL_S, "loud") == 3
+
+
+def test_many_sources_have_a_bound_of_lines_and_each_has_one() -> None:
+    limit = RateLimit()
+    lines = [limit.admit("a", 0.0, str(number)) for number in range(SOURCES_MAX - 1) for _ in range(LINES_MAX)]
+    assert len([each for each in lines if each is not None]) == SOURCES_MAX - 1 + SOURCES_LINES_MAX
+    assert limit.admit("a", 0.0, "calm") == 0
+    assert limit.admit("a", 0.0, "calm") is None
+    assert limit.admit("a", 0.0, "one more") is None
+    assert limit.admit("a", INTERVAL_S, "one more") == 0, "the sources of the last interval were kept"
 
 
 def test_the_number_of_events_is_bounded() -> None:

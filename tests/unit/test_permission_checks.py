@@ -137,3 +137,26 @@ def test_long_names_take_neither_memory_nor_room_in_the_log(caplog: pytest.LogCa
 
     asyncio.run(work())
     assert max(len(record.getMessage()) for record in caplog.records) < 1_000
+
+
+def test_a_loud_principal_hides_no_refusal_of_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        checks = checks_on(RuleSet())
+        await checks.refresh()
+        for principal, peer, count in (
+            ("anonymous", "10.0.0.9:1", 100),
+            ("ann", "10.0.0.1:1", 1),
+            ("anonymous", "b:1", 1),
+        ):
+            for _ in range(count):
+                with pytest.raises(DeniedError):
+                    checks.check(principal, [(Permission.READ, CLICKS)], "poll-entries", peer)
+                checks.hidden(principal, [CLICKS], peer)
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(work())
+    for event in ("permission-denied", "permission-hidden"):
+        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(event)]
+        assert len([line for line in lines if "10.0.0.9" in line]) == 10
+        assert len([line for line in lines if "principal 'ann'" in line]) == 1
+        assert len([line for line in lines if "from b:1" in line]) == 1

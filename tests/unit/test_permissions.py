@@ -12,10 +12,9 @@ from memq.permissions import (
     Permission,
     Resource,
     ResourceKind,
+    RuleIndex,
     RuleSet,
     changed_rules,
-    decide,
-    decide_on_all,
     decode_rules,
     encode_rules,
     rules_of_role,
@@ -31,9 +30,9 @@ def rule(effect: str, principal: str, permission: str, name: str, kind: str = "t
 
 @pytest.mark.parametrize("permission", [each for each in Permission if each is not Permission.ALL])
 def test_without_a_rule_nothing_is_allowed_and_with_one_only_what_it_names(permission: Permission) -> None:
-    assert not decide((), "ann", permission, CLICKS).allowed
+    assert not RuleIndex(()).decide("ann", permission, CLICKS).allowed
     given = rule("allow", "ann", permission.value, "clicks")
-    assert decide([given], "ann", permission, CLICKS) == (True, given)
+    assert RuleIndex([given]).decide("ann", permission, CLICKS) == (True, given)
     for principal, resource in (
         ("anna", CLICKS),
         ("an", CLICKS),
@@ -42,13 +41,13 @@ def test_without_a_rule_nothing_is_allowed_and_with_one_only_what_it_names(permi
         ("ann", Resource(ResourceKind.GROUP, "clicks")),
         ("ann", Resource(ResourceKind.CLUSTER)),
     ):
-        assert decide([given], principal, permission, resource) == (False, None)
+        assert RuleIndex([given]).decide(principal, permission, resource) == (False, None)
 
 
 def test_a_rule_for_one_permission_allows_no_other_but_the_description() -> None:
     for given in Permission:
         rules = [rule("allow", "a", given.value, "*")]
-        allowed = {wanted for wanted in Permission if decide(rules, "a", wanted, CLICKS).allowed}
+        allowed = {wanted for wanted in Permission if RuleIndex(rules).decide("a", wanted, CLICKS).allowed}
         implied = {Permission.READ, Permission.WRITE, Permission.ALTER, Permission.DELETE}
         if given is Permission.ALL:
             assert allowed == set(Permission) - {Permission.PEER}
@@ -60,28 +59,32 @@ def test_a_rule_for_one_permission_allows_no_other_but_the_description() -> None
 def test_a_deny_wins_over_each_allow_in_any_order(first: bool) -> None:
     allow, deny = rule("allow", "*", "all", "*"), rule("deny", "team-*", "read", "cl*")
     rules = [deny, allow] if first else [allow, deny]
-    assert decide(rules, "team-a", Permission.READ, CLICKS) == (False, deny)
-    assert decide(rules, "team-a", Permission.WRITE, CLICKS) == (True, allow)
-    assert decide(rules, "team-a", Permission.DESCRIBE, CLICKS).allowed, "a denied read denies no description"
-    assert decide(rules, "other", Permission.READ, CLICKS).allowed
+    assert RuleIndex(rules).decide("team-a", Permission.READ, CLICKS) == (False, deny)
+    assert RuleIndex(rules).decide("team-a", Permission.WRITE, CLICKS) == (True, allow)
+    assert RuleIndex(rules).decide("team-a", Permission.DESCRIBE, CLICKS).allowed, "a denied read denies no description"
+    assert RuleIndex(rules).decide("other", Permission.READ, CLICKS).allowed
     everything = [allow, rule("deny", "team-a", "all", "clicks")]
-    assert not any(decide(everything, "team-a", each, CLICKS).allowed for each in Permission)
+    assert not any(RuleIndex(everything).decide("team-a", each, CLICKS).allowed for each in Permission)
 
 
 def test_a_partition_has_the_permissions_of_its_topic() -> None:
     given = [rule("allow", "ann", "write", "team/clicks")]
-    assert decide(given, "ann", Permission.WRITE, Resource(ResourceKind.PARTITION, "team/clicks/3")).allowed
-    assert not decide(given, "ann", Permission.WRITE, Resource(ResourceKind.PARTITION, "team/3")).allowed
+    assert RuleIndex(given).decide("ann", Permission.WRITE, Resource(ResourceKind.PARTITION, "team/clicks/3")).allowed
+    assert not RuleIndex(given).decide("ann", Permission.WRITE, Resource(ResourceKind.PARTITION, "team/3")).allowed
 
 
 def test_all_resources_are_allowed_without_any_denied_one() -> None:
     allow = rule("allow", "ann", "read", "*")
-    assert decide_on_all([allow], "ann", Permission.READ, ResourceKind.TOPIC).allowed
-    assert not decide_on_all([], "ann", Permission.READ, ResourceKind.TOPIC).allowed
-    assert not decide_on_all([rule("allow", "ann", "read", "a*")], "ann", Permission.READ, ResourceKind.TOPIC).allowed
+    assert RuleIndex([allow]).decide_on_all("ann", Permission.READ, ResourceKind.TOPIC).allowed
+    assert not RuleIndex([]).decide_on_all("ann", Permission.READ, ResourceKind.TOPIC).allowed
+    assert (
+        not RuleIndex([rule("allow", "ann", "read", "a*")])
+        .decide_on_all("ann", Permission.READ, ResourceKind.TOPIC)
+        .allowed
+    )
     denied = [allow, rule("deny", "ann", "read", "secret")]
-    assert not decide_on_all(denied, "ann", Permission.READ, ResourceKind.TOPIC).allowed
-    assert decide_on_all(denied, "bob", Permission.READ, ResourceKind.TOPIC).allowed is False
+    assert not RuleIndex(denied).decide_on_all("ann", Permission.READ, ResourceKind.TOPIC).allowed
+    assert not RuleIndex(denied).decide_on_all("bob", Permission.READ, ResourceKind.TOPIC).allowed
 
 
 @pytest.mark.parametrize(
@@ -130,12 +133,13 @@ def test_each_role_gives_its_permissions_on_the_named_resources_alone(role: str)
             resource = Resource(kind, "" if kind is ResourceKind.CLUSTER else "team.x")
             given = {each for each, of in ROLES[role] if of is kind}
             wanted = any(
-                decide([rule("allow", "ann", each.value, "*")], "ann", permission, CLICKS).allowed for each in given
+                RuleIndex([rule("allow", "ann", each.value, "*")]).decide("ann", permission, CLICKS).allowed
+                for each in given
             )
-            assert decide(rules, "ann", permission, resource).allowed == wanted, (permission, resource)
+            assert RuleIndex(rules).decide("ann", permission, resource).allowed == wanted, (permission, resource)
             if kind is not ResourceKind.CLUSTER:
-                assert not decide(rules, "ann", permission, Resource(kind, "other")).allowed
-    assert not any(decide(rules, "ann", Permission.PEER, Resource(kind, "team.x")).allowed for kind in KINDS)
+                assert not RuleIndex(rules).decide("ann", permission, Resource(kind, "other")).allowed
+    assert not any(RuleIndex(rules).decide("ann", Permission.PEER, Resource(kind, "team.x")).allowed for kind in KINDS)
 
 
 def test_a_role_refuses_names_that_it_does_not_use() -> None:

@@ -26,6 +26,7 @@ from memq.holds.keeper import HoldKeeper
 from memq.holds.machine import UnitCount
 from memq.holds.storing import NewHold
 from memq.limits import DELAY_MS_MAX, HOLDS_PER_REQUEST_MAX
+from memq.permissions import Permission, ResourceKind
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.hold_messages import (
     CancelHolds,
@@ -102,7 +103,7 @@ class HoldRequests:
         """Return how many blocks of a topic wait; for another broker, those that wait here."""
         topic = await self._partitions.current_topic(call.ask.topic, call.ask.topic_id)
         if call.ask.hold is not None:
-            return await self._state_of(call, call.ask.hold)
+            return await self._state_of(call, call.ask.hold, topic.id)
 
         async def waiting_at(keeper: HoldKeeper) -> list[WireWaiting]:
             waiting = await keeper.waiting(topic.id, undelivered=call.ask.undelivered)
@@ -121,12 +122,17 @@ class HoldRequests:
         found, covered = await ask_all_services(hosts, hosts.holds, call, waiting_at, lambda answer: answer.waiting)
         return AdminAnswer(waiting=sorted(found, key=lambda each: each.partition), covered=covered)
 
-    async def _state_of(self, call: Call[DescribeHolds], asked: WireHoldId) -> Answer:
-        """Return the state of a hold, if a service partition knows it."""
+    async def _state_of(self, call: Call[DescribeHolds], asked: WireHoldId, topic_id: str) -> Answer:
+        """Return the state of a hold, if a service partition knows it.
+
+        A hidden one is as an unknown one: without `describe` on all topics, only holds of the named topic are known.
+        """
+        call.ask.of_topic |= not call.access.may_on_all(Permission.DESCRIBE, ResourceKind.TOPIC)
+        only = topic_id if call.ask.of_topic else ""
         hold = HoldId(producer_id_of(asked.producer), checked_sequence(asked.first))
 
         async def state_at(keeper: HoldKeeper) -> list[str]:
-            state = await keeper.state_of(hold)
+            state = await keeper.state_of(hold, only)
             return [] if state is None else [state.name.lower()]
 
         hosts = self._hosts

@@ -139,7 +139,7 @@ class Operation(Generic[Ask]):
     shown: Callable[[Call[Ask], Answer], Answer] | None = None  # the part that the principal may describe
     listing: bool = False  # nobody is refused, and `shown` leaves out what the principal may not describe
     located: Callable[[Call[Ask]], Awaitable[list[Resource]]] | None = None  # instead of `resources`, by the store
-    recheck: bool = False  # the answer may come much later, with records: the rules may have changed
+    recheck: bool = False  # the answer may come much later: a change of rules may refuse it meanwhile
 
     def __post_init__(self) -> None:
         if self.listing and self.shown is None:
@@ -447,7 +447,7 @@ def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
         Operation(
             "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.read_queues, queues.dequeue, recheck=True
         ),
-        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.read_queues, queues.wait),
+        Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.read_queues, queues.wait, recheck=True),
         Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, on.queue, queues.ack),
         Operation("nack-items", Api.ADMIN, NackItems, Permission.READ, on.queue, queues.nack),
         Operation("extend-items", Api.ADMIN, ExtendItems, Permission.READ, on.queue, queues.extend),

@@ -70,7 +70,7 @@ HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; th
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A request that its handler answers later, without a task; `frame` has no body."""
+    """A request whose answer may come much later; `frame` has no body."""
 
     operation: Operation[Any]
     call: Call[Any]
@@ -109,8 +109,8 @@ class Requests:
         self._lent = {Api.READ: ByteBudget(half), Api.POLL: ByteBudget(half)}  # a hanging store delays no POLL
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
-        self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
-        self._kept: dict[Connection, dict[_Kept, None]] = {}
+        self._working: dict[Connection, dict[asyncio.Task[None], _Kept | None]] = {}  # see `Operation.recheck`
+        self._kept: dict[Connection, dict[_Kept, None]] = {}  # without a task
 
     # ---- memq.broker.ingest.connection.Handler ------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Requests:
             connection.abort()  # the broker closes, and accepted this connection just before
             return
         if frame.api == Api.HELLO:
-            connection.send(self._hello(connection, frame))
+            self._hello(connection, frame)
             return
         if frame.api == Api.AUTHENTICATE:
             connection.send(self._authenticate(connection, frame))
@@ -199,6 +199,12 @@ class Requests:
         self._kept.get(connection, {}).pop(kept, None)
         self._send(connection, kept.frame, *_reply_frame(kept.frame, answer))
 
+    def _note_work(self, connection: Connection, kept: _Kept | None) -> None:
+        """Let a change of rules end the request of the current task, or no longer if it has its answer."""
+        working, task = self._working.get(connection, {}), asyncio.current_task()
+        if task in working:
+            working[task] = kept
+
     def follow_limits(self, connection: Connection) -> None:
         """Apply the limits of now to a connection and its streams."""
         services, charged = self._services, connection.charged
@@ -209,7 +215,7 @@ class Requests:
                 stream.limiters = connection.limiters
 
     def recheck(self, connection: Connection) -> None:
-        """End streams and kept requests that the rules of permissions no longer allow."""
+        """End streams and waiting requests that the rules of permissions no longer allow."""
         if connection.login is not None and not self._services.logins.holds(connection.login.credential):
             connection.refuse(NotReadyError("the password of this user has changed", hint="connect again"))
             return
@@ -224,10 +230,19 @@ class Requests:
                 stream.open = False
                 connection.send_redirect(stream, "")  # its producer opens it again, and gets the error
         for kept in list(self._kept.get(connection, {})):
-            try:
-                self._check(kept.operation, kept.call)
-            except MemqError as error:
-                self._reply_later(kept, error)
+            self._recheck_request(kept)
+        for task, waiting in list(self._working.get(connection, {}).items()):
+            if waiting is not None and not self._recheck_request(waiting):
+                task.cancel()
+
+    def _recheck_request(self, kept: _Kept) -> bool:
+        """Refuse a waiting request that is no longer allowed; return whether it is."""
+        try:
+            self._check(kept.operation, kept.call)
+        except MemqError as error:
+            self._reply_later(kept, error)
+            return False
+        return True
 
     def _forget(self, frame: Frame) -> None:
         self._pending_bytes -= len(frame.body)
@@ -276,6 +291,8 @@ class Requests:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
+        if operation.recheck and operation.located is None:
+            self._note_work(connection, _Kept(operation, call, frame._replace(body=b"")))
         if operation.prepare is not None:
             call = replace(call, attachment=await operation.prepare(ask))
         if at_once:
@@ -322,7 +339,8 @@ class Requests:
         while (refusal := refusal_of(limiters, now_s, flow)) is not None:
             limiter, error = refusal
             held = not refusal.hard and now_s < end_s and limiter.hold(size)
-            self._services.events.info("over-limit", f"{connection.peer}, {limiter.limit.mode}: {error}")
+            text = f"{connection.peer}, {limiter.limit.mode}: {error}"
+            self._services.events.info("over-limit", text, source=connection.host)
             if held:
                 try:
                     await asyncio.sleep(min(error.retry_after_ms / 1000, end_s - now_s))
@@ -387,6 +405,7 @@ class Requests:
             reply = _reply_frame(frame, await self._answer_of(operation, call))
         except MemqError as error:
             reply = _reply_frame(frame, error)
+        self._note_work(call.connection, None)
         self._send(call.connection, frame, *reply)
         if self._services.permissions.version != version:
             self.recheck(call.connection)
@@ -399,7 +418,7 @@ class Requests:
                 limiter.owe(len(body))
         connection.send(prefix, body)
 
-    def _hello(self, connection: Connection, frame: Frame) -> bytes:
+    def _hello(self, connection: Connection, frame: Frame) -> None:
         hello = decode_message(frame.body, Hello)
         connection.checksums = is_sealed(frame.body)
         connection.program = hello.client.partition("/")[0]
@@ -407,11 +426,18 @@ class Requests:
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
         if hello.scram:
-            connection.hello, connection.login = hello, self._services.logins.begin(hello.scram)
-            challenge = Authenticate(scram=connection.login.challenge)
-            return encode_frame(Api.AUTHENTICATE, 0, 0, encode_message(challenge))
+            connection.hello = hello
+            connection.login, delay_s = self._services.logins.begin(hello.scram, connection.host)
+            challenge = encode_frame(
+                Api.AUTHENTICATE, 0, 0, encode_message(Authenticate(scram=connection.login.challenge))
+            )
+            if delay_s:
+                asyncio.get_running_loop().call_later(delay_s, _send_to_open, connection, challenge)
+            else:
+                connection.send(challenge)
+            return
         self._identify(connection, hello.token)
-        return self._accept(connection, hello, version)
+        connection.send(self._accept(connection, hello, version))
 
     def _authenticate(self, connection: Connection, frame: Frame) -> bytes:
         """Give the connection the principal of its user. Raises: DeniedError, ProtocolError."""
@@ -419,7 +445,7 @@ class Requests:
         assert hello is not None, "the conversation allows it after a HELLO with a login"
         assert login is not None, "as above"
         proof = decode_message(frame.body, Authenticate).scram
-        verdict = self._services.logins.end(login, proof, connection.peer)
+        verdict = self._services.logins.end(login, proof, connection.host, connection.peer)
         connection.principal, connection.hello = Principal(login.credential.user), None
         version = check_version(hello.least_version, hello.greatest_version)
         return self._accept(connection, hello, version, verdict)
@@ -467,6 +493,12 @@ class Requests:
             raise DeniedError(
                 "this broker wants a token or a certificate of each client", hint="set token_file of memq.Tls"
             )
+
+
+def _send_to_open(connection: Connection, frame: bytes) -> None:
+    """Send a frame unless the connection was closed meanwhile."""
+    if not connection.closed:
+        connection.send(frame)
 
 
 def _reply_frame(frame: Frame, answer: Answer | MemqError) -> tuple[bytes, bytes]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from memq.errors import DeniedError
+from memq.broker.identity.guesses import Guesses
+from memq.errors import DeniedError, ThrottledError
 from memq.patterns import matches
 from memq.permissions import RuleSet
 from memq.runtime.logs import EventLog
@@ -33,29 +34,47 @@ class Logins:
         self._chance = chance
         self._events = events
         self._encrypted = encrypted
+        self._guesses = Guesses()
 
-    def begin(self, first: str) -> ScramServer:
-        """Return the exchange that a client's first message begins. An unknown user gets one that must fail.
+    def begin(self, first: str, host: str) -> tuple[ScramServer, float]:
+        """Return the exchange that a client's first message begins, and the delay of its challenge in seconds.
 
-        Raises: DeniedError without TLS; ProtocolError, NotReadyError.
+        An unknown user gets one that must fail.
+        Raises: DeniedError without TLS; ThrottledError after too many failures; ProtocolError, NotReadyError.
         """
         if not self._encrypted:
             raise DeniedError("this broker takes passwords over TLS only", hint="give the broker certificates in [tls]")
         stored = self._known()
         user = user_of(first)
+        self._check_guesses(user, host)
         reserved = any(matches(pattern, user) for pattern in self._reserved)
         found = None if reserved else _found(stored, user)
         decoy = decoy_credential(bytes.fromhex(stored.decoys), user)
-        return ScramServer(first, found or decoy, self._chance.randbytes(NONCE_BYTES).hex())
+        exchange = ScramServer(first, found or decoy, self._chance.randbytes(NONCE_BYTES).hex())
+        return exchange, self._guesses.delay_s(user, host, self._events.now_s())
 
-    def end(self, exchange: ScramServer, final: str, peer: str) -> str:
-        """Return the verdict on a client's proof. Raises: DeniedError, with an event; ProtocolError."""
+    def end(self, exchange: ScramServer, final: str, host: str, peer: str) -> str:
+        """Return the verdict on a client's proof.
+
+        Raises: DeniedError, with an event; ThrottledError if others have failed meanwhile; ProtocolError.
+        """
+        user = exchange.credential.user
+        self._check_guesses(user, host)
         verdict = exchange.verdict(final)
         if verdict is None or not self.holds(exchange.credential):
-            user = exchange.credential.user
-            self._events.warning("login-refused", f"{peer}: no user '{user[:60]}' with this password")
+            self._guesses.failed(user, host, self._events.now_s())
+            text = f"{peer}: no user '{user[:60]}' with this password"
+            self._events.warning("login-refused", text, source=host)
             raise DeniedError("user or password is wrong", hint="memq users list shows the users")
+        self._guesses.passed(user, host)
         return verdict
+
+    def _check_guesses(self, user: str, host: str) -> None:
+        try:
+            self._guesses.check(user, host, self._events.now_s())
+        except ThrottledError as error:
+            self._events.warning("login-slowed", f"user '{user[:60]}': {error}", source=host)
+            raise
 
     def holds(self, credential: Credential) -> bool:
         """Whether a user has this credential still."""

@@ -104,7 +104,7 @@ class _RefusedHandshakes:
         if len(self._until_s) >= REFUSED_KEPT_MAX:
             self._until_s.clear()
         self._until_s[key] = now_s + REPEAT_S
-        self._events.warning("handshake-refused", f"{peer}: no TLS: {reason}")
+        self._events.warning("handshake-refused", f"{peer}: no TLS: {reason}", source=key[0])
 
 
 class BrokerNetworks(NamedTuple):

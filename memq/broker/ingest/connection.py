@@ -389,13 +389,13 @@ class Connection(asyncio.BufferedProtocol):
         text, retry_after_ms = f"{self.peer} {stream.target.name}: {error}", THROTTLE_MS
         if isinstance(error, OverLimitError):
             retry_after_ms = error.retry_after_ms
-            services.events.info("over-limit", f"{self.peer}, {'soft' if soft else 'hard'}: {error}")
+            services.events.info("over-limit", f"{self.peer}, {'soft' if soft else 'hard'}: {error}", source=self.host)
         elif soft:
             services.counters.throttled_blocks += 1
-            services.events.info("throttled", text)
+            services.events.info("throttled", text, source=self.host)
         else:
             services.counters.refused_blocks += 1
-            services.events.warning("block-refused", text)
+            services.events.warning("block-refused", text, source=self.host)
         if soft:
             self._throttle(
                 stream, stream.expected, Throttle(retry_after_ms=retry_after_ms, text=str(error), hint=error.hint)
@@ -478,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
         error = as_damage(error) if self.frame_checksums else error
         self.leaving_since_s = self._services.runtime.clock.monotonic()
         self._services.counters.rejected_connections += 1
-        self._services.events.warning("connection-refused", f"{self.peer}: {error}")
+        self._services.events.warning("connection-refused", f"{self.peer}: {error}", source=self.host)
         if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):
             self.outbox.write(_http_answer(error))
         else:

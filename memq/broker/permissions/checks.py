@@ -18,9 +18,8 @@ from memq.permissions import (
     Permission,
     Resource,
     ResourceKind,
+    RuleIndex,
     RuleSet,
-    decide,
-    decide_on_all,
     grant_command,
     permission_subject,
     topic_resource,
@@ -69,6 +68,7 @@ class PermissionChecks:
         self._keeper = keeper
         self._events = events
         self._rules: RuleSet | None = None
+        self._index = RuleIndex(())
         self._cache: dict[tuple[str, Permission, Resource], AccessDecision] = {}
         self._unread = events.outage("permissions-unread", "permissions-read")
 
@@ -93,10 +93,10 @@ class PermissionChecks:
 
     def _decide(self, principal: str, permission: Permission, subject: Resource) -> AccessDecision:
         """Decide by the rules; an object of unknown topics needs the permission on all of them."""
-        rules = self.known().rules
+        self.known()
         if subject.kind is ResourceKind.OBJECT:
-            return decide_on_all(rules, principal, permission, ResourceKind.TOPIC)
-        return decide(rules, principal, permission, subject)
+            return self._index.decide_on_all(principal, permission, ResourceKind.TOPIC)
+        return self._index.decide(principal, permission, subject)
 
     def may(self, principal: str, permission: Permission, resource: Resource) -> bool:
         """Whether a principal has a permission on a resource. Raises: NotReadyError."""
@@ -106,7 +106,8 @@ class PermissionChecks:
         """Whether a principal has a permission on each resource of a kind. Raises: NotReadyError."""
         if not self.enforced or self._is_free(principal, permission):
             return True
-        return decide_on_all(self.known().rules, principal, permission, kind).allowed
+        self.known()
+        return self._index.decide_on_all(principal, permission, kind).allowed
 
     def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
         """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
@@ -132,7 +133,9 @@ class PermissionChecks:
         self.denied_requests[operation] = self.denied_requests.get(operation, 0) + 1
         text = f"principal '{principal}' may not {permission.value} {subject}"
         cause = f"the rule '{decided.rule}' denies it" if decided.rule else "no rule allows it"
-        self._events.warning("permission-denied", f"{text}: {cause}; {operation} from {peer}")
+        self._events.warning(
+            "permission-denied", f"{text}: {cause}; {operation} from {peer}", source=_source(principal, peer)
+        )
         granted = topic_resource(EVERY) if subject.kind is ResourceKind.OBJECT else subject
         command = grant_command(principal, permission, granted)
         if decided.rule:
@@ -147,7 +150,9 @@ class PermissionChecks:
         """Log that an answer leaves out resources that a request named: its client can't see why."""
         named = ", ".join(map(str, list(resources)[:HIDDEN_LOGGED_MAX]))
         self._events.warning(
-            "permission-hidden", f"principal '{principal}' may not describe {named}, and asked for it; from {peer}"
+            "permission-hidden",
+            f"principal '{principal}' may not describe {named}, and asked for it; from {peer}",
+            source=_source(principal, peer),
         )
 
     def access_of(self, principal: str) -> PrincipalAccess:
@@ -192,7 +197,7 @@ class PermissionChecks:
         """Decide by these rules from now on."""
         if rules == self._rules:
             return
-        self._rules = rules
+        self._rules, self._index = rules, RuleIndex(rules.rules)
         self._cache.clear()
         self.version += 1
         self._events.info(
@@ -232,3 +237,8 @@ class _AccessOf:
 def _names(setting: str) -> list[str]:
     """Return the principals in a setting, which separates them by commas."""
     return [name for each in setting.split(",") if (name := each.strip())]
+
+
+def _source(principal: str, peer: str) -> str:
+    """Return the source of refusals: a principal at an address."""
+    return f"{principal} {peer.rpartition(':')[0]}"

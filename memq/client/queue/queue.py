@@ -219,12 +219,14 @@ class AsyncQueue(AsyncItemViews):
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
             known = self._recent.known()
             ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
+            is_sent = False
             try:
                 await self._reach()
+                is_sent = True
                 answer, blocks = await self._ask(ask, wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                if clock.monotonic() > give_up_s or self._is_final(error):
+                if clock.monotonic() > (give_up_s if is_sent else until_s) or self._is_final(error):
                     raise
                 await self._pause(error, tries)
                 continue
@@ -372,8 +374,8 @@ class AsyncQueue(AsyncItemViews):
     async def _surely(self, ask: Any, blocks: bytes = b"", *, began_s: float | None = None) -> tuple[AdminAnswer, bool]:
         """Ask until a broker answers; return the answer, and whether an earlier request may have counted.
 
-        The time of the call counts from `began_s`, or from now.
-
+        The time of the call counts from `began_s`, or from now. A question ends when no broker can be reached within
+        `connect_timeout_ms`; a change of items waits for a broker, as a send of a producer does.
         Raises: after `timeout_ms` OutcomeUnknownError, or the last refusal; what does not pass.
         """
         clock = self._runtime.clock
@@ -387,7 +389,8 @@ class AsyncQueue(AsyncItemViews):
             except RetryableError as error:
                 tries += 1
                 unsure |= is_sent and not isinstance(error, REFUSALS) and not isinstance(ask, QUESTIONS)
-                if not unsure and (clock.monotonic() > until_s or self._is_final(error)):
+                is_over = clock.monotonic() > until_s or (isinstance(ask, QUESTIONS) and not is_sent)
+                if not unsure and (is_over or self._is_final(error)):
                     raise
                 if clock.monotonic() > until_s:
                     text = f"no broker has answered in {self._timeout_s:g} s: {error}"

@@ -23,9 +23,10 @@ from memq.runtime.tls import Tls
 class Queue(ItemViews):
     """A client of leased queues, which deliver each item until a worker acks it. Thread-safe.
 
-    The first call must reach a broker in `connect_timeout_ms`, later calls in `timeout_ms`: brokers may restart. Else
-    each raises UnreachableError, and nothing was done. A call that changes an item raises OutcomeUnknownError if a
-    broker was asked, and none has answered in `timeout_ms`: it may have counted.
+    The first call must reach a broker in `connect_timeout_ms`, later changes in `timeout_ms`: brokers may restart.
+    Later questions must in `connect_timeout_ms`, and leases in that and their `wait`. Else each raises
+    UnreachableError, and nothing was done. A call that changes an item raises OutcomeUnknownError if a broker was
+    asked, and none has answered in `timeout_ms`: it may have counted.
     """
 
     _core: AsyncQueue

@@ -18,7 +18,7 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.membership import MemberState
-from memq.errors import FencedError, GenerationFencedError, MemqError, RetryableError
+from memq.errors import DeniedError, FencedError, GenerationFencedError, MemqError, RetryableError
 from memq.groups import Membership, WaitingGroups
 from memq.groups.group import SESSION_TIMEOUT_MS_MAX
 from memq.runtime.clock import backoff_s
@@ -146,10 +146,16 @@ class Committer:
             await self.commit(partitions)
 
     async def commit_at_close(self, timeout_s: float) -> None:
-        """Commit for the last time, within `timeout_s`."""
+        """Commit for the last time, within `timeout_s`.
+
+        A member without the permission closes all the same: the next member reads its records again.
+        """
         with suppress(TimeoutError, FencedError):
-            async with asyncio.timeout(timeout_s):
-                await self.commit_surely()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.commit_surely()
+            except DeniedError as error:
+                self._events.warning("consumer.not-committed", f"closed without the last commit: {error}; {error.hint}")
 
     async def run(self, interval_ms: int) -> None:
         """Commit every `interval_ms` until cancelled."""
