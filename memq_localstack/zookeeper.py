@@ -28,11 +28,13 @@ SETTINGS = {
 def launch(folder: Path, ports: list[int], settings: Mapping[str, str]) -> Launch:
     """Write the settings and say how to start ZooKeeper on the folder.
 
-    `settings` come over those above; `{port}` and `{data}` in a value are filled in.
+    `settings` come over those above, and one without a value is left out; `{port}` and `{data}` are filled in.
     """
     (port,) = ports
     lines = []
     for name, value in {**SETTINGS, **settings}.items():
+        if not value:
+            continue
         lines.append(f"{name}={value.replace('{port}', str(port)).replace('{data}', str(folder / 'data'))}\n")
     config = folder / "zoo.cfg"
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from memq.cli import run
+from memq.runtime.clock import SystemClock
 from memq.runtime.tls import Tls
+
+EXPIRED_MS = 30 * 86_400_000
 
 
 class Certificates:
@@ -19,6 +24,16 @@ class Certificates:
         """Make or replace a certificate, and return it with its authority."""
         options = [option for host in hosts for option in ("--host", host)]
         options += ["--replace"] if again else []
+        return self._issue(name, options)
+
+    def issue_expired(self, name: str, *hosts: str) -> Tls:
+        """Make a certificate whose validity has ended."""
+        with pytest.MonkeyPatch.context() as patch:
+            now_ms = SystemClock().wall_ms()
+            patch.setattr(SystemClock, "wall_ms", lambda _: now_ms - EXPIRED_MS)
+            return self._issue(name, ["--days", "1", *(option for host in hosts for option in ("--host", host))])
+
+    def _issue(self, name: str, options: list[str]) -> Tls:
         assert run.run(["certs", "issue", name, "--dir", str(self.folder), *options]) == run.OK
         return Tls(
             ca_file=str(self.folder / "ca.pem"),

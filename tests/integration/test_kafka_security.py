@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from memq.errors import DeniedError, MemqError
 from memq.notification import Publication
 from memq.runtime.clock import SystemClock
+from tests.certificates import Certificates
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
-from tests.integration.secured_kafka import Secured, secured_kafka
+from tests.integration.secured_kafka import Secured, encrypted, secured_kafka
 
 ALL = [AclOperation.ALL]
 MOST = [  # all but Write
@@ -46,9 +48,16 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 WRONG = {  # what is wrong: the user, other settings, whether the server's name is, what is said, and what to do
     "password": ("memq", {"sasl.password": "guessed"}, False, "invalid username or password", "check sasl"),
-    "mechanism": ("memq", {"sasl.mechanism": "SCRAM-SHA-256"}, False, "unsupported sasl mechanism", "check sasl"),
+    "mechanism": ("memq", {"sasl.mechanism": "SCRAM-SHA-512"}, False, "unsupported sasl mechanism", "check sasl"),
     "name": ("memq", {}, True, "localhost.*certificate verify failed", "does not name the host"),
     "authority": ("memq", {"ssl.ca.location": ""}, False, "certificate verify failed", "ssl.ca.location"),
+    "no certificate": (
+        "memq",
+        {"ssl.certificate.location": "", "ssl.key.location": ""},
+        False,
+        "alert",
+        "memq certs show",
+    ),
     "one right": (
         "reader",
         {},
@@ -74,6 +83,19 @@ def section_of(secured: Secured, what: str) -> dict[str, str]:
 
 def address_of(secured: Secured, what: str) -> str:
     return secured.mismatched if WRONG[what][2] else secured.server.address
+
+
+@pytest.mark.parametrize("wrong", ["expired", "foreign"])
+def test_a_refused_certificate_of_a_broker_is_named(secured: Secured, tmp_path: Path, wrong: str) -> None:
+    mine = secured.mine
+    if wrong == "expired":
+        mine = secured.certificates.issue_expired("late")
+    else:
+        mine = replace(Certificates(tmp_path / "foreign").issue("broker-1"), ca_file=mine.ca_file)
+    error = asyncio.run(check(secured.server.address, secured.section("memq", **encrypted(mine))))
+    assert isinstance(error, DeniedError)
+    assert "alert" in str(error)
+    assert "memq certs show" in error.hint
 
 
 async def check(address: str, section: dict[str, str]) -> MemqError | None:

@@ -89,6 +89,11 @@ class ZookeeperProxy(FramedProxy):
         self.seen.clear()
         self._fault = fault
 
+    @property
+    def met(self) -> int:
+        """How many operations the fault has met."""
+        return self._fault.met if self._fault is not None else 0
+
     def conversation(self) -> _Conversation:
         """See `FramedProxy.conversation`."""
         return _Conversation(self)

@@ -541,10 +541,11 @@ TRUST = KafkaError(KafkaError._SSL, "ssl://k:9093: SSL handshake failed: certifi
 BROKEN_OFF = KafkaError(KafkaError._SSL, "ssl://k:9093: SSL handshake failed: Disconnected: connecting to PLAINTEXT?")
 LOGIN = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid username or password")
 LOGIN_BROKEN_OFF = KafkaError(KafkaError._AUTHENTICATION, "SASL handshake failed: Local: Broker transport failure")
+ALERT = KafkaError(KafkaError._TRANSPORT, "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate")
 SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
 
 
-@pytest.mark.parametrize("complaint", [TRUST, BROKEN_OFF, LOGIN, LOGIN_BROKEN_OFF])
+@pytest.mark.parametrize("complaint", [TRUST, BROKEN_OFF, LOGIN, LOGIN_BROKEN_OFF, ALERT])
 @pytest.mark.parametrize("code", SILENT)
 def test_a_complaint_explains_an_outage_and_is_none(complaint: KafkaError, code: int) -> None:
     complaints = LastErrors()
@@ -553,11 +554,13 @@ def test_a_complaint_explains_an_outage_and_is_none(complaint: KafkaError, code:
     error = complaints.failure(KafkaError(code), "publishing")
     assert type(error) is QueueError
     assert complaint.str().lower() in str(error)
-    assert "ssl.ca.location" in error.hint if complaint.code() == KafkaError._SSL else "sasl." in error.hint
+    cures = {KafkaError._SSL: "ssl.ca.location", KafkaError._TRANSPORT: "ssl.certificate.location"}
+    assert cures.get(complaint.code(), "sasl.") in error.hint
 
 
 @pytest.mark.parametrize(
-    ("complaint", "judged"), [(TRUST, True), (BROKEN_OFF, False), (LOGIN, True), (LOGIN_BROKEN_OFF, False)]
+    ("complaint", "judged"),
+    [(TRUST, True), (BROKEN_OFF, False), (LOGIN, True), (LOGIN_BROKEN_OFF, False), (ALERT, True)],
 )
 def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: KafkaError, *, judged: bool) -> None:
     complaints = LastErrors()

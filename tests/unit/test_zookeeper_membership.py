@@ -156,6 +156,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.connected = False
         self.client_id = (7, b"")
+        self.client_state = ""
         self.listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:

@@ -13,16 +13,17 @@ from msgspec.structs import replace
 
 from memq.errors import ClosedError, DeniedError, InvalidRequestError, InvalidSettingError, VersionConflictError
 from memq.governor import Assignment
+from memq.governor.zookeeper import security
 from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.mirror import DecodedNodes, Mirror, MirroredValue
+from memq.governor.zookeeper.security import check_tools
 from memq.governor.zookeeper.session import (
     CreateNode,
     KazooLog,
     Node,
     SetData,
     ZookeeperSession,
-    check_tools,
     make_client,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings, check_together
@@ -30,7 +31,7 @@ from tests.brokers import log_lines
 from tests.contract.coordinators import broker, topic
 from tests.unit.zookeeper_fakes import FakeSession, entered, run, with_fake_session
 from tests.unit.zookeeper_fakes import broker as entry
-from tests.zookeeper_in_memory import MODIFIED_MS, MemoryKazoo, MemoryZookeeper, settled
+from tests.zookeeper_in_memory import MODIFIED_MS, MemoryZookeeper, settled
 
 
 @pytest.fixture(name="server")
@@ -349,26 +350,9 @@ def test_a_read_without_a_watch_sets_none(server: MemoryZookeeper) -> None:
 # ---- settings ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_trusted_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = MemoryZookeeper()
-    server.silent = True
-
-    def client(address: object, settings: object, logger: logging.Logger) -> MemoryKazoo:
-        logger.warning("Connection dropped: CERTIFICATE_VERIFY_FAILED")
-        return server.client()
-
-    monkeypatch.setattr(session_module, "make_client", client)
-
-    async def scenario(one: ZookeeperCoordinator) -> None:
-        with pytest.raises(DeniedError, match="is not trusted: Connection dropped: CERTIFICATE_VERIFY_FAILED"):
-            await one.session.start()
-
-    run(scenario, server.coordinator(connect_timeout_ms=10))
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_sasl_needs_its_package(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(session_module, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(security, "find_spec", lambda name: object() if installed else None)
     check_tools(ZookeeperSettings())
     settings = ZookeeperSettings(sasl_mechanism="PLAIN")
     if installed:
@@ -392,7 +376,7 @@ def test_a_client_connects_for_ever_with_the_settings_that_it_gets(monkeypatch: 
         make_client(ZookeeperAddress("h:1", "/x"), settings, logging.getLogger("test"))
     (options,) = made
     assert options["connection_retry"] == {"max_tries": -1, "delay": 0.1, "max_delay": session_module.RETRY_DELAY_S_MAX}
-    assert (options["hosts"], options["timeout"], options["use_ssl"]) == ("h:1", 3.5, False)
+    assert (options["hosts"], options["timeout"]) == ("h:1", 3.5)
     assert {name: options["sasl_options"][name] for name in ("mechanism", "username", "password")} == {
         "mechanism": "PLAIN",
         "username": "u",

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from kazoo.exceptions import ConfigurationError
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.mirror import Mirror
-from memq.governor.zookeeper.session import CreateNode, ZookeeperSession, check_tools, make_client
+from memq.governor.zookeeper.security import check_tools
+from memq.governor.zookeeper.session import CreateNode, ZookeeperSession, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.logs import EventLog
 from tests.brokers import events_of, log_lines
@@ -178,6 +179,26 @@ def test_a_client_is_replaced_after_two_sessions_without_a_connection(
     with caplog.at_level(logging.WARNING, "memq"):
         with_session(server, work)
     assert events_of(caplog) == ["zookeeper-suspended", "zookeeper-lost", "zookeeper-renewed"]
+
+
+@pytest.mark.parametrize("state", [KeeperState.AUTH_FAILED, KeeperState.CLOSED])
+def test_a_client_whose_credentials_were_refused_is_replaced_until_they_are_taken(
+    server: MemoryZookeeper, state: str
+) -> None:
+    """Kazoo gives such a client up: with two of them a broker was never connected again."""
+
+    async def work(session: ZookeeperSession) -> None:
+        server.silent = True
+        server.clients[0].take(KazooState.LOST)
+        await skip(SESSION_S + 0.5)
+        server.clients[1].client_state = state
+        await skip(SESSION_S)
+        assert [client.ended for client in server.clients] == [0, 2, 0]
+        server.clients[2].connect()
+        await skip(SESSION_S)
+        assert (session.up, session.number) == (True, server.clients[2].number)
+
+    with_session(server, work)
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-from memq.governor.zookeeper.session import acl_of, check_tools, end_client, make_client
+from memq.governor.zookeeper.security import SocketHandler, check_tools
+from memq.governor.zookeeper.session import acl_of, end_client, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings, parse_url
 from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
@@ -83,31 +84,11 @@ def client(**settings: Any) -> Any:
 def test_a_client_is_made_as_the_settings_say() -> None:
     plain = client(session_timeout_ms=3_000)
     assert plain.hosts == [("h1", 1), ("h2", 2)]
-    assert (plain.use_ssl, plain.check_hostname, plain.auth_data) == (False, False, set())
-    assert (plain.default_acl, plain.ca, plain.certfile, plain.keyfile) == (list(OPEN_ACL_UNSAFE), None, None, None)
-    assert plain.keyfile_password is None
-    files = {"tls_ca_file": "ca", "tls_cert_file": "cert", "tls_key_file": "key", "tls_key_password": "word"}
-    secret = client(tls=True, auth="digest:user:word:more", acl="creator", **files)
-    assert (secret.use_ssl, secret.verify_certs, secret.check_hostname) == (True, True, True)
+    assert (plain.auth_data, plain.default_acl) == (set(), list(OPEN_ACL_UNSAFE))
+    assert isinstance(plain.handler, SocketHandler)
+    secret = client(auth="digest:user:word:more", acl="creator")
     assert secret.auth_data == {("digest", "user:word:more")}
     assert secret.default_acl == list(CREATOR_ALL_ACL)
-    assert (secret.ca, secret.certfile, secret.keyfile, secret.keyfile_password) == ("ca", "cert", "key", "word")
-
-
-@pytest.mark.parametrize(
-    ("settings", "verified", "named"),
-    [
-        ({"tls": False}, True, False),
-        ({"tls": True, "tls_verify": False}, False, False),
-        ({"tls": True, "tls_check_hostname": False}, True, False),
-        ({"tls": True}, True, True),
-    ],
-)
-def test_the_name_of_the_host_is_checked_with_the_certificate_alone(
-    settings: dict[str, bool], verified: bool, named: bool
-) -> None:
-    made = client(**settings)
-    assert (made.verify_certs, made.check_hostname) == (verified, named)
 
 
 def test_acls_by_their_names() -> None:

@@ -26,7 +26,8 @@ import msgspec
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.governor import Assignment
 from memq.governor.registry import Takeover
-from memq.permissions import RuleSet, check_rule
+from memq.permissions import RuleSet
+from memq.permissions import decode_rules as decode_rule_set
 from memq.topic import Topic
 
 CLUSTER = "/cluster"
@@ -108,13 +109,13 @@ def decode_takeovers(data: bytes) -> tuple[Takeover, ...]:
 
 def decode_rules(data: bytes) -> RuleSet:
     """Return the rules of permissions. Raises: CorruptDataError."""
-    found = decode(RULES, data, RuleSet)
     try:
-        for rule in found.rules:
-            check_rule(rule)
-    except InvalidRequestError as error:
-        raise CorruptDataError(f"ZooKeeper node {RULES} holds a rule that is not sound: {error}") from error
-    return found
+        return decode_rule_set(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequestError) as error:
+        raise CorruptDataError(
+            f"ZooKeeper node {RULES} holds no rules that are sound: {error}",
+            hint="something else writes below the path of the coordinator's URL; choose another one",
+        ) from error
 
 
 def decode_topic(path: str, data: bytes, version: int) -> Topic:

@@ -4,19 +4,18 @@ kazoo has threads of its own. They reach the event loop only through `call_soon_
 them: `end_client`, which does, runs in a thread. While the session is suspended, kazoo gets no requests. Otherwise it
 would send them after the reconnection, when their callers have given up.
 
-`make_client` configures kazoo's connections; `ZooKeeperConnection` handles unreadable answers.
+`make_client` configures kazoo's clients, and `SocketHandler` their sockets. `ZooKeeperConnection` handles unreadable
+answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -55,18 +54,16 @@ from memq.errors import (
     UnreachableError,
     VersionConflictError,
 )
+from memq.governor.zookeeper.security import SocketHandler, check_tools, refusal_in
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 
 CALLS_AT_ONCE_MAX = 500  # the time-out of a call is the session's: of 10,000 at once the last would exceed it
-_DISTRUST = "CERTIFICATE_VERIFY_FAILED"
-_UNTRUSTED = (
-    "its certificate is not of an authority in tls_ca_file of [zookeeper], or does not name the host that is connected "
-    "to: name the authority's file, and the host in coordinator = zookeeper://HOST:PORT/PATH as the certificate does"
-)
 RETRY_DELAY_S_MAX = 2
+# States of a client whose credentials were refused: it does not connect again. The last one follows the first.
+_GIVEN_UP = (KeeperState.AUTH_FAILED, KeeperState.CLOSED)
 # Errors that kazoo's own loop handles: it connects again, or ends the session.
 _HANDLED = (ConnectionDropped, KazooTimeoutError, AuthFailedError, SessionExpiredError, RWServerAvailable)
 
@@ -96,12 +93,14 @@ class KazooLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last = ""
+        self.warnings = 0
         self.logger = logging.Logger("memq.kazoo", logging.WARNING)  # noqa: LOG001 - it belongs to one client, and is deleted with it
         self.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a warning, in a thread of kazoo."""
         self.last = record.getMessage()
+        self.warnings += 1
         if record.levelno >= logging.ERROR:
             logging.getLogger(record.name).handle(record)
 
@@ -125,13 +124,7 @@ def make_client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: 
             sasl_options={key: value for key, value in sasl.items() if value} if settings.sasl_mechanism else None,
             connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": RETRY_DELAY_S_MAX},
             logger=logger,
-            use_ssl=settings.tls,
-            ca=settings.tls_ca_file or None,
-            certfile=settings.tls_cert_file or None,
-            keyfile=settings.tls_key_file or None,
-            keyfile_password=settings.tls_key_password or None,
-            verify_certs=settings.tls_verify,
-            check_hostname=settings.tls and settings.tls_verify and settings.tls_check_hostname,
+            handler=SocketHandler(settings),
         )
     except (KazooException, ValueError) as error:
         raise InvalidSettingError(f"ZooKeeper can't be reached as the settings say: {error}") from error
@@ -140,37 +133,6 @@ def make_client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: 
         client, plain.retry_sleeper, logger=logger, sasl_options=plain.sasl_options
     )
     return client
-
-
-def check_tools(settings: ZookeeperSettings) -> None:
-    """Check the packages that kazoo needs; kazoo would only log their absence again and again.
-
-    Raises: InvalidSettingError.
-    """
-    if settings.sasl_mechanism and find_spec("puresasl") is None:
-        raise InvalidSettingError(
-            "sasl_mechanism of [zookeeper] needs the package pure-sasl, which is not installed",
-            hint="pip install pure-sasl",
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    certificate, key = settings.tls_cert_file, settings.tls_key_file
-    for name, file, load in (
-        ("tls_ca_file", settings.tls_ca_file, context.load_verify_locations),
-        # The password may be empty, but not None: then OpenSSL would ask for one on the terminal.
-        (
-            "tls_cert_file",
-            certificate,
-            lambda file: context.load_cert_chain(file, key or None, settings.tls_key_password),
-        ),
-    ):
-        try:
-            if settings.tls and file:
-                load(file)
-        except OSError as error:
-            raise InvalidSettingError(
-                f"{name} '{file}' of [zookeeper] can't be used: {error.strerror or error}",
-                hint="give PEM files, the key's too, and its password as tls_key_password",
-            ) from error
 
 
 def end_client(client: Any) -> None:
@@ -293,6 +255,7 @@ class ZookeeperSession:
         """
         if self._closed:
             raise ClosedError("the coordinator is closed")
+        before = self._kazoo_log.warnings
         if self._client is None:
             check_tools(self._settings)
             self._loop = asyncio.get_running_loop()
@@ -304,7 +267,8 @@ class ZookeeperSession:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
                 await self._up.wait()
         except TimeoutError as error:
-            raise self._unreachable() from error
+            self._schedule_renewal()  # a client whose credentials were refused does not connect again
+            raise self._unreachable(refused=self._kazoo_log.warnings > before) from error
 
     async def close(self) -> None:
         """End the session; ZooKeeper removes its ephemeral nodes. Closing twice is fine."""
@@ -355,6 +319,9 @@ class ZookeeperSession:
         if self._closed or self._up.is_set():
             return
         self._schedule_renewal()  # first: `_begin` raises if no thread can be started, and must be tried again
+        if self._spare is not None and self._spare.client_state in _GIVEN_UP:
+            refused, self._spare = self._spare, None
+            self._tasks.start(self._end(refused), "end a client")
         if self._spare is None:
             self._spare = self._begin()
         elif self._spare.connected:
@@ -386,16 +353,18 @@ class ZookeeperSession:
                 self._events.warning("zookeeper-suspended", f"{self._address.hosts} do not answer")
             self._schedule_renewal()
 
-    def _unreachable(self) -> MemqError:
-        hosts = self._address.hosts
-        if self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED:
-            return _denied(f"ZooKeeper at {hosts} refuses the credentials")
-        last = self._kazoo_log.last
-        if _DISTRUST in last and not self._was_up:
-            return DeniedError(f"ZooKeeper at {hosts} is not trusted: {last}", hint=_UNTRUSTED)
-        cause = f": {last}" if last else ""
+    def _unreachable(self, *, refused: bool = False) -> MemqError:
+        """Return the error for a missing connection; `refused`: kazoo has logged the cause during the call.
+
+        A refusal explains the error. It makes it a denial only for a start: a running ZooKeeper may be down, too.
+        """
+        hosts, last = self._address.hosts, self._kazoo_log.last
+        refusal = refusal_in(last)
+        if refusal is not None and refused:
+            return DeniedError(f"ZooKeeper at {hosts} {refusal.text}: {last}", hint=refusal.hint)
         return UnreachableError(
-            f"ZooKeeper at {hosts} does not answer{cause}", hint="check the coordinator's URL, and that ZooKeeper runs"
+            f"ZooKeeper at {hosts} does not answer" + (f": {last}" if last else ""),
+            hint=refusal.hint if refusal is not None else "check the coordinator's URL, and that ZooKeeper runs",
         )
 
     # ---- calls -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -38,9 +39,16 @@ _DENIED = {  # codes in the answer to a request; the missing right
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "a right on the cluster (Create, Alter, Describe, or IdempotentWrite)",
 }
 _UNTRUSTED = (
-    "its certificate is not of an authority in ssl.ca.location of [kafka], or does not name the host that is connected "
-    "to: name the authority's file, and the host in queue = kafka://HOST:PORT as the certificate does"
+    "its certificate has expired, is not of an authority in ssl.ca.location of [kafka], or does not name the host that "
+    "is connected to: replace it (memq certs issue NAME --host HOST --replace), name the authority's file, or name the "
+    "host in queue = kafka://HOST:PORT as the certificate does"
 )
+_REFUSED = (
+    "Kafka refuses the certificate of this broker: name a valid one in ssl.certificate.location and ssl.key.location "
+    "of [kafka], of an authority in Kafka's trust store; memq certs show FILE prints authority and validity"
+)
+# With TLS 1.3 a refused certificate of a client is an error of the connection, which the client has opened by then.
+_ALERT = re.compile("ssl/tls alert [a-z ]*(certificate|unknown ca|access denied)")
 # Codes of a refused connection. They also occur while Kafka stops or starts, so they never make a DeniedError of a
 # request that failed.
 _NOT_LET_IN = {
@@ -87,7 +95,14 @@ def _failure(error: KafkaError | KafkaException, doing: str, cause: KafkaError |
         return TooLargeError(message)
     if code in _INVALID:
         return InvalidRequestError(message, hint=_INVALID[code])
-    return QueueError(message, hint=_NOT_LET_IN.get(code) or (_NOT_LET_IN.get(cause.code(), "") if cause else ""))
+    return QueueError(message, hint=_refusal(found) or (_refusal(cause) if cause else ""))
+
+
+def _refusal(error: KafkaError) -> str:
+    """Return the remedy for a refused connection, "" for any other error."""
+    if error.code() == KafkaError._TRANSPORT and _ALERT.search(error.str().lower()):
+        return _REFUSED
+    return _NOT_LET_IN.get(error.code(), "")
 
 
 def is_not_there(error: KafkaError) -> bool:
@@ -121,8 +136,8 @@ class LastErrors:
         if last is not None:
             if code == KafkaError._ALL_BROKERS_DOWN:  # this error has no reason, the last one may have
                 return
-            if code == KafkaError._TRANSPORT and last.code() in _NOT_LET_IN:  # a consequence of the last error
-                return
+            if code == KafkaError._TRANSPORT and _refusal(last) and not _refusal(error):
+                return  # a consequence of the last error
         self._last = error
 
     def clear(self) -> None:
@@ -136,12 +151,12 @@ class LastErrors:
         After Kafka has once answered, the result is None: a running Kafka may refuse a connection only temporarily.
         """
         last = self._last
-        if last is None or self._answered or last.code() not in _NOT_LET_IN:
+        if last is None or self._answered or not _refusal(last):
             return None
         text = last.str().lower()
         if any(words in text for words in _BROKEN_OFF):
             return None
-        return DeniedError(f"{doing}: {text}", hint=_NOT_LET_IN[last.code()])
+        return DeniedError(f"{doing}: {text}", hint=_refusal(last))
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
         """Return memq's error for a request that failed, with the connection error that explains it."""
