@@ -209,6 +209,37 @@ def test_a_log_with_pointers_of_a_newer_version_is_left_as_it_is() -> None:
     run(work())
 
 
+def test_a_log_of_a_newer_version_does_not_keep_other_logs_of_its_topic_from_a_restore() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await broker.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"x", partition=1))
+            queue, newer = MemoryQueue(SystemClock(), "age"), b'{"version":99,"kind":"opened"}'
+            first, second = read_partitions(topic)
+            await queue.create([first], 1 << 50)
+            await queue.publish(Publication(first, 0, 1, SystemClock().wall_ms(), newer))
+            report = await restore(broker, queue, topic)
+            assert (report.records, len(report.findings)) == (1, 1)
+            [entry] = await queue.read(second, 0, 1 << 20)
+            assert decode_pointer(entry.body).records == 1
+
+    run(work())
+
+
+def test_a_queue_that_does_not_answer_ends_a_restore_and_is_no_fault_of_a_log() -> None:
+    class Silent(MemoryQueue):
+        async def span(self, partition: ReadPartition) -> Span:
+            raise QueueError("it does not answer")
+
+    async def work() -> None:
+        clock = skipping_runtime().clock
+        with pytest.raises(QueueError, match="does not answer"):
+            await Restorer("memq", "main", MemoryHandler(clock), Silent(clock), clock).restore(TOPIC)
+
+    run_skipping(work())
+
+
 def test_a_log_in_use_that_the_queue_does_not_show_for_a_moment_is_left_alone() -> None:
     async def work() -> None:
         async with running_broker() as broker:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from tests.mutation.mutant import BY_HAND, ROOT, Mutant, function_at
+from tests.mutation.rules_of_access import ACCESS_RULES
 from tests.mutation.rules_of_brokers import BROKER_RULES
 from tests.mutation.rules_of_clients import CLIENT_RULES
 from tests.mutation.rules_of_logs import LOG_RULES
@@ -33,7 +34,7 @@ class Patch:
         return Mutant(self.path, function, first, BY_HAND, start, end, self.old, self.new, reason=self.reason)
 
 
-PATCHES = tuple(Patch(*rule) for rule in (*BROKER_RULES, *LOG_RULES, *CLIENT_RULES))
+PATCHES = tuple(Patch(*rule) for rule in (*BROKER_RULES, *LOG_RULES, *CLIENT_RULES, *ACCESS_RULES))
 
 
 def hand_made() -> list[Mutant]:

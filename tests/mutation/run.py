@@ -25,7 +25,7 @@ from tests.mutation.scope import fast_files, files_of
 from tests.mutation.trial import SIMULATION_CPU_S, Course, try_mutant
 
 # The tests of the S3 store run on a server of their own loop: they start no process.
-MODELS = tuple(f"tests/model/test_{name}_model.py" for name in ("holds", "state_log", "transaction"))
+MODELS = tuple(f"tests/model/test_{name}_model.py" for name in ("holds", "pop", "state_log", "transaction"))
 TESTS = ("tests/unit", "tests/component", "tests/contract", "tests/integration/test_s3_faults.py", *MODELS)
 GATE_CPU_S = 12.0  # for a mutant: twice what a survivor usually takes
 GATE_LIMIT_S = 8.0  # for a test: none of those that the gate runs takes a second

@@ -9,6 +9,25 @@ PARTS: dict[str, tuple[str, ...]] = {
     "state log": ("memq/state_log/",),
     "holds": ("memq/holds/", "memq/broker/holds/"),
     "transactions": ("memq/transactions/", "memq/client/transactions/"),
+    "queues": (
+        "memq/queues/",
+        "memq/client/queue/",
+        "memq/broker/api/queue_requests.py",
+        "memq/broker/api/pop_requests.py",
+    ),
+    "permissions": (
+        "memq/permissions.py",
+        "memq/broker/permissions/",
+        "memq/broker/identity/",
+        "memq/scram.py",
+        "memq/client/permission_admin.py",
+    ),
+    "quotas": (
+        "memq/quotas.py",
+        "memq/broker/ingest/quota",
+        "memq/governor/quota_shares.py",
+        "memq/broker/upkeep/share_rounds.py",
+    ),
     "spool": ("memq/broker/spool/",),
     "groups": (
         "memq/groups/",

@@ -71,6 +71,7 @@ from memq.protocol.group_messages import (
     MembershipAnswer,
     MoveGroup,
     WireCommitted,
+    WireRanges,
 )
 from memq.protocol.hold_messages import (
     CancelHolds,
@@ -264,7 +265,9 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
 
 
 REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
-MOVED = WireCommitted(partition=REF, pointer_offset=1, record_index=0)
+OTHER = PartitionRef(topic="views", topic_id=ID, partition=0)
+LEFT, REACHED = (WireCommitted(partition=each, pointer_offset=1, record_index=0) for each in (REF, OTHER))
+RANGES = WireRanges(topic="views", topic_id=ID, bounds=(0, 2))
 SOUGHT = WireRecords(partition=3, producer="0" * 15 + "5", ranges=[(0, 3)])
 OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
 STAGED_PART = WireStagedPart(**OF_PARTITION, hold=WireHoldId(producer="1" * 16, first=0), records=1)
@@ -276,6 +279,7 @@ CLUSTER, TOPIC, PARTITION, GROUP = (
     [("partition", "clicks/3")],
     [("group", "g")],
 )
+VIEWS = [("topic", "views")]
 PAY = [("transactional-id", "pay"), *GROUP]
 SHOP = [("producer-group", "shop")]
 QUEUE = [("queue", "jobs")]
@@ -288,7 +292,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     Forward: (Forward(**OF_PARTITION, absent_ms=0), PARTITION),
     BeginProducer: (BeginProducer(**OF_PARTITION, producer="1" * 16), PARTITION),
     PublishStaged: (PublishStaged(**OF_PARTITION, **STAGED, pieces=[]), PARTITION),
-    MetadataRequest: (MetadataRequest(topics=["clicks", "views"]), [*TOPIC, ("topic", "views")]),
+    MetadataRequest: (MetadataRequest(topics=["clicks", "views"]), [*TOPIC, *VIEWS]),
     ReadRequest: (ReadRequest(store="main", key="a/b", offset=0, length=1), [("object", "main/a/b")]),
     CreateTopic: (CreateTopic(name="clicks"), TOPIC),
     AlterTopic: (AlterTopic(name="clicks"), TOPIC),
@@ -300,8 +304,11 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     PollEntries: (PollEntries(partitions=[PollFrom(partition=REF, offset=0)] * 2), PARTITION * 2),
     PollTime: (PollTime(partition=REF, time_ms=0), PARTITION),
     PollSpans: (PollSpans(partitions=[REF]), PARTITION),
-    CommitRequest: (CommitRequest(group="g"), GROUP),
-    JoinRequest: (JoinRequest(group="g", member="m"), GROUP),
+    CommitRequest: (CommitRequest(group="g", positions=[LEFT], fetch=[OTHER]), [*GROUP, *TOPIC, *VIEWS]),
+    JoinRequest: (
+        JoinRequest(group="g", member="m", partitions=[REF] * 2, ranges=[RANGES]),
+        [*GROUP, *TOPIC, *VIEWS],
+    ),
     HeartbeatRequest: (HeartbeatRequest(group="g", member="m", generation=1), GROUP),
     ListGroups: (ListGroups(), CLUSTER),
     ListFormerGroups: (ListFormerGroups(), CLUSTER),
@@ -324,8 +331,8 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
         [*PAY, *PARTITION],
     ),
     EndTransaction: (
-        EndTransaction(transaction=TRANSACTION, commit=True, blocks=1, before=[MOVED], after=[MOVED] * 2),
-        [*PAY, *TOPIC],
+        EndTransaction(transaction=TRANSACTION, commit=True, blocks=1, before=[LEFT], after=[REACHED] * 2),
+        [*PAY, *TOPIC, *VIEWS],
     ),
     PrepareTransaction: (
         PrepareTransaction(transaction=TRANSACTION, blocks=1, producer_group="shop", note=b"", began_ms=1),

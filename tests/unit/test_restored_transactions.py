@@ -216,13 +216,15 @@ def test_a_producer_learns_that_its_positions_did_not_move() -> None:
     restoring(work)
 
 
-def test_transactions_of_a_log_without_a_snapshot_come_from_their_objects() -> None:
+@pytest.mark.parametrize("landed", [False, True])
+def test_transactions_of_a_log_without_a_snapshot_are_released_if_a_target_has_a_block(*, landed: bool) -> None:
     async def work(bucket: Coordinator) -> None:
         lane = lane_of(bucket.begin(), 1)
         await bucket.put_block(lane, 1, TARGET)
         await bucket.put_block(lane, 2, ELSEWHERE)
-        await bucket.landed(1, partition=HERE)
+        if landed:
+            await bucket.landed(1, partition=HERE)
         machines, _ = await bucket.restored()
-        assert bucket.releases(machines) == {ELSEWHERE: [2]}
+        assert bucket.releases(machines) == ({ELSEWHERE: [2]} if landed else {})
 
     restoring(work)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 from contextlib import suppress
 
 import pytest
@@ -100,6 +102,17 @@ def test_a_false_proof_is_refused(final: str) -> None:
     server = ScramServer(FIRST, CREDENTIAL, SERVER_NONCE)
     with suppress(ProtocolError):
         assert server.verdict(final) is None
+
+
+def test_a_proof_with_another_nonce_or_binding_is_refused_although_the_password_is_right() -> None:
+    salted = hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4_096)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    for bare in (f"c=biws,r={CLIENT_NONCE}{SERVER_NONCE}x", f"c=eSws,r={CLIENT_NONCE}{SERVER_NONCE}"):
+        signed = f"n=user,r={CLIENT_NONCE},{CHALLENGE},{bare}".encode()
+        mask = hmac.digest(hashlib.sha256(client_key).digest(), signed, "sha256")
+        proof = bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
+        with pytest.raises(ProtocolError):
+            ScramServer(FIRST, CREDENTIAL, SERVER_NONCE).verdict(f"{bare},p={base64.b64encode(proof).decode()}")
 
 
 @pytest.mark.parametrize(

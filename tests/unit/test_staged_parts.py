@@ -264,6 +264,22 @@ def test_a_sweep_keeps_what_an_undecided_transaction_names_and_takes_what_was_ro
     in_yard(work)
 
 
+def test_a_sweep_keeps_the_objects_of_a_writer_if_the_store_lacks_a_manifest_that_a_state_log_names() -> None:
+    """The store may be wrong for a moment, and without the manifest nothing says which objects are in use."""
+
+    async def work(yard: HeldYard) -> None:
+        held, other = await staged(yard, "held"), await staged(yard, "other")
+        key = manifest_key(CLUSTER, "held", 7)
+        await yard.decide(part(key))
+        del yard.store.objects[key]
+        gone, _ = await passes(yard)
+        assert gone == other
+        assert held - {key} <= set(yard.store.objects)
+        assert any("the staged objects of writer 'held' are not swept" in note for note in yard.notes)
+
+    in_yard(work)
+
+
 def test_a_sweep_keeps_the_objects_of_transactions_if_a_state_log_is_unreadable() -> None:
     async def work(yard: HeldYard) -> None:
         held = await staged(yard, "held")

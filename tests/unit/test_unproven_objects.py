@@ -159,6 +159,20 @@ def test_objects_that_can_not_be_compared_are_kept() -> None:
     run(trial())
 
 
+def test_an_object_without_a_readable_index_does_not_let_a_later_one_go() -> None:
+    async def trial() -> None:
+        cluster = CutLog()
+        await cluster.begin()
+        damaged = await cluster.orphan(1, {ONE: [(10, 20)]})
+        cluster.store.objects[damaged] = b"x" * len(cluster.store.objects[damaged])
+        lost = await cluster.orphan(2, {ONE: [(20, 30)]})
+        found = {each.key: each.kept for each in await cluster.swept()}
+        assert found == {damaged: False, lost: True}
+        assert lost in cluster.store.objects
+
+    run(trial())
+
+
 def test_one_missing_record_keeps_the_object() -> None:
     async def nearly(cluster: CutLog) -> None:
         await cluster.orphan(1, {ONE: [(10, 15), (15, 20)]})
