@@ -21,7 +21,14 @@ from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, doubted, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
-from memq.cli.cluster.embedded_services import EmbeddedService, OpenState, embedded_dashboard, state_of, written_state
+from memq.cli.cluster.embedded_services import (
+    EmbeddedService,
+    OpenState,
+    embedded_dashboard,
+    state_of,
+    state_setting,
+    written_state,
+)
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
 from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table, time_text
 from memq.cli.run import FAILED, OK
@@ -230,7 +237,7 @@ def _asked(
     opener_of: Callable[[AuditorSettings], OpenState] = written_state,
 ) -> Answer:
     async def run() -> Answer:
-        state = opener_of(settings.auditor())()
+        state = opener_of(state_setting(settings))()
         try:
             return await ask(AuditView(state), AuditStore(state))
         finally:

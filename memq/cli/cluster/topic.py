@@ -194,8 +194,15 @@ def truncate(
 @yes_option
 @click.option("--timeout", "timeout_s", type=float, default=SEAL_S, show_default=True, help="Seconds to wait.")
 @broker_options
+@json_option
 def seal(
-    name: str, yes: bool, timeout_s: float, config: str | None, profile: str | None, **flags: Value | None
+    name: str,
+    yes: bool,
+    timeout_s: float,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
 ) -> None:
     """Let topic NAME take no more records; wait until all acked ones are in its logs.
 
@@ -204,18 +211,19 @@ def seal(
     if not yes:
         confirm(f"seal topic {name}? Producers get an error from then on")
     with Admin(brokers_of(config, profile, flags)) as admin:
-        admin.seal_topic(name, timeout_s=timeout_s)
-    print_message(f"topic {name} is sealed, and has ended")
+        sealed = admin.seal_topic(name, timeout_s=timeout_s)
+    _print_changed(sealed, f"topic {name} is sealed, and has ended", as_json=as_json)
 
 
 @topic.command()
 @click.argument("name")
 @broker_options
-def unseal(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def unseal(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Let the sealed topic NAME take records again."""
     with Admin(brokers_of(config, profile, flags)) as admin:
-        admin.unseal_topic(name)
-    print_message(f"topic {name} takes records")
+        unsealed = admin.unseal_topic(name)
+    _print_changed(unsealed, f"topic {name} takes records", as_json=as_json)
 
 
 @topic.command(short_help="Change settings of a topic.")
@@ -248,13 +256,22 @@ def alter(
 @click.argument("name")
 @yes_option
 @broker_options
-def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Delete a topic and all its records. On a terminal it asks first."""
-    if not yes:
-        confirm(f"delete topic {name} with all its records?")
+@json_option
+def delete(name: str, yes: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Delete a topic and all its records. On a terminal it asks first; elsewhere it needs --yes."""
     with Admin(brokers_of(config, profile, flags)) as admin:
+        gone = admin.topic(name).topic  # before the question, which a wrong name is not worth
+        if not yes:
+            confirm(f"delete topic {name} with all its records?")
         admin.delete_topic(name)
-    print_message(f"topic {name} is deleted; the sweep deletes its objects")
+    _print_changed(gone, f"topic {name} is deleted; the sweep deletes its objects", as_json=as_json)
+
+
+def _print_changed(changed: Topic, text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_topic_json(changed))
+    else:
+        print_message(text)
 
 
 def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
