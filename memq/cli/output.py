@@ -63,6 +63,14 @@ def print_json(value: object) -> None:
     click.echo(json_text(value))
 
 
+def print_done(text: str, found: object, *, as_json: bool) -> None:
+    """Print the end of a change: a message, or its facts as JSON."""
+    if as_json:
+        print_json(found)
+    else:
+        print_message(text)
+
+
 def json_text(value: object) -> str:
     """Return one line of JSON, with escapes for what would control a terminal or reorder its text."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
