@@ -343,7 +343,9 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
             hint=KAFKA_ALL if is_all else did_you_mean(text, rule.choices, known=False),
         )
     if name == "advertise" and text and not _is_address(text):
-        raise InvalidSettingError(f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT")
+        raise InvalidSettingError(
+            f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT", hint="write it as broker-1:9876"
+        )
     if name in ("cluster", "broker_id"):
         check_name(text, name.replace("_id", ""))
     return text

@@ -430,6 +430,11 @@ class Position:
         return self.pointer_offset << 24 | self.record_index
 
     @classmethod
+    def at_offset(cls, read_partition: int, offset: int) -> Position:
+        """Return the position whose `offset` is this one."""
+        return cls(read_partition, offset >> 24, offset & 0xFFFFFF)
+
+    @classmethod
     def parse(cls, text: str) -> Position:
         """Parse `read partition:pointer offset:record index`, with or without `:mark` of 8 hex digits.
 

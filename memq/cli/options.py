@@ -44,7 +44,8 @@ _METAVARS = {
 }
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 _POINTS = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
-_START_HINT = f"write beginning, end, stored, -100, {_POINTS}"
+_KAFKA_POINTS = {"earliest": "beginning", "latest": "end"}
+_START_HINT = f"write beginning, end, stored, -100, an offset as %o prints it, {_POINTS}"
 _TARGET_HINT = f"write beginning, end, {_POINTS}"
 
 
@@ -66,7 +67,7 @@ def raw_option(command: Command) -> Command:
 
 def yes_option(command: Command) -> Command:
     """Add `--yes`: the command does not ask before an irreversible step."""
-    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+    return click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")(command)
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
@@ -95,6 +96,8 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
     The section `tls` goes to the environment, where all clients of this process and of its children find it.
     """
     settings = environment_settings(flags, config, profile)
+    if context := click.get_current_context(silent=True):
+        context.find_root().obj = settings  # for the hints of errors
     for name, (value, _) in settings.sections.get("tls", {}).items():
         os.environ[f"MEMQ_TLS_{name.upper()}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return settings
@@ -167,20 +170,30 @@ class LastRecords:
     records: int
 
 
+@dataclass(frozen=True, slots=True)
+class RecordOffset:
+    """The record at an offset of a partition, as `Record.offset`: `%o` prints it."""
+
+    offset: int
+
+
 Point = str | datetime.datetime | Position
-Start = Point | LastRecords
+Start = Point | LastRecords | RecordOffset
 
 
 def parse_start(text: str, now_ms: int) -> Start:
-    """Return `beginning`, `end` or `stored`, LastRecords, a datetime in UTC, or a Position.
+    """Return `beginning`, `end`, `stored`, LastRecords, a RecordOffset, a datetime in UTC, or a Position.
 
-    A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or `-1h` before `now_ms`.
+    Kafka's words for the first two are understood. A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or
+    `-1h` before `now_ms`.
     Raises: InvalidSettingError.
     """
     if text == "stored":
         return text
     if re.fullmatch(r"-\d{1,12}", text):
         return LastRecords(int(text[1:]))
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return RecordOffset(int(text))
     return _parse_point("start", text, now_ms, _START_HINT)
 
 
@@ -201,6 +214,7 @@ def parse_position(text: str) -> Position:
 
 
 def _parse_point(what: str, text: str, now_ms: int, hint: str) -> Point:
+    text = _KAFKA_POINTS.get(text, text)
     if text in ("beginning", "end"):
         return text
     if text.startswith("@"):

@@ -13,6 +13,7 @@ from typing import Self
 
 import click
 
+from memq.errors import InvalidSettingError
 from memq.redaction import redacted
 
 _SHOWN_AS_THEY_ARE = frozenset("\n\t\u200c\u200d")  # the last two join letters and emoji
@@ -25,11 +26,13 @@ def print_message(text: str) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on a terminal before an irreversible step; without a terminal, continue.
+    """Ask on a terminal before an irreversible step.
 
-    Raises: click.ClickException for a no.
+    Raises: click.ClickException for a no; InvalidSettingError without a terminal, where only `--yes` is an answer.
     """
-    if sys.stdin.isatty() and not click.confirm(question, err=True):
+    if not sys.stdin.isatty():
+        raise InvalidSettingError(f"no terminal to ask on: {question}", hint="add --yes")
+    if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
 
 
@@ -58,6 +61,14 @@ def write_records(content: bytes, *, raw: bool) -> None:
 def print_json(value: object) -> None:
     """Print one JSON value on one line."""
     click.echo(json_text(value))
+
+
+def print_done(text: str, found: object, *, as_json: bool) -> None:
+    """Print the end of a change: a message, or its facts as JSON."""
+    if as_json:
+        print_json(found)
+    else:
+        print_message(text)
 
 
 def json_text(value: object) -> str:

@@ -30,6 +30,7 @@ from memq.errors import (
 )
 from memq.kafka_words import KCAT_MODES, kafka_hint
 from memq.redaction import redacted
+from memq.settings import Settings, did_you_mean
 
 OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
 
@@ -94,8 +95,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; an unknown name gets a "did you mean"."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from memq.settings import did_you_mean
-
             raise click.UsageError(f"no command '{args[0]}' ({did_you_mean(args[0], tuple(COMMANDS))})")
         return super().resolve_command(ctx, args)
 
@@ -111,7 +110,7 @@ def run(arguments: list[str]) -> int:
     try:
         # Not `program.main`, which converts a closed pipe to exit code 1.
         with program.make_context("memq", arguments) as context:
-            result = program.invoke(context)
+            result = _invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else OK
     except click.exceptions.Exit as error:
@@ -125,6 +124,18 @@ def run(arguments: list[str]) -> int:
         return USAGE
     except Exception as error:  # noqa: BLE001  # the last stop: whatever it is becomes one line
         return _report(error)
+
+
+def _invoke(context: click.Context) -> object:
+    """Run the command; the error about a topic or group that does not exist names the nearest one."""
+    try:
+        return program.invoke(context)
+    except NotFoundError as error:
+        if isinstance(context.obj, Settings):
+            from memq.cli.near_names import name_nearest
+
+            name_nearest(error, context.obj.client().brokers)
+        raise
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -24,6 +24,7 @@ from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, Kafk
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
+from memq.client.topic_extents import TopicExtent, extents_of
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, TimedOutError
 from memq.groups.remote import RemoteGroups
 from memq.limits import PARTITIONS_MAX
@@ -190,6 +191,12 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
             lambda each: self._resolver.end_totals(each, topic.settings, topic.writers_of(each)),
         )
         return _there(LogAnswers({each.partition: answer for each, answer in found.items()})).one_known()
+
+    async def extents(self, topics: Sequence[Topic]) -> dict[str, TopicExtent]:
+        """Return records, bytes, times and batches of the last hour of topics, by name."""
+        _check_topics(topics)
+        await self._pool.reach(self._connect_timeout_s)
+        return await extents_of(self._resolver, list(topics), self._runtime.clock.wall_ms())
 
     async def count(self, topic: str, first: Position, last: Position) -> int:
         """Return how many records are from position `first` up to position `last`, which is not counted.
@@ -393,6 +400,10 @@ class TopicAdmin(KafkaHints, BlockingClient):
         Raises: NotFoundError; the first error if all logs fail.
         """
         return self._background.run(self._core.end_totals(topic, partitions))
+
+    def extents(self, topics: Sequence[Topic]) -> dict[str, TopicExtent]:
+        """Return records, bytes, times and batches of the last hour of topics, by name."""
+        return self._background.run(self._core.extents(topics))
 
     def count(self, topic: str, first: Position, last: Position) -> int:
         """Return how many records are from position `first` up to position `last`, which is not counted.

@@ -21,6 +21,7 @@ from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView
 from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from memq.runtime.threads import ThreadPool
+from memq.topic import is_internal
 
 T = TypeVar("T")
 
@@ -124,11 +125,16 @@ class Governor:
     async def _carry_out(self) -> int:
         view = await self._view()
         done = await self._reshape(view)
-        plan = await self._planner.plan(await self._view() if done else view)
+        view = await self._view() if done else view
+        plan = await self._planner.plan(view)
+        names = {topic.id: topic.name for topic in view.topics}
         for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
             if start and start % CHANGES_UNSEEN_MAX == 0:
                 await self.refresh()
-            sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
+            sets = [
+                self._set(change, names.get(change.assignment.topic_id, ""))
+                for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]
+            ]
             ends = await asyncio.gather(*sets, return_exceptions=True)
             done += sum(end is True for end in ends)
             for end in ends:
@@ -155,8 +161,8 @@ class Governor:
                 self._noted_s[about] = now_s
                 self._events.warning("governor-note", note)
 
-    async def _set(self, change: AssignmentChange) -> bool:
-        """Set one assignment.
+    async def _set(self, change: AssignmentChange, topic: str) -> bool:
+        """Set one assignment. The first owner of a hidden topic's partition is logged as debug.
 
         Return False when another process was faster: its change causes another act.
         """
@@ -164,6 +170,10 @@ class Governor:
             after = await self._coordinator.set_assignment(change.assignment, term=self._term)
         except (VersionConflictError, NotFoundError):
             return False
-        text = f"partition {after.partition} of topic id {after.topic_id[:8]} goes from '{change.before}' to"
-        self._events.info("assigned", f"{text} '{after.broker}': {change.reason}")
+        owners = f"from '{change.before}' to '{after.broker}'" if change.before else f"to '{after.broker}'"
+        text = f"partition {after.partition} of topic '{topic}' goes {owners}: {change.reason}"
+        if is_internal(topic) and not change.before:
+            self._events.debug("assigned", text)
+        else:
+            self._events.info("assigned", text)
         return True

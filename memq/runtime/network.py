@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar, cast
 
-from memq.errors import UnreachableError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, UnreachableError
 from memq.runtime.tls import Contexts, Login, Tls, followed_client, login_of, tls_of_environment, token_of
 
 HANDSHAKE_S = 10.0  # for the handshake of TLS; an end of TLS that gets no answer takes no longer either
@@ -287,16 +287,21 @@ def _cause(error: OSError | ValueError) -> str:
     return error.strerror or str(error)
 
 
-def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
+def _listen_error(where: str, error: OSError | ValueError) -> MemqError:
     """Return the error with its reason and hint. The event loop's own text would repeat the address."""
     number = error.errno if isinstance(error, OSError) else None
+    kind: type[MemqError] = UnreachableError
     if number == errno.EADDRINUSE:
+        kind = InvalidRequestError
         reason, hint = "another process listens there", "choose another port, or 0 for any free one"
+    elif number == errno.EACCES:
+        kind = DeniedError
+        reason, hint = "this user may not listen there", "choose a port from 1024 on"
     elif number == errno.EADDRNOTAVAIL:
         reason, hint = "this machine has no such address", "choose one of this machine's, or 0.0.0.0"
     else:
         reason, hint = _cause(error), "choose another address or port"
-    return UnreachableError(f"can't listen on {where[:300]}: {reason}", hint=hint)
+    return kind(f"can't listen on {where[:300]}: {reason}", hint=hint)
 
 
 def parse_address(text: str, default_port: int = 9876) -> Address:

@@ -23,7 +23,7 @@ from memq.audit.dashboard.poller import shown
 from memq.audit.dashboard.server import CONNECTIONS_MAX, Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.finding import Finding, Kind
-from memq.errors import InvalidSettingError, UnreachableError
+from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.runtime.network import is_loopback
 from memq.settings import DashboardSettings
 from memq.testing import Cluster
@@ -428,7 +428,7 @@ def test_half_requests_do_not_keep_a_browser_out(cluster: Cluster) -> None:
 
 def test_a_taken_port_is_an_error(pages: Served) -> None:
     port = int(pages.url.rstrip("/").rsplit(":", 1)[1])
-    with pytest.raises(UnreachableError, match="another process listens there"), served(NOBODY, dashboard_port=port):
+    with pytest.raises(InvalidRequestError, match="another process listens there"), served(NOBODY, dashboard_port=port):
         pass
 
 

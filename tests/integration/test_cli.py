@@ -80,7 +80,7 @@ def check_mistake(done: subprocess.CompletedProcess[str], code: int, *words: str
 def test_lines_go_in_and_come_out(memq: Memq) -> None:
     done = memq("produce", "lines", stdin="a\n\nc")
     assert (done.returncode, done.stdout) == (0, ""), done
-    assert "3 records, 2 B: 3 acked with all" in done.stderr
+    assert "3 records, 2 B: 3 acked (acks=all)" in done.stderr
     assert memq("consume", "lines", "-e").stdout == "a\n\nc\n"
     assert memq("consume", "lines", "-e", "-c", "2").stdout == "a\n\n"
 
@@ -334,9 +334,9 @@ def test_topics_and_groups(memq: Memq) -> None:
     assert memq("group", "describe", "living").stdout.split("lag")[0] == before.split("lag")[0]
     assert memq("group", "reset", "living", "life", "--to", "beginning").returncode == 0
     assert sorted(memq("consume", "life", "-e", "-G", "living").stdout.split()) == ["1", "2", "3", "4"]
-    assert memq("group", "delete", "living").returncode == 0
+    assert memq("group", "delete", "living", "--yes").returncode == 0
     check_mistake(memq("group", "describe", "living"), 3, "living")
-    assert memq("topic", "delete", "life").returncode == 0
+    assert memq("topic", "delete", "life", "--yes").returncode == 0
     check_mistake(memq("topic", "describe", "life"), 3, "life")
 
 
@@ -368,7 +368,7 @@ def test_values_of_bench_compress_to_half_not_to_a_tenth(memq: Memq, folder: Pat
     before = stored()
     done = memq("bench", "-n", "50000", "-s", "100", "--keep", "--json")
     assert stored() - before > 0.4 * 50_000 * 100, done
-    assert memq("topic", "delete", json.loads(done.stdout)["topic"]).returncode == 0
+    assert memq("topic", "delete", json.loads(done.stdout)["topic"], "--yes").returncode == 0
 
 
 def test_a_plan_without_changes_says_so(memq: Memq) -> None:

@@ -40,7 +40,7 @@ def test_a_drained_broker_owns_nothing_and_nobody_notices(brokers: list[BrokerPr
     with Sender(brokers) as careful, Sender(brokers, acks="1") as quick:
         careful.wait_for(30)
         quick.wait_for(30)
-        said(brokers, "broker", "drain", "b1")
+        said(brokers, "broker", "drain", "b1", "--yes")
         listed = {entry["broker"]: entry for entry in json.loads(said(brokers, "broker", "list", "--json"))}
         assert [listed[name]["partitions"] for name in ("b1", "b2", "b3")] == [0, 5, 5]  # four are of the reports
         assert [listed[name]["draining"] for name in ("b1", "b2", "b3")] == [True, False, False]

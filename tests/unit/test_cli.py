@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.cli.commands import COMMANDS, INTERRUPTED, PIPE_CLOSED
-from memq.cli.options import LastRecords, parse_reset_target, parse_start
+from memq.cli.options import LastRecords, RecordOffset, parse_reset_target, parse_start
 from memq.cli.output import JsonLines, TextLines, WaitLines
 from memq.cli.records.consume import last_offset, record_printer
 from memq.cli.records.produce import split_keys, split_records
@@ -138,6 +138,9 @@ NOW_MS = 1_738_310_400_000
         ("stored", "stored"),
         ("-10", LastRecords(10)),
         ("0:17:3", Position(0, 17, 3)),
+        ("285212675", RecordOffset(Position(0, 17, 3).offset)),
+        ("earliest", "beginning"),
+        ("latest", "end"),
         ("@1738310400123", datetime.datetime(2025, 1, 31, 8, 0, 0, 123_000, tzinfo=datetime.UTC)),
         ("@-1h", datetime.datetime(2025, 1, 31, 7, tzinfo=datetime.UTC)),
         ("@2025-01-31T08:00:00Z", datetime.datetime(2025, 1, 31, 8, tzinfo=datetime.UTC)),
@@ -157,7 +160,7 @@ def test_unix_seconds_are_not_taken_for_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "middle", "17", "@", "@x", "@-1", "@-1y", "1:2", "1:2:3:4", "@9999999999999999", "-"]
+    "text", ["", "middle", "-", "9" * 19, "@", "@x", "@-1", "@-1y", "1:2", "1:2:3:4", "@9999999999999999"]
 )
 def test_bad_starts(text: str) -> None:
     with pytest.raises(InvalidRequestError):

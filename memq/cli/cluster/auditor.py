@@ -21,9 +21,16 @@ from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, doubted, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
-from memq.cli.cluster.embedded_services import EmbeddedService, OpenState, embedded_dashboard, state_of, written_state
+from memq.cli.cluster.embedded_services import (
+    EmbeddedService,
+    OpenState,
+    embedded_dashboard,
+    state_of,
+    state_setting,
+    written_state,
+)
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
-from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table, time_text
+from memq.cli.output import log_to_stderr, print_done, print_json, print_message, print_ready, print_table, time_text
 from memq.cli.run import FAILED, OK
 from memq.errors import NotFoundError
 from memq.runtime.runtime import Runtime
@@ -135,14 +142,16 @@ def findings(
 @setting_options(*rules_of(AuditorSettings))
 @click.argument("finding")
 @click.option("--by", "who", required=True, metavar="NAME", help='Your name; "" removes the acknowledgement.')
-def acknowledge(finding: str, who: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+@json_option
+def acknowledge(
+    finding: str, who: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> int:
     """Acknowledge FINDING, an id of the list."""
     now_ms = Runtime().clock.wall_ms()
     settings = settings_of(config, profile, **flags)
     _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
-    print_message(
-        f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is not acknowledged any more"
-    )
+    text = f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is not acknowledged any more"
+    print_done(text, {"finding": finding, "by": who}, as_json=as_json)
     return OK
 
 
@@ -168,7 +177,8 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
 @auditor.command("verify", short_help="Fetch the object of FINDING again, and check it.")
 @setting_options("brokers", *rules_of(AuditorSettings))
 @click.argument("finding")
-def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+@json_option
+def verify(finding: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Fetch the object of FINDING again, check its batch, and show its contents.
 
     Exits with 1 if the batch is damaged or missing.
@@ -176,6 +186,10 @@ def verify(finding: str, config: str | None, profile: str | None, **flags: Value
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.finding(finding))
     verified = asyncio.run(verify_finding(settings.client().brokers, found))
+    if as_json:
+        named = {"topic": verified.topic, "offset": verified.offset, "sound": verified.sound, "says": verified.says}
+        print_json({**named, "faults": list(map(str, verified.faults))})
+        return OK if verified.sound else FAILED
     for block in verified.blocks:
         records = f"producer {block.producer} sequences {block.first} to {block.next - 1}"
         click.echo(f"block {block.number}: {records}: {block.cause or 'sound'}")
@@ -230,7 +244,7 @@ def _asked(
     opener_of: Callable[[AuditorSettings], OpenState] = written_state,
 ) -> Answer:
     async def run() -> Answer:
-        state = opener_of(settings.auditor())()
+        state = opener_of(state_setting(settings))()
         try:
             return await ask(AuditView(state), AuditStore(state))
         finally:

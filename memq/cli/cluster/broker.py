@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of
-from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table
+from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of, yes_option
+from memq.cli.output import confirm, log_to_stderr, print_json, print_message, print_ready, print_table
 from memq.client.admin import Admin
 from memq.errors import InvalidRequestError
 from memq.runtime.clock import SystemClock
@@ -110,14 +110,22 @@ def clients(name: str, as_json: bool, config: str | None, profile: str | None, *
 
 @broker.command(short_help="Move all partitions of the broker NAME to others.")
 @click.argument("name")
+@yes_option
 @broker_options
-def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def drain(name: str, yes: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Move all partitions of the broker NAME to other brokers, and wait until it owns none.
 
     The broker continues to run and owns no partition until it is restarted. SIGTERM drains a broker, and then ends it.
+    On a terminal it asks first; elsewhere it needs --yes.
     """
+    if not yes:
+        confirm(f"move all partitions of broker {name} to others, until it is restarted?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.drain_broker(name)
+    if as_json:
+        print_json({"broker": name, "partitions": 0})
+        return
     print_message(f"broker {name} owns no partition any more")
 
 

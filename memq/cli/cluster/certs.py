@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from memq.cli.options import json_option
-from memq.cli.output import print_json, print_message, print_table
+from memq.cli.output import print_done, print_json, print_table
 from memq.errors import AlreadyExistsError, InvalidNameError, InvalidSettingError, NotFoundError
 from memq.runtime.clock import SystemClock
 
@@ -47,7 +47,8 @@ _folder_option = click.option(
 @_folder_option
 @click.option("--name", default="memq", show_default=True, help="Name of the authority.")
 @click.option("--days", default=AUTHORITY_DAYS, type=click.IntRange(1, 36_500), show_default=True, help="Validity.")
-def init(folder: str, name: str, days: int) -> None:
+@json_option
+def init(folder: str, name: str, days: int, *, as_json: bool) -> None:
     """Make an authority: ca.pem, which brokers and clients trust, and ca-key.pem, which stays secret."""
     place = Path(folder)
     cert_file, key_file = _files(place, AUTHORITY)
@@ -63,7 +64,11 @@ def init(folder: str, name: str, days: int) -> None:
     certificate = _signed(builder.add_extension(_usage(**usage), critical=True), key)
     _write(key_file, _key_bytes(key), 0o600)
     _write(cert_file, _cert_bytes(certificate), 0o644)
-    print_message(f"authority '{name}' in {place}: copy {cert_file.name} to brokers and clients, keep {key_file.name}")
+    print_done(
+        f"authority '{name}' in {place}: copy {cert_file.name} to brokers and clients, keep {key_file.name}",
+        {"name": name, "certificate": str(cert_file), "key": str(key_file)},
+        as_json=as_json,
+    )
 
 
 @certs.command()
@@ -72,7 +77,8 @@ def init(folder: str, name: str, days: int) -> None:
 @_folder_option
 @click.option("--days", default=DAYS, type=click.IntRange(1, 3_650), show_default=True, help="Validity.")
 @click.option("--replace", is_flag=True, help="Replace the files of NAME. Brokers load them without a restart.")
-def issue(name: str, hosts: Sequence[str], folder: str, days: int, *, replace: bool) -> None:
+@json_option
+def issue(name: str, hosts: Sequence[str], folder: str, days: int, *, replace: bool, as_json: bool) -> None:
     """Make the certificate NAME.pem and the key NAME-key.pem. NAME is how brokers know its holder."""
     place = Path(folder)
     if name == AUTHORITY or not name or "/" in name or name.startswith("."):
@@ -97,7 +103,11 @@ def issue(name: str, hosts: Sequence[str], folder: str, days: int, *, replace: b
     _write(key_file, _key_bytes(key), 0o600)
     _write(cert_file, _cert_bytes(certificate), 0o644)
     kind = f"broker certificate for {', '.join(hosts)}" if hosts else "client certificate"
-    print_message(f"{kind}: {cert_file}, {key_file}")
+    print_done(
+        f"{kind}: {cert_file}, {key_file}",
+        {"name": name, "certificate": str(cert_file), "key": str(key_file)},
+        as_json=as_json,
+    )
 
 
 @certs.command()

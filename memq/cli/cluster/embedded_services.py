@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -128,6 +129,14 @@ def state_of(settings: AuditorSettings) -> OpenState:
             "no audit state is named", hint=f"give --audit-state {SQLITE}memq-data/{STATE_FILE}, or postgresql://…"
         )
     return database_at(settings.audit_state)
+
+
+def state_setting(settings: Settings) -> AuditorSettings:
+    """Return an auditor's settings; without a state, the existing one in the data folder of `memq dev`."""
+    auditor, found = settings.auditor(), Path(settings.broker().data) / STATE_FILE
+    if auditor.audit_state or not found.exists():
+        return auditor
+    return replace(auditor, audit_state=f"{SQLITE}{found}")
 
 
 def written_state(settings: AuditorSettings) -> OpenState:

@@ -104,8 +104,15 @@ def reset(
 @click.option("--with-topics", is_flag=True, help="Also its retry topic and its dead-letter topic, with all records.")
 @yes_option
 @broker_options
+@json_option
 def delete(
-    name: str, with_topics: bool, yes: bool, config: str | None, profile: str | None, **flags: Value | None
+    name: str,
+    with_topics: bool,
+    yes: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
 ) -> None:
     """Delete a group without members, with its positions. On a terminal it asks first.
 
@@ -114,23 +121,30 @@ def delete(
     if not yes:
         more = ", its retries and its dead letters" if with_topics else ""
         confirm(f"delete group {name} with its positions{more}?")
-    asyncio.run(_delete(brokers_of(config, profile, flags), name, with_topics=with_topics))
+    there, topics, stay = asyncio.run(_delete(brokers_of(config, profile, flags), name, with_topics=with_topics))
+    if as_json:
+        print_json({"group": name, "deleted_topics": topics, "kept_topics": stay})
+        return
+    if there:
+        print_message(f"group {name} is deleted")
+    for topic in topics:
+        print_message(f"topic {topic} is deleted")
+    if stay:
+        print_message(f"topics of the group stay: {', '.join(stay)} (memq group delete {name} --with-topics)")
 
 
-async def _delete(brokers: str, name: str, *, with_topics: bool) -> None:
+async def _delete(brokers: str, name: str, *, with_topics: bool) -> tuple[bool, list[str], list[str]]:
+    """Delete the group; return whether it existed, the deleted topics of its own, and those that stay."""
     async with AsyncAdmin(brokers) as admin:
         own = await _own_topics(admin, name, refuse=with_topics)
+        there = True
         try:
             await admin.delete_group(name)
-            print_message(f"group {name} is deleted")
         except NotFoundError:
             if not (with_topics and own):  # a call that was interrupted has deleted the group
                 raise
-        if with_topics:
-            for topic in await delete_retry_topics(admin, name):
-                print_message(f"topic {topic} is deleted")
-        elif own:
-            print_message(f"topics of the group stay: {', '.join(own)} (memq group delete {name} --with-topics)")
+            there = False
+        return (there, await delete_retry_topics(admin, name), []) if with_topics else (there, [], own)
 
 
 async def _own_topics(admin: AsyncAdmin, name: str, *, refuse: bool) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import click
 import msgspec
 
+from memq.cli.cluster.setting_text import retention_text, setting_text
 from memq.cli.options import broker_options, brokers_of, json_option, parse_position, parse_reset_target, yes_option
 from memq.cli.output import (
     confirm,
@@ -20,13 +22,14 @@ from memq.cli.output import (
 )
 from memq.client.admin import Admin
 from memq.client.topic_admin import SEAL_S
+from memq.client.topic_extents import TopicExtent
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.clock import SystemClock
 from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
-from memq.topic import HOLDS, NEXT_BATCH, Topic, TopicSettings
+from memq.topic import HOLDS, NEXT_BATCH, STATE_TOPIC, Topic, TopicSettings
 
 _FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 set_option = click.option(
@@ -43,15 +46,23 @@ def topic() -> None:
 @click.option("--all", "internal", is_flag=True, help="Also memq's own topics, such as _memq_audit.")
 @broker_options
 @json_option
-def list_topics(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """List all topics."""
+def list_topics(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """List all topics: records, stored bytes, oldest and newest batch, PUTs of the last hour.
+
+    Exits with 1 when the log of a partition does not answer: the counts of its topic leave it out.
+    """
     with Admin(brokers_of(config, profile, flags)) as admin:
         topics = admin.topics(internal=internal)
+        extents = admin.extents([one for one in topics if one.name != STATE_TOPIC])
     if as_json:
-        print_json([_topic_json(one) for one in topics])
+        print_json([_topic_json(one) | _extent_json(extents.get(one.name)) for one in topics])
     else:
-        rows = [(one.name, len(one.taking), _retention(one.settings), time_text(one.created_ms)) for one in topics]
-        print_table(("topic", "partitions", "retention", "created"), rows)
+        rows = [
+            (one.name, len(one.taking), *_extent_cells(extents.get(one.name)), retention_text(one.settings))
+            for one in topics
+        ]
+        print_table(("topic", "partitions", "records", "bytes", "oldest", "newest", "PUTs/h", "retention"), rows)
+    return _tell_unknown(extents)
 
 
 @topic.command()
@@ -85,24 +96,30 @@ def create(
 @click.argument("name")
 @broker_options
 @json_option
-def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Show a topic's partitions, owners and settings."""
+def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Show a topic's records, bytes and times, its partitions with their owners, and its settings.
+
+    Exits with 1 when the log of a partition does not answer: the counts leave it out.
+    """
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.topic(name)
         delayed = admin.delayed(name)
+        extents = admin.extents([found.topic]) if name != STATE_TOPIC else {}
+    extent = extents.get(name)
     next_ms = min((each.next_ms for each in delayed.values()), default=None)
     waiting = sum(each.records for each in delayed.values())
     if as_json:
         owners = [msgspec.to_builtins(owner) for owner in found.owners]
-        print_json({**_topic_json(found.topic), "owners": owners, "delayed": {"records": waiting, "next_ms": next_ms}})
-        return
+        held = {"records": waiting, "next_ms": next_ms}
+        print_json({**_topic_json(found.topic), **_extent_json(extent), "owners": owners, "delayed": held})
+        return _tell_unknown(extents)
     facts = [("topic", found.topic.name), ("id", found.topic.id), ("created", time_text(found.topic.created_ms))]
     if found.topic.sealed_ms:
         ended = "" if found.topic.ended else ", not at its end yet"
         facts.append(("sealed", f"{time_text(found.topic.sealed_ms)}{ended}"))
     if waiting:
         facts.append(("delayed", f"{count_text(waiting, 'record')}, the next is due {time_text(next_ms)}"))
-    print_pairs(facts)
+    print_pairs([*facts, *_extent_facts(extent)])
     click.echo()
     heads = ("partition", "slots", "read partition", "owner", "address", "epoch")
     rows = [
@@ -117,7 +134,8 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     print_table(heads, rows)
     click.echo()
     values = msgspec.to_builtins(found.topic.settings)
-    print_table(("setting", "value"), [(key, str(value).lower()) for key, value in values.items()])
+    print_table(("setting", "value"), [(key, setting_text(key, value)) for key, value in values.items()])
+    return _tell_unknown(extents)
 
 
 @topic.command()
@@ -194,8 +212,15 @@ def truncate(
 @yes_option
 @click.option("--timeout", "timeout_s", type=float, default=SEAL_S, show_default=True, help="Seconds to wait.")
 @broker_options
+@json_option
 def seal(
-    name: str, yes: bool, timeout_s: float, config: str | None, profile: str | None, **flags: Value | None
+    name: str,
+    yes: bool,
+    timeout_s: float,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
 ) -> None:
     """Let topic NAME take no more records; wait until all acked ones are in its logs.
 
@@ -204,18 +229,19 @@ def seal(
     if not yes:
         confirm(f"seal topic {name}? Producers get an error from then on")
     with Admin(brokers_of(config, profile, flags)) as admin:
-        admin.seal_topic(name, timeout_s=timeout_s)
-    print_message(f"topic {name} is sealed, and has ended")
+        sealed = admin.seal_topic(name, timeout_s=timeout_s)
+    _print_changed(sealed, f"topic {name} is sealed, and has ended", as_json=as_json)
 
 
 @topic.command()
 @click.argument("name")
 @broker_options
-def unseal(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def unseal(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Let the sealed topic NAME take records again."""
     with Admin(brokers_of(config, profile, flags)) as admin:
-        admin.unseal_topic(name)
-    print_message(f"topic {name} takes records")
+        unsealed = admin.unseal_topic(name)
+    _print_changed(unsealed, f"topic {name} takes records", as_json=as_json)
 
 
 @topic.command(short_help="Change settings of a topic.")
@@ -241,20 +267,29 @@ def alter(
     else:
         for key in settings:
             holds = HOLDS.get(key, NEXT_BATCH)
-            print_message(f"topic {altered.name}: {key} = {getattr(altered.settings, key)}, {holds}")
+            print_message(f"topic {altered.name}: {key} = {setting_text(key, getattr(altered.settings, key))}, {holds}")
 
 
 @topic.command()
 @click.argument("name")
 @yes_option
 @broker_options
-def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Delete a topic and all its records. On a terminal it asks first."""
-    if not yes:
-        confirm(f"delete topic {name} with all its records?")
+@json_option
+def delete(name: str, yes: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Delete a topic and all its records. On a terminal it asks first; elsewhere it needs --yes."""
     with Admin(brokers_of(config, profile, flags)) as admin:
+        gone = admin.topic(name).topic  # before the question, which a wrong name is not worth
+        if not yes:
+            confirm(f"delete topic {name} with all its records?")
         admin.delete_topic(name)
-    print_message(f"topic {name} is deleted; the sweep deletes its objects")
+    _print_changed(gone, f"topic {name} is deleted; the sweep deletes its objects", as_json=as_json)
+
+
+def _print_changed(changed: Topic, text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_topic_json(changed))
+    else:
+        print_message(text)
 
 
 def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
@@ -301,19 +336,48 @@ def _topic_json(found: Topic) -> dict[str, object]:
     return shown
 
 
+def _extent_cells(extent: TopicExtent | None) -> tuple[object, ...]:
+    if extent is None:
+        return (None,) * 5
+    times = (None if each is None else time_text(each)[:19] + "Z" for each in (extent.oldest_ms, extent.newest_ms))
+    return (extent.records, size_text(extent.bytes), *times, extent.hour_batches)
+
+
+def _extent_facts(extent: TopicExtent | None) -> list[tuple[str, object]]:
+    if extent is None:
+        return []
+    return [
+        ("records", extent.records),
+        ("bytes", f"{size_text(extent.bytes)}, stored"),
+        ("oldest", time_text(extent.oldest_ms)),
+        ("newest", time_text(extent.newest_ms)),
+        ("PUTs/h", extent.hour_batches),
+    ]
+
+
+def _extent_json(extent: TopicExtent | None) -> dict[str, object]:
+    if extent is None:
+        return {}
+    return {
+        "records": extent.records,
+        "bytes": extent.bytes,
+        "oldest_ms": extent.oldest_ms,
+        "newest_ms": extent.newest_ms,
+        "puts_per_hour": extent.hour_batches,
+        "unknown_partitions": [number for number, _ in extent.unknown],
+    }
+
+
+def _tell_unknown(extents: Mapping[str, TopicExtent]) -> int:
+    """Print to stderr which partitions the counts leave out; return the exit code, 0 when there are none."""
+    unknown = [(name, *each) for name, extent in extents.items() for each in extent.unknown]
+    for name, number, error in unknown:
+        print_message(f"memq: the counts of topic '{name}' leave out partition {number}: {error}")
+    return 1 if unknown else 0
+
+
 def _owner_cells(found: TopicMetadata, partition: int) -> tuple[object, object, object]:
     for owner in found.owners:
         if owner.partition == partition:
             return owner.broker or None, owner.address or None, owner.epoch
     return None, None, None
-
-
-def _retention(settings: TopicSettings) -> str:
-    """Return the retention of a topic as text: `7 d`, `7 d or 1.0 GiB`, `for ever`."""
-    parts = []
-    if settings.retention_ms:
-        hours = settings.retention_ms / 3_600_000
-        parts.append(f"{hours / 24:g} d" if hours >= 24 else f"{hours:g} h")
-    if settings.retention_bytes:
-        parts.append(size_text(settings.retention_bytes))
-    return " or ".join(parts) or "for ever"

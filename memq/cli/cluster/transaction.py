@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memq.cli.options import broker_options, brokers_of, json_option, yes_option
-from memq.cli.output import confirm, print_json, print_message, print_table
+from memq.cli.output import confirm, print_done, print_json, print_table
 from memq.client.admin import Admin
 from memq.settings import Value
 
@@ -68,11 +68,13 @@ def list_open(as_json: bool, config: str | None, profile: str | None, **flags: V
 @_transaction_option
 @yes_option
 @broker_options
+@json_option
 def commit(
     transactional_id: str,
     group: str,
     chosen: str,
     yes: bool,
+    as_json: bool,
     config: str | None,
     profile: str | None,
     **flags: Value | None,
@@ -85,7 +87,11 @@ def commit(
         confirm(f"commit the undecided transaction of {transactional_id} with the records that are held?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.commit_transaction(transactional_id, group, chosen)
-    print_message(f"the transaction of {transactional_id} is committed")
+    print_done(
+        f"the transaction of {transactional_id} is committed",
+        {"transactional_id": transactional_id, "state": "committed"},
+        as_json=as_json,
+    )
 
 
 @transaction.command(short_help="Roll an undecided transaction back.")
@@ -94,11 +100,13 @@ def commit(
 @_transaction_option
 @yes_option
 @broker_options
+@json_option
 def abort(
     transactional_id: str,
     group: str,
     chosen: str,
     yes: bool,
+    as_json: bool,
     config: str | None,
     profile: str | None,
     **flags: Value | None,
@@ -108,4 +116,8 @@ def abort(
         confirm(f"roll the undecided transaction of {transactional_id} back?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.abort_transaction(transactional_id, group, chosen)
-    print_message(f"the transaction of {transactional_id} is rolled back")
+    print_done(
+        f"the transaction of {transactional_id} is rolled back",
+        {"transactional_id": transactional_id, "state": "rolled back"},
+        as_json=as_json,
+    )

@@ -7,7 +7,7 @@ import os
 import click
 
 from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import print_json, print_message, print_table
+from memq.cli.output import print_done, print_json, print_table
 from memq.client.admin import Admin
 from memq.errors import InvalidSettingError
 from memq.settings import Value
@@ -25,10 +25,12 @@ def users() -> None:
 @click.option("--password-file", metavar="FILE", help="File with the password, instead of a prompt.")
 @click.option("--password-env", metavar="VARIABLE", help="Variable of the environment with the password.")
 @broker_options
+@json_option
 def add(
     user: str,
     password_file: str | None,
     password_env: str | None,
+    as_json: bool,
     config: str | None,
     profile: str | None,
     **flags: Value | None,
@@ -38,17 +40,18 @@ def add(
     password = _password(password_file, password_env)
     with Admin(brokers) as admin:
         admin.put_user(user, password)
-    print_message(f"user '{user}' has a password; brokers know it within 5 s")
+    print_done(f"user '{user}' has a password; brokers know it within 5 s", {"user": user}, as_json=as_json)
 
 
 @users.command()
 @click.argument("user")
 @broker_options
-def remove(user: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def remove(user: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Remove USER; brokers close its connections within 5 s."""
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.remove_user(user)
-    print_message(f"user '{user}' is removed")
+    print_done(f"user '{user}' is removed", {"user": user}, as_json=as_json)
 
 
 @users.command("list")

@@ -15,6 +15,7 @@ import click
 
 from memq.cli.options import (
     LastRecords,
+    RecordOffset,
     Start,
     json_option,
     parse_start,
@@ -28,7 +29,7 @@ from memq.cli.records.record_text import encode_record, parse_delimiter, parse_f
 from memq.client.consumer.batch import Batch, Record, TopicPartition
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.settings import OnDamaged, OnExpired, Point
-from memq.errors import NotFoundError
+from memq.errors import InvalidSettingError, NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import ClientSettings, Value
 from memq.topic import Position
@@ -80,7 +81,8 @@ class PrintedCount:
     "--offset",
     default="beginning",
     metavar="START",
-    help="beginning, end, stored, -N (the last N), @TIME (RFC 3339, epoch ms, -1h) or a position as 0:17:3.",
+    help="beginning, end, stored, -N (the last N), an offset as %o prints it, @TIME (RFC 3339, epoch ms, -1h) or a "
+    "position as 0:17:3.",
 )
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after COUNT records.")
 @click.option("-e", "--exit", "until_end", is_flag=True, help="Stop at the end that the topic has at the start.")
@@ -165,6 +167,8 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
     """Refuse options that exclude each other. Raises: click.UsageError."""
     if start == "stored" and group is None:
         raise click.UsageError("-o stored needs a group, -G")
+    if isinstance(start, RecordOffset) and group is not None:
+        raise click.UsageError("-o OFFSET and -G exclude each other; memq group reset moves a group")
     if isinstance(start, LastRecords) and group is not None:
         raise click.UsageError("-o -N and -G exclude each other; memq group reset moves a group")
     if partition is not None and group is not None:
@@ -204,7 +208,7 @@ def _print_all(
 def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consumer:
     start: Point
     end: Point | None = "end" if request.until_end else None
-    if isinstance(request.start, LastRecords) or request.partition is not None:
+    if isinstance(request.start, LastRecords | RecordOffset) or request.partition is not None:
         start, ends = resolve_range(settings.brokers, request.topic, request.start, request.partition)
         end = ends if request.until_end else None
     else:
@@ -237,6 +241,11 @@ def resolve_range(brokers: str, topic: str, start: Start, partition: int | None)
         ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
         if partition is not None and (topic, partition) not in ends:
             raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
+        if isinstance(start, RecordOffset) and partition is None and len(ends) > 1:
+            hint = "name its partition with -p, as %p prints it"
+            raise InvalidSettingError(
+                f"offset {start.offset} is of one partition, and topic '{topic}' has {len(ends)}", hint=hint
+            )
         starts = dict(ends)
         for each, end in sorted(ends.items()):
             if partition is None or each == (topic, partition):
@@ -250,6 +259,8 @@ def _start_of(consumer: Consumer, source: TopicPartition, start: Start, end: Pos
         ends = consumer.position()[source].pointer_offset, end.pointer_offset
         offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, source))
         return Position(source.partition, offset, before)
+    if isinstance(start, RecordOffset):
+        start = Position.at_offset(source.partition, start.offset)
     consumer.seek(source.topic, source.partition, start)
     return consumer.position()[source]
 

@@ -10,6 +10,7 @@ from memq.cli.options import broker_options, brokers_of, json_option, parse_posi
 from memq.cli.output import (
     confirm,
     count_text,
+    print_done,
     print_json,
     print_message,
     print_pairs,
@@ -156,7 +157,10 @@ def _json_line(letter: Letter) -> str:
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
 @broker_options
-def redrive(group: str, count: int | None, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def redrive(
+    group: str, count: int | None, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
     """Send the waiting letters of GROUP back to its handlers, each once; their attempts begin at 1 again.
 
     Other groups see nothing of it. If the command is killed, run it again: letters that were sent and not committed
@@ -165,7 +169,7 @@ def redrive(group: str, count: int | None, config: str | None, profile: str | No
     with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
         sent = queue.redrive(count)
         _tell_strangers(queue)
-    print_message(f"{count_text(sent, 'letter')} sent back")
+    print_done(f"{count_text(sent, 'letter')} sent back", {"group": group, "sent": sent}, as_json=as_json)
 
 
 @dlq.command(short_help="Drop waiting letters.")
@@ -173,12 +177,19 @@ def redrive(group: str, count: int | None, config: str | None, profile: str | No
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
 @yes_option
 @broker_options
+@json_option
 def purge(
-    group: str, count: int | None, yes: bool, config: str | None, profile: str | None, **flags: Value | None
+    group: str,
+    count: int | None,
+    yes: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
 ) -> None:
     """Drop the waiting letters of GROUP, oldest first. On a terminal it asks first."""
     if not yes:
         confirm(f"drop {'all' if count is None else count} waiting letters of group {group}?")
     with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
         purged = queue.purge(count)
-    print_message(f"{count_text(purged, 'letter')} dropped")
+    print_done(f"{count_text(purged, 'letter')} dropped", {"group": group, "dropped": purged}, as_json=as_json)

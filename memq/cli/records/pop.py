@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memq.cli.options import broker_options, brokers_of, json_option, parse_reset_target, yes_option
-from memq.cli.output import confirm, print_json, print_message, print_table
+from memq.cli.output import confirm, print_done, print_json, print_table
 from memq.cli.records.programs import seconds_of
 from memq.client.admin import Admin
 from memq.client.queue.pop_admin import POP_LEASE_S, PopGroupDescription
@@ -40,12 +40,14 @@ def pop() -> None:
     help="A record is dead after N leases (default 0: no limit).",
 )
 @broker_options
+@json_option
 def begin(
     topic: str,
     group: str,
     start: str,
     lease: str | None,
     attempts: int,
+    as_json: bool,
     config: str | None,
     profile: str | None,
     **flags: Value | None,
@@ -54,7 +56,11 @@ def begin(
     point = parse_reset_target(start, SystemClock().wall_ms())
     lease_s = POP_LEASE_S if lease is None else seconds_of("--lease", lease)
     with Queue(brokers_of(config, profile, flags)) as client:
-        click.echo(client.begin_pop(topic, group, start=point, lease=lease_s, attempts_max=attempts))
+        queue = client.begin_pop(topic, group, start=point, lease=lease_s, attempts_max=attempts)
+    if as_json:
+        print_json({"queue": queue})
+    else:
+        click.echo(queue)
 
 
 @pop.command("list")
@@ -75,13 +81,16 @@ def list_groups(as_json: bool, config: str | None, profile: str | None, **flags:
 @click.argument("queue", metavar="TOPIC@GROUP")
 @yes_option
 @broker_options
-def delete(queue: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+@json_option
+def delete(
+    queue: str, yes: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
     """Delete a pop group with its positions and items; the records stay. On a terminal it asks first."""
     if not yes:
         confirm(f"delete pop group {queue} with its positions, and forget which records are acked?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_pop(queue)
-    print_message(f"pop group {queue} is deleted")
+    print_done(f"pop group {queue} is deleted", {"queue": queue}, as_json=as_json)
 
 
 def _positions(found: PopGroupDescription) -> list[str]:

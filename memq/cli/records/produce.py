@@ -14,6 +14,7 @@ import click
 from memq.cli.options import delay_of, json_option, setting_options, settings_of
 from memq.cli.output import ProgressBar, count_text, print_json, print_message, size_text
 from memq.cli.records.record_text import decode_record, parse_delimiter
+from memq.client.admin import Admin
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import Producer
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, TooLargeError
@@ -95,12 +96,15 @@ def produce(
             )
         )
         send = json_sender(producer, shape, counts) if form == "json" else line_sender(producer, shape, counts)
+        name_new_topic = _new_topic_notice(settings.brokers, topic)
         try:
             for records in split_records(chunks, parse_delimiter(delimiter)):
                 send(records)
+                name_new_topic()
                 if counts.error:
                     break
             producer.flush()
+            name_new_topic()
         except KeyboardInterrupt:
             _give_up(producer, counts)
             raise
@@ -115,6 +119,27 @@ def produce(
         print_message(f"failed: {_done(counts)}")
         raise counts.error
     _summarize(counts, clock.monotonic() - started, as_json=as_json, acks=settings.acks, delayed=bool(delay))
+
+
+def _new_topic_notice(brokers: str, topic: str) -> Callable[[], None]:
+    """Return a function that names the topic once if a record has created it: its name may be a mistake."""
+    with Admin(brokers) as admin:
+        notices = [] if _exists(admin, topic) else [f"memq: topic {topic} did not exist: a record has created it"]
+
+    def notice() -> None:
+        if notices:
+            with Admin(brokers) as admin:
+                if _exists(admin, topic):  # it does not for a principal that may write only
+                    print_message(notices.pop())
+
+    return notice
+
+
+def _exists(admin: Admin, topic: str) -> bool:
+    with suppress(NotFoundError):
+        admin.topic(topic)
+        return True
+    return False
 
 
 def _encode(text: str | None) -> bytes | None:
@@ -182,7 +207,7 @@ def _summarize(counts: SentCount, seconds: float, *, as_json: bool, acks: str, d
             }
         )
         return
-    acked = "not acked, as asked" if acks == "0" else f"{counts.acked:,} acked with {acks}"
+    acked = "not acked, as asked" if acks == "0" else f"{counts.acked:,} acked (acks={acks})"
     if delayed:  # their acks say that the cluster holds them, whatever `acks` is
         acked = f"{counts.acked:,} held until they are due"
     print_message(f"{count_text(counts.records, 'record')}, {size_text(counts.bytes)}: {acked}, {rate:,.0f} records/s")

@@ -96,7 +96,10 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Compare the marks, and change nothing.")
 @setting_options("cluster", *rules_of(PartSettings))
-def accept_store(*, dry_run: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+@json_option
+def accept_store(
+    *, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> int:
     """Accept the store of the settings for the cluster: brokers then start only with this store.
 
     Copy all objects to it first, and stop all brokers before the last copy. An object that a pointer names and the new
@@ -106,7 +109,11 @@ def accept_store(*, dry_run: bool, config: str | None, profile: str | None, **fl
     missing = [name for name in ("store", "coordinator") if settings.origins[name] == "default"]
     if missing:
         raise InvalidRequestError(f"the settings name no {' and no '.join(missing)}", hint="give --config FILE")
-    click.echo(asyncio.run(_accept(settings, dry_run=dry_run)))
+    text = asyncio.run(_accept(settings, dry_run=dry_run))
+    if as_json:
+        print_json({"store": settings.parts().store, "dry_run": dry_run, "says": text})
+    else:
+        click.echo(text)
     return OK
 
 

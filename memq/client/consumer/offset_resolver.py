@@ -268,6 +268,37 @@ class OffsetResolver:
         waiting_ms = clock.wall_ms() - ahead[0].time_ms if ahead else 0
         return Lag(records, max(0, end.bytes - here.bytes), max(0, waiting_ms) / 1000)
 
+    async def first_seal(self, partition: ReadPartition, span: Span) -> int | None:
+        """Return the seal of the first batch in Unix ms; None if the log has none."""
+        async for _, pointer in self._pointers(partition, span.begin, span.end):
+            if pointer.kind == "data":
+                return pointer.sealed_ms
+        return None
+
+    async def last_seal(self, partition: ReadPartition, span: Span) -> int | None:
+        """Return the seal of the last batch in Unix ms; None if the log has none."""
+        back = self._tail_offsets
+        while True:
+            first = max(span.begin, span.end - back)
+            seals = [
+                pointer.sealed_ms
+                async for _, pointer in self._pointers(partition, first, span.end)
+                if pointer.kind == "data"
+            ]
+            if seals or first == span.begin:
+                return seals[-1] if seals else None
+            back *= 4
+
+    async def batches_since(self, partition: ReadPartition, time_ms: int, span: Span) -> int:
+        """Return how many batches the log has from a queue time on.
+
+        Above COVERED_OFFSETS entries, the few that are no batches are counted, too.
+        """
+        first = min(span.end, max(span.begin, await valid_seek(self._queue, partition, time_ms)))
+        if span.end - first > COVERED_OFFSETS:
+            return span.end - first
+        return sum([pointer.kind == "data" async for _, pointer in self._pointers(partition, first, span.end)])
+
     # ---- inside --------------------------------------------------------------------------------
 
     async def _pointer_before(self, partition: ReadPartition, position: Position) -> Pointer | None:

@@ -129,7 +129,7 @@ class OpenBatch:
             assert self.following is not None
             offset = self.following.offset
         read_partition = self.partition.place.partition
-        return Position(read_partition, offset >> 24, offset & 0xFFFFFF)
+        return Position.at_offset(read_partition, offset)
 
 
 @dataclass(slots=True, eq=False)
