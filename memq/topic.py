@@ -25,6 +25,7 @@ PartitionKey = tuple[str, int]  # topic id, write partition
 CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 STATE_TOPIC = "_memq_state"  # its partitions are service partitions: their logs are state logs, without pointers
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
+NAMESPACE_END = "/"  # between the namespace and the rest of a name; once at most
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 _POSITION = re.compile(r"([0-9]{1,16}):([0-9]{1,16}):([0-9]{1,16})(?::([0-9a-f]{8}))?\Z")
@@ -35,15 +36,53 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
 
     Raises: InvalidNameError, with a shortened name when it is long; TypeError for what is no str.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"{what} must be str, not {type(name).__name__}")
-    if len(name) > NAME_CHARS_MAX:
-        raise InvalidNameError(f"{what} name {_shown(name)} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
+    _check_length(name, what)
     if not _NAME.match(name) or name in (".", ".."):
         raise InvalidNameError(f"{what} name {_shown(name)} is not allowed")
     if not internal and is_internal(name):
         raise InvalidNameError(f"{what} name {_shown(name)} starts with the reserved prefix '{INTERNAL_PREFIX}'")
     return name
+
+
+def check_resource_name(name: str, what: str = "topic", *, internal: bool = False) -> str:
+    """Return the name of a topic, group or queue: a name, or `namespace/name`. `internal` as `check_name`.
+
+    Raises: as `check_name`.
+    """
+    _check_length(name, what)
+    if NAMESPACE_END not in name:
+        return check_name(name, what, internal=internal)
+    namespace, _, last = name.partition(NAMESPACE_END)
+    if NAMESPACE_END in last:
+        raise InvalidNameError(
+            f"{what} name {_shown(name)} has more than one '{NAMESPACE_END}'",
+            hint="write one namespace, one '/', and the name, for example 'billing/invoices'",
+        )
+    check_name(namespace, f"namespace of {what}", internal=internal)
+    check_name(last, what, internal=internal)
+    return name
+
+
+def _check_length(name: str, what: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be str, not {type(name).__name__}")
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidNameError(f"{what} name {_shown(name)} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
+
+
+def namespace_of(name: str) -> str:
+    """Return the namespace of a topic, group or queue; "" for a name without one."""
+    return name.partition(NAMESPACE_END)[0] if NAMESPACE_END in name else ""
+
+
+def name_of_run(kind: str, *topics: str) -> str:
+    """Return the name of a program that works on topics: `audit.clicks`, `audit-4.team.clicks`.
+
+    The numbers are the lengths of the namespaces: the name of each topic has another result.
+    """
+    lengths = [len(namespace_of(topic)) for topic in topics]
+    numbers = "".join(f"-{length}" for length in lengths) if any(lengths) else ""
+    return ".".join((f"{kind}{numbers}", *(topic.replace(NAMESPACE_END, ".") for topic in topics)))
 
 
 def _shown(name: str) -> str:
@@ -57,9 +96,9 @@ def check_group(name: str) -> str:
 
     Raises: as `check_name`.
     """
-    check_name(name, "group", internal=True)  # the next line needs a str
+    check_resource_name(name, "group", internal=True)  # the next line needs a str
     own = name == AUDIT_GROUP or name.startswith((f"{AUDIT_GROUP}-", f"{BROADCAST_GROUP}-"))
-    return check_name(name, "group", internal=own)
+    return check_name(name, "group", internal=True) if own else check_resource_name(name, "group")
 
 
 def is_state_topic(name: str) -> bool:

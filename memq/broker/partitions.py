@@ -35,7 +35,7 @@ from memq.topic import (
     Topic,
     TopicSettings,
     Truncation,
-    check_name,
+    check_resource_name,
     equal_slots,
     is_state_topic,
     read_partitions,
@@ -397,7 +397,7 @@ class Partitions:
 
         Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError.
         """
-        check_name(name, internal=internal)
+        check_resource_name(name, internal=internal)
         self._services.spool.check(settings)
         runtime = self._services.runtime
         topic = Topic(

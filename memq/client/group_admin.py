@@ -12,7 +12,16 @@ from memq.client.log_answers import ask_logs
 from memq.client.topic_admin import AsyncTopicAdmin, TopicAdmin
 from memq.errors import MemqError, NotFoundError
 from memq.groups import OUTSIDE_GENERATION, GroupState
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
+from memq.topic import (
+    Committed,
+    Position,
+    ReadPartition,
+    Topic,
+    Totals,
+    check_resource_name,
+    is_internal,
+    read_partitions,
+)
 
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 
@@ -79,7 +88,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         Without `proven`, its coordinator writes no proof into its log, and the answer may be old after a takeover.
         Raises: NotFoundError, InvalidNameError.
         """
-        check_name(name, "group", internal=True)
+        check_resource_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         state = await self._described(name, proven=proven)
         holders = {partition: member for member, held in state.members.items() for partition in held}
@@ -109,7 +118,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
 
         Raises: NotFoundError, InvalidRequestError.
         """
-        check_name(group, "group")
+        check_resource_name(group, "group")
         check_point(to, "to", (topic,))
         check_switch("dry_run", dry_run)
         found = (await self.topic(topic)).topic
@@ -139,7 +148,7 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
 
     async def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
-        check_name(name, "group", internal=True)
+        check_resource_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         await self._groups.delete_group(name)
 

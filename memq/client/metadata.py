@@ -22,7 +22,7 @@ from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetada
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import Address, format_address, parse_address
 from memq.runtime.runtime import Runtime
-from memq.topic import Topic, check_name
+from memq.topic import Topic, check_resource_name
 
 ANSWER_TIMEOUT_S = 5.0
 UNCONFIRMED_MAX = 4  # ids of one name: a topic that is created again soon may have several
@@ -110,7 +110,7 @@ class ClusterMetadata:
 
         Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError.
         """
-        check_name(name, internal=True)
+        check_resource_name(name, internal=True)
         deadline = self._runtime.clock.monotonic() + timeout_s
         attempt = 0
         while name not in self._topics or name in self._doubted:

@@ -45,7 +45,7 @@ from memq.protocol.messages import TopicMetadata
 from memq.protocol.queue_messages import ListQueues, WireQueue
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
-from memq.topic import Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
+from memq.topic import Position, ReadPartition, Topic, Totals, check_resource_name, is_internal, read_partitions
 
 ANSWER_S = 30.0
 SEAL_S = 120.0  # an owner that has just opened is alone after S and the clock error
@@ -114,7 +114,7 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
 
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
-        check_name(name)
+        check_resource_name(name)
         check_kind("partitions", partitions, int)
         check_switch("exist_ok", exist_ok)
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -132,7 +132,7 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
 
     async def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
-        check_name(name, internal=True)
+        check_resource_name(name, internal=True)
         await self._pool.reach(self._connect_timeout_s)
         self._metadata.doubt(name)
         found = await self._metadata.refresh(name)

@@ -1,6 +1,7 @@
 """Keys of objects: computed once, at the seal, so that a repeated put finds its own object.
 
     <cluster>/topics/<topic>/<topic id, 8 hex>/<hh>/<date>/<hour>/<partition>-<epoch>-<batch sequence>
+    <cluster>/topics/<namespace>/-/<topic>/<topic id, 8 hex>/… for a topic `<namespace>/<topic>`
     <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
     <cluster>/staged/<writer>/objects/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/staged/<writer>/commits/<batch id>
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from memq.errors import InvalidNameError, InvalidRequestError
-from memq.topic import check_name
+from memq.topic import NAMESPACE_END, check_name
 
 HELD_KIND = "object of held blocks"
 RUN_KIND = "run of held blocks"
@@ -35,10 +36,12 @@ STORE_MARK = "store-mark"  # last part of its key; no key of an object with batc
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
 _LAST_PARTS = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
-_TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_LAST_PARTS}", re.ASCII)
-_COMPACTION_KEY = re.compile(
-    rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/cold/objects/{_LAST_PARTS}", re.ASCII
-)
+_NAMESPACE_END_IN_KEY = "/-/"  # between a namespace and a topic; no topic id, so no prefix begins another one
+_TOPIC_PREFIX = r"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+(?:/-/[^/]+)?)/(?P<id>[0-9a-f]{8})/"
+_PREFIX_OF_TOPIC = re.compile(_TOPIC_PREFIX, re.ASCII)
+_FOLDER_OF_TOPIC = re.compile(r"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+(?:/-/[^/]+)?)/(?!-/)", re.ASCII)
+_TOPIC_KEY = re.compile(_TOPIC_PREFIX + _LAST_PARTS, re.ASCII)
+_COMPACTION_KEY = re.compile(rf"{_TOPIC_PREFIX}cold/objects/{_LAST_PARTS}", re.ASCII)
 _SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_LAST_PARTS}", re.ASCII)
 _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
@@ -196,7 +199,24 @@ def topics_prefix(cluster: str) -> str:
 
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
     """Return the prefix of all objects of one topic."""
-    return f"{topics_prefix(cluster)}{topic}/{topic_id[:8]}/"
+    return f"{topics_prefix(cluster)}{topic.replace(NAMESPACE_END, _NAMESPACE_END_IN_KEY)}/{topic_id[:8]}/"
+
+
+def topic_prefix_of(key: str) -> str:
+    """Return the prefix of the topic to which a key belongs; "" for another key."""
+    match = _PREFIX_OF_TOPIC.match(key)
+    return match[0] if match else ""
+
+
+def topic_of_folder(prefix: str) -> tuple[str, str] | None:
+    """Return cluster and topic of a prefix with the folder of one topic; None for other prefixes."""
+    match = _FOLDER_OF_TOPIC.match(prefix)
+    return (match["cluster"], _topic_in(match)) if match else None
+
+
+def _topic_in(match: re.Match[str]) -> str:
+    """Return the name of the topic of a key."""
+    return match["topic"].replace(_NAMESPACE_END_IN_KEY, NAMESPACE_END)
 
 
 def compaction_prefix(cluster: str, topic: str, topic_id: str) -> str:
@@ -361,10 +381,11 @@ def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | LargeObjectKey:
 def _parse_topic_key(match: re.Match[str]) -> ObjectKey | None:
     last = _TOPIC_LAST.fullmatch(match["last"])
     hour_ms = _hour_ms(match)
-    if last is None or hour_ms is None or not _are_names(match["cluster"], match["topic"]):
+    topic = _topic_in(match)
+    if last is None or hour_ms is None or not _are_names(match["cluster"], *topic.split(NAMESPACE_END)):
         return None
     numbers = (int(last[1]), int(last[2]), int(last[3]))
-    return ObjectKey(match["cluster"], match["topic"], match["id"], *numbers, hour_ms)
+    return ObjectKey(match["cluster"], topic, match["id"], *numbers, hour_ms)
 
 
 def _parse_shared_key(match: re.Match[str]) -> SharedObjectKey | None:
@@ -378,9 +399,10 @@ def _parse_shared_key(match: re.Match[str]) -> SharedObjectKey | None:
 def _parse_large_key(match: re.Match[str]) -> LargeObjectKey | None:
     last = _COMPACTION_LAST.fullmatch(match["last"])
     hour_ms = _hour_ms(match)
-    if last is None or hour_ms is None or not _are_names(match["cluster"], match["topic"]):
+    topic = _topic_in(match)
+    if last is None or hour_ms is None or not _are_names(match["cluster"], *topic.split(NAMESPACE_END)):
         return None
-    return LargeObjectKey(match["cluster"], match["topic"], match["id"], int(last[0], 16), hour_ms)
+    return LargeObjectKey(match["cluster"], topic, match["id"], int(last[0], 16), hour_ms)
 
 
 _READERS: tuple[

@@ -34,7 +34,7 @@ from memq.limits import (
     SEQUENCE_END,
     SLOTS,
 )
-from memq.topic import Totals, check_name
+from memq.topic import Totals, check_name, check_resource_name
 
 KINDS = ("data", "opened", "closed", "ended")
 INTEGER_END = 1 << 53
@@ -404,7 +404,7 @@ def _ranges(ranges: Sequence[_HexRange]) -> tuple[Range, ...]:
 def _check(pointer: Pointer) -> None:
     """Check the rules that types do not express. Raises: ValueError, InvalidNameError."""
     check_name(pointer.cluster, "cluster", internal=True)
-    check_name(pointer.topic, internal=True)
+    check_resource_name(pointer.topic, internal=True)
     if pointer.broker:
         check_name(pointer.broker, "broker", internal=True)
     for location in pointer.locations:

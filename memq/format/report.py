@@ -21,7 +21,7 @@ from memq.format.blocks.latency import Bucket, Latency
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.format.ranges import Range
 from memq.limits import KIB, SEQUENCE_END
-from memq.topic import check_name
+from memq.topic import check_resource_name
 
 AUDIT_TOPIC = "_memq_audit"
 REPORT_VERSION = 1
@@ -321,7 +321,7 @@ def _wire_part(part: ReportPart) -> _WireReportPart:
 
 
 def _part(wire: _WireReportPart) -> ReportPart:
-    check_name(wire.topic, internal=True)
+    check_resource_name(wire.topic, internal=True)
     spans = tuple(
         ReportSpan(**_fields(span) | {"producer": int(span.producer, 16), "ranges": _ranges(span.ranges)})
         for span in wire.spans

@@ -24,7 +24,7 @@ from memq.format.report import AUDIT_TOPIC
 from memq.governor import TAKEOVER_INTERVAL_MS, Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.permissions import RuleSet
-from memq.topic import STATE_TOPIC, PartitionKey, Topic, check_name
+from memq.topic import STATE_TOPIC, PartitionKey, Topic, check_name, check_resource_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -327,7 +327,7 @@ def check_topic(topic: Topic) -> Topic:
 
     Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
     """
-    check_name(topic.name, internal=topic.name in (AUDIT_TOPIC, STATE_TOPIC))
+    check_resource_name(topic.name, internal=topic.name in (AUDIT_TOPIC, STATE_TOPIC))
     topic.settings.check()
     if not _TOPIC_ID.match(topic.id):
         raise InvalidRequestError(f"topic id {topic.id[:60]!a} is not 32 hex digits in lower case")

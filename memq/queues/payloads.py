@@ -122,7 +122,7 @@ class PayloadReader:
                 raise
             place = await self._place_of(block, again=True)
             data = await _get(place, block)
-        header = check_block(data, _scope_of(block.target))
+        header = check_block(data, scope_of_target(block.target))
         if not _is_of(header, block):
             raise CorruptDataError(
                 f"object '{place.key}' has {header.describe()} in place of block {block.number:016x}"
@@ -171,7 +171,7 @@ async def _get(place: Place, block: QueueBlock) -> bytes:
     return bytes(await place.store.get_range(place.key, place.offset, block.block.length))
 
 
-def _scope_of(target: Target) -> int:
+def scope_of_target(target: Target) -> int:
     """Return the scope of the blocks of a queue, or of a write partition."""
     return scope_of(bytes.fromhex(target.topic_id), target.partition) if target.topic_id else queue_scope(target.topic)
 

@@ -23,7 +23,7 @@ from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
-from memq.topic import check_name, parse_settings
+from memq.topic import check_resource_name, parse_settings
 
 Level = Literal["calm", "breezy", "stormy", "sleepy"]
 BROKERS_MAX = 10
@@ -100,7 +100,7 @@ class Simulation:
         for name, value, most in (("brokers", brokers, BROKERS_MAX), ("partitions", partitions, PARTITIONS_MAX)):
             if not 1 <= value <= most:
                 raise InvalidRequestError(f"{name} is {value}, allowed are 1 to {most}")
-        check_name(topic)
+        check_resource_name(topic)
         self.seed = seed
         self._faults = LEVELS[level]()
         chosen = parse_settings(dict(settings or {}), SETTINGS)

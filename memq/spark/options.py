@@ -16,7 +16,7 @@ from memq.client.consumer.record_filter import filter_of
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import KIB, MIB
 from memq.settings import did_you_mean, parse_size, parse_unix_ms
-from memq.topic import Position, check_name
+from memq.topic import Position, check_resource_name
 
 COLUMNS = {
     "key": "BINARY",
@@ -194,7 +194,8 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
             raise InvalidSettingError(f"option '{SPELLING[name]}' is not for a {kind} read", hint="leave it out")
     _check_together(normalized)
     filter_of(normalized.get("tags"), normalized.get("where"))
-    topics = tuple(check_name(name.strip(), internal=True) for name in normalized.get("topics", "").split(",") if name)
+    named = [name.strip() for name in normalized.get("topics", "").split(",") if name]
+    topics = tuple(check_resource_name(name, internal=True) for name in named)
     return ReadOptions(
         brokers=normalized.get("brokers") or None,
         queue=normalized.get("queue", ""),
@@ -218,7 +219,7 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
         trigger_bytes_max=_size(normalized, "maxbytespertrigger", 0, 1),
         trigger_records_max=_number(normalized, "maxrecordspertrigger"),
         skip_expired=_choice(normalized, "onexpired", ("fail", "skip")) == "skip",
-        audit_name=check_name(normalized["auditname"], "group") if normalized.get("auditname") else "",
+        audit_name=check_resource_name(normalized["auditname"], "group") if normalized.get("auditname") else "",
         tags=normalized.get("tags"),
         where=normalized.get("where"),
     )

@@ -26,7 +26,7 @@ from memq.settings import did_you_mean
 from memq.spark.options import read_choice, read_given
 from memq.spark.stores import ANY, StoreUrls, TaskStores, begin_tasks
 from memq.storage_handlers import StorageHandler
-from memq.topic import Topic, check_name
+from memq.topic import Topic, check_name, check_resource_name
 
 if TYPE_CHECKING:
     import pyarrow
@@ -108,7 +108,7 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
         store=normalized.get("store", ""),
         config=normalized.get("config") or None,
         profile=normalized.get("profile") or None,
-        topic=check_name(normalized["topic"]) if normalized.get("topic") else "",
+        topic=check_resource_name(normalized["topic"]) if normalized.get("topic") else "",
         staged=staged,
         writer=check_name(writer, "writer") if writer else "",
         batch_id=int(batch) if batch else -1,

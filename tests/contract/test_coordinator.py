@@ -37,10 +37,17 @@ from tests.contract.coordinators import broker, over_coordinators, topic
 @over_coordinators
 async def test_topics_come_back_as_they_were_made_by_name(coordinator: Coordinator) -> None:
     settings = TopicSettings(retention_bytes=1 << 40, seal_when_idle=False)
-    made = [topic("b", 1, 3, settings), topic("a.b", 2), topic("A", 3)]
+    names = ["b", "a.b", "A", "a0b", "a/b", "a_b", "a/a.b"]
+    made = [topic(name, number, number, settings) for number, name in enumerate(names, 1)]
     for each in made:
         await coordinator.create_topic(each)
-    assert list(await coordinator.topics()) == [made[2], made[1], made[0]]
+    assert list(await coordinator.topics()) == sorted(made, key=lambda each: each.name)
+    assert await coordinator.current_topic("a/b") == made[4]
+    assert await coordinator.current_topic("a") is None
+    await coordinator.delete_topic(made[4])
+    assert await coordinator.current_topic("a/b") is None
+    assert await coordinator.deleted(made[4].id)
+    assert await coordinator.current_topic("a/a.b") == made[6]
     assert coordinator.cluster == "test"
 
 
@@ -105,7 +112,7 @@ async def test_a_topic_made_again_begins_at_epoch_zero(coordinator: Coordinator)
 async def test_bad_topics_are_refused(coordinator: Coordinator) -> None:
     good = topic(partitions=3)
     first, second, third = good.partitions
-    for name in ("", "..", "a/b", "_memq-x", "x" * 250):
+    for name in ("", "..", "a/b/c", "a/..", "_memq-x", "a/_memq-x", "x" * 250):
         with pytest.raises(InvalidNameError):
             await coordinator.create_topic(replace(good, name=name))
     with pytest.raises(InvalidSettingError, match="dedup_window_ms"):

@@ -54,6 +54,22 @@ async def test_published_entries_are_read_in_order(queue: NotificationQueue, clo
 
 
 @over_queues
+async def test_topics_with_similar_names_have_logs_of_their_own(queue: NotificationQueue, clock: ManualClock) -> None:
+    names = ["a/b", "a.b", "a_b", "a-b", "b", "a/b.b", "a.b/b"]
+    logs = [part(topic=name, topic_id=f"{number:032x}") for number, name in enumerate(names, 1)]
+    await queue.create(logs, STALE_MS)
+    for log in logs:
+        await queue.publish(publication(clock, log.topic.encode(), partition=log))
+    for log in logs:
+        assert [entry.body for entry in await queue.read(log, 0, ALL)] == [log.topic.encode()]
+    await queue.drop(logs[:1])
+    with pytest.raises(NotFoundError):
+        await queue.span(logs[0])
+    for log in logs[1:]:
+        assert await queue.span(log) == Span(0, 1)
+
+
+@over_queues
 async def test_one_entry_can_be_read_from_the_log_itself(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
     await fill(queue, clock, 4)

@@ -23,24 +23,26 @@ from memq.format.held_object import (
 )
 from memq.format.key import held_object_key, held_prefix, kind_without_batches
 from memq.limits import FORMAT_VERSION
+from memq.queues.decisions import queue_scope
 
 TARGET = Target("clicks", "ab" * 16, 3)
 KEY = held_object_key("memq", 77, 1_700_000_000_000)
 
 
-def block(producer: int, partition: int = 3) -> bytes:
+def block(producer: int, partition: int = 3, scope: int | None = None) -> bytes:
     builder = BlockBuilder()
     builder.append(b"value", b"key", None, None, None)
-    scope = scope_of(bytes.fromhex(TARGET.topic_id), partition)
+    if scope is None:
+        scope = scope_of(bytes.fromhex(TARGET.topic_id), partition)
     return bytes(builder.seal(producer_id=producer, first_sequence=0, scope=scope, now_ms=5).data)
 
 
-def held(*blocks: bytes) -> tuple[bytes, HeldLane]:
+def held(*blocks: bytes, target: Target = TARGET) -> tuple[bytes, HeldLane]:
     named, at = [], 0
     for number, data in enumerate(blocks, 1):
         named.append(HeldBlock(HoldId(number, 0), 1, 1_000 + number, at, len(data)))
         at += len(data)
-    lane = HeldLane(TARGET, "", tuple(named))
+    lane = HeldLane(target, "", tuple(named))
     return b"".join(blocks) + held_object_end([lane], 0xAB), lane
 
 
@@ -75,3 +77,13 @@ def test_a_held_block_of_another_partition_or_producer_is_damage() -> None:
     for data in (held(block(1, partition=2))[0], held(block(9))[0]):
         (finding,) = check_file(KEY, memoryview(data)).findings
         assert finding.code == "corrupt-data"
+
+
+def test_blocks_of_queue_items_are_checked_by_the_scope_of_their_queue() -> None:
+    target = Target("billing/jobs", "", 0)
+    data, _ = held(block(1, scope=queue_scope("billing/jobs")), target=target)
+    verdict = check_file(KEY, memoryview(data))
+    assert (verdict.blocks, verdict.findings) == (1, [])
+    data, _ = held(block(1, scope=queue_scope("jobs")), target=target)
+    (finding,) = check_file(KEY, memoryview(data)).findings
+    assert finding.code == "corrupt-data"

@@ -15,7 +15,7 @@ from memq.audit.checks.batch_check import check_batch
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
 from memq.format.blocks.columns import BlockReader, verify_block
-from memq.format.blocks.header import BlockHeader, Buffer, check_block, scope_of
+from memq.format.blocks.header import BlockHeader, Buffer, check_block
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
 from memq.format.held_object import CANCELLED_LANE, held_object_index
 from memq.format.key import DECIDED_KIND, HELD_KIND, LargeObjectKey, ObjectKey, kind_without_batches, parse_object_key
@@ -36,6 +36,7 @@ from memq.format.state_log.held_run import open_run
 from memq.format.state_log.snapshot import decode_part as decode_state_part
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
+from memq.queues.payloads import scope_of_target
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
@@ -127,7 +128,7 @@ def check_held(data: memoryview) -> ObjectVerdict:
     for lane in lanes:
         if lane.lane == CANCELLED_LANE:
             continue  # it names holds without blocks
-        scope = scope_of(bytes.fromhex(lane.target.topic_id), lane.target.partition)
+        scope = scope_of_target(lane.target)
         for held in lane.blocks:
             piece = data[held.offset : held.offset + held.length]
             try:

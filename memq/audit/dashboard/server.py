@@ -62,7 +62,7 @@ from memq.runtime.network import (
 )
 from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
-from memq.topic import check_name
+from memq.topic import check_resource_name
 
 USER_CHARS_MAX = 100
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -189,7 +189,7 @@ class Pages:
                 Route(path, _answering(ask), methods=[method])
                 for path, ask, method in (
                     ("/api/events", self._events, "GET"),
-                    ("/api/topics/{topic}", self._topic, "GET"),
+                    ("/api/topics/{topic:path}", self._topic, "GET"),
                     ("/api/search", self._search, "GET"),
                     ("/api/tail", self._tail, "GET"),
                     ("/api/letters", self._dead_letters, "GET"),
@@ -228,7 +228,7 @@ class Pages:
         if span not in SPANS:
             raise InvalidRequestError(f"span = {span} is none of {', '.join(map(str, SPANS))} minutes")
         name = request.path_params["topic"]
-        check_name(name, internal=True)
+        check_resource_name(name, internal=True)
         return _json(await self._poller.topic_page(name, span, request.query_params.get("group")))
 
     async def _search(self, request: Request) -> Response:
@@ -241,13 +241,13 @@ class Pages:
             first_ms=_number(request, "first_ms", None),
             end_ms=_number(request, "end_ms", None),
         )
-        check_name(query.topic, internal=True)
+        check_resource_name(query.topic, internal=True)
         with self._searches.one():
             return _json(await self._records.search(query))
 
     async def _tail(self, request: Request) -> Response:
         topic = request.query_params.get("topic", "")
-        check_name(topic, internal=True)
+        check_resource_name(topic, internal=True)
         rate = min(max(_number(request, "rate", 10), 1), TAIL_RECORDS_S_MAX)
         await self._poller.topic(topic)
         tags, where = (request.query_params.get(name) or None for name in ("tags", "where"))

@@ -27,7 +27,7 @@ from memq.protocol.admin_messages import (
     TruncateTopic,
 )
 from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata, TopicMetadata
-from memq.topic import Topic, TopicSettings, check_name, is_internal, is_state_topic, parse_settings
+from memq.topic import Topic, TopicSettings, check_resource_name, is_internal, is_state_topic, parse_settings
 
 TOPICS_PER_METADATA_MAX = 10_000
 
@@ -46,7 +46,7 @@ class TopicRequests:
             raise TooLargeError(f"metadata of {len(ask.topics)} topics at once, {TOPICS_PER_METADATA_MAX} are allowed")
         names = [topic.name for topic in self._partitions.topics()] if ask.topics is None else ask.topics
         for name in names:
-            check_name(name, internal=True)
+            check_resource_name(name, internal=True)
         unconfirmed = [] if ask.topics is None else await self._partitions.confirm(names, ask.known)
         found: list[TopicMetadata] = []
         missing: list[str] = []

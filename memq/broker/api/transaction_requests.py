@@ -47,7 +47,7 @@ from memq.protocol.transaction_messages import (
     WireTransaction,
     WireTransactionBlock,
 )
-from memq.topic import Topic, check_group, check_name, is_internal
+from memq.topic import Topic, check_group, check_name, check_resource_name, is_internal
 from memq.transactions.coordinator import Question, TransactionCoordinator, TransactionState, ask_again_ms
 from memq.transactions.machine import PositionMoves, TransactionalId, lane_of, moves_of
 
@@ -134,7 +134,7 @@ class TransactionRequests:
         """Prepare a transaction: all of its blocks are held, and only a decision ends it."""
         ask, named = call.ask, call.ask.transaction
         id_ = _id(named.name, named.group)
-        check_name(ask.producer_group, "producer group")
+        check_resource_name(ask.producer_group, "producer group")
         if len(ask.note) > TRANSACTION_NOTE_BYTES_MAX:
             text = f"a note of {len(ask.note)} bytes, {TRANSACTION_NOTE_BYTES_MAX} are allowed"
             raise TooLargeError(f"transaction {named.number} has {text}")
@@ -155,7 +155,7 @@ class TransactionRequests:
 
     async def ask(self, call: Call[AskUndecided]) -> Answer:
         """Return what a producer group is to decide; for another broker, from the coordinators here."""
-        group = check_name(call.ask.producer_group, "producer group")
+        group = check_resource_name(call.ask.producer_group, "producer group")
         others = await self._others() if call.connection.program != BROKER_PROGRAM else []
         answers = await asyncio.gather(*(self._questions_at(address, call.ask) for address in others))
         found = [question for answer in answers for question in answer]
@@ -168,7 +168,7 @@ class TransactionRequests:
         """End a transaction as its producer group says; answer whether it is committed."""
         ask, named = call.ask, call.ask.transaction
         id_ = _id(named.name, named.group)
-        group = check_name(ask.producer_group, "producer group")
+        group = check_resource_name(ask.producer_group, "producer group")
         coordinator = await self._coordinator(call, id_)
         if isinstance(coordinator, Link):
             return await forward(coordinator, ask)
@@ -278,7 +278,7 @@ class TransactionRequests:
 
 
 def _id(name: str, group: str) -> TransactionalId:
-    check_name(name, "transactional id")
+    check_resource_name(name, "transactional id")
     if group:
         check_group(group)
     return TransactionalId(name, group)

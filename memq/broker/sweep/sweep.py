@@ -55,6 +55,7 @@ from memq.format.key import (
     states_prefix,
     sweep_digest,
     topic_prefix,
+    topic_prefix_of,
     topics_prefix,
 )
 from memq.format.packed_file import ListedObject
@@ -226,7 +227,7 @@ class Sweep:
         if key.startswith(held_prefix(self._cluster)):
             return held_prefix(self._cluster)
         if key.startswith(topics_prefix(self._cluster)):
-            return "/".join(key.split("/")[:4]) + "/"
+            return topic_prefix_of(key) or "/".join(key.split("/")[:4]) + "/"
         return partition_prefix(key, self._cluster)
 
     async def _why(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from memq.errors import InvalidSettingError
 from memq.notification.kafka.settings import KafkaSettings, kafka_settings
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
-from memq.topic import check_name
+from memq.topic import check_name, check_resource_name
 
 if TYPE_CHECKING:
     from memq.client.bulk.kafka_import import ImportedPartition
@@ -54,9 +54,9 @@ def kafka(
     records that have come since. Kafka shows the progress as the lag of the group memq-import.ID. Settings of the
     connection (TLS, login) go into the section [source], under librdkafka's names.
     """
-    check_name(into)
+    check_resource_name(into)
     for topic in topics:
-        check_name(topic)
+        check_name(topic)  # Kafka's
     settings = settings_of(config, profile, **flags)
     chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
     with GrowingCount("import", "records") as counted:

@@ -22,7 +22,7 @@ from memq.limits import BLOCK_RAW_BYTES_MAX
 from memq.protocol.frames import AckLevel
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
-from memq.topic import check_name
+from memq.topic import check_resource_name
 
 CHUNK_BYTES = 1 << 20
 # Time for which Ctrl-C waits for acks of blocks that are on their way.
@@ -72,7 +72,7 @@ def produce(
 
     Ends when every record has its ack; with --json it then prints a summary. Ctrl-C prints the number of acked records.
     """
-    check_name(topic)  # checked first: without input, no record would reveal a wrong name
+    check_resource_name(topic)  # checked first: without input, no record would reveal a wrong name
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     given = (_encode(key) or None) if null else _encode(key)

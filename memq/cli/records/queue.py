@@ -22,7 +22,7 @@ from memq.limits import QUEUE_ATTEMPTS_MAX, QUEUE_DELAY_MS_MAX, QUEUE_ITEMS_PER_
 from memq.protocol.queue_messages import WireQueue
 from memq.queues.decisions import ItemOutcome
 from memq.settings import Value
-from memq.topic import check_name
+from memq.topic import check_resource_name
 
 HEADS = ("queue", "ready", "leased", "delayed", "dead", "oldest ready")
 DELAY_S_MAX = QUEUE_DELAY_MS_MAX / 1_000
@@ -258,7 +258,9 @@ def audit(name: str, as_json: bool, config: str | None, profile: str | None, **f
 
     from memq.audit.items.auditor import audit_items
 
-    verdict = asyncio.run(audit_items(brokers_of(config, profile, flags), check_name(name, "queue") if name else ""))
+    verdict = asyncio.run(
+        audit_items(brokers_of(config, profile, flags), check_resource_name(name, "queue") if name else "")
+    )
     if as_json:
         print_json(verdict.to_json())
         return OK if verdict.passed else FAILED

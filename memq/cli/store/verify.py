@@ -17,11 +17,19 @@ from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdi
 from memq.cli.options import broker_options, brokers_of, json_option, s3_values, settings_of
 from memq.cli.output import count_text, print_json, print_message
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
-from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidNameError,
+    NotFoundError,
+    QueueError,
+    StoreError,
+    UnreachableError,
+)
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.settings import Section, Value
-from memq.topic import ReadPartition, is_state_topic, read_partitions
+from memq.topic import ReadPartition, check_resource_name, is_state_topic, read_partitions
 
 if TYPE_CHECKING:
     from memq.notification.sqlite.queue import SqliteQueue
@@ -101,7 +109,11 @@ def verify(
 
 def _is_topic(target: str) -> bool:
     """Whether a target is a topic's name: no file has that name, and the name can't be a path."""
-    return not any(mark in target for mark in "/\\:") and not Path(target).exists()
+    try:
+        check_resource_name(target, internal=True)
+    except InvalidNameError:
+        return False
+    return not Path(target).exists()
 
 
 def _lacks_objects(target: str | Path) -> bool:

@@ -16,7 +16,16 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.stores import check_s3
 from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import KIB, MIB
-from memq.topic import BROADCAST_GROUP, Position, ReadPartition, Topic, check_group, check_name, read_partitions
+from memq.topic import (
+    BROADCAST_GROUP,
+    Position,
+    ReadPartition,
+    Topic,
+    check_group,
+    check_name,
+    check_resource_name,
+    read_partitions,
+)
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], str | datetime | Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
@@ -57,9 +66,9 @@ class ConsumerSettings:
         if not self.topics:
             raise InvalidRequestError("a consumer needs at least one topic")
         for topic in self.topics:
-            check_name(topic, internal=True)
+            check_resource_name(topic, internal=True)
         if self.group is not None:
-            check_name(check_group(self.group), "group", internal=not self.group.startswith(BROADCAST_GROUP))
+            check_resource_name(check_group(self.group), "group", internal=not self.group.startswith(BROADCAST_GROUP))
         if self.broadcast is not None:
             self._check_broadcast(self.broadcast)
         bounds = {

@@ -46,7 +46,7 @@ from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.waits import time_before
-from memq.topic import Position, Topic, check_name, producer_id_of, secret_producer_id
+from memq.topic import Position, Topic, check_resource_name, producer_id_of, secret_producer_id
 
 METADATA_AGE_S_MAX = 60.0  # within this time, records go to the new partitions of a widened topic
 _SETTLE_S = 0.5
@@ -215,7 +215,7 @@ class ProducerCore:
         """
         if not self._pool.reached:
             await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
-        check_name(topic, internal=self._internal)
+        check_resource_name(topic, internal=self._internal)
         create = topic not in self._routed
         found = await self._metadata.topic(topic, create=create, timeout_s=self._settings.metadata_timeout_s)
         self._routed.add(topic)

@@ -23,7 +23,7 @@ from memq.format.blocks.header import CODECS
 from memq.kafka_words import KAFKA_ALL
 from memq.limits import KIB, MIB, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.protocol.frames import AckLevel
-from memq.topic import check_group, check_name
+from memq.topic import check_group, check_name, check_resource_name
 
 TRANSACTION_TIMEOUT_MS = 60_000
 AcksLike: TypeAlias = Literal["all", 0, 1, "0", "1"]
@@ -159,7 +159,7 @@ def _check_transactions(
             raise InvalidSettingError("transaction_group without transactional_id", hint="pass both")
         return
     check_str("transactional_id", transactional_id)
-    check_name(transactional_id, "transactional id")
+    check_resource_name(transactional_id, "transactional id")
     if group is not None:
         check_str("transaction_group", group)
         check_group(group)
@@ -181,7 +181,7 @@ def _check_producer_group(
     check_callbacks(transaction_checker=checker)
     if producer_group is not None:
         check_str("producer_group", producer_group)
-        check_name(producer_group, "producer group")
+        check_resource_name(producer_group, "producer group")
     elif checker is None:
         return
     if transactional_id is None:

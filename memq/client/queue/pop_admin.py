@@ -16,7 +16,7 @@ from memq.limits import QUEUE_ATTEMPTS_MAX
 from memq.protocol.admin_messages import AdminRequest
 from memq.protocol.pop_messages import BeginPop, ListPops, RemovePop, WirePop, WirePopPosition
 from memq.queues.pop.groups import check_queue, pop_queue, topic_of
-from memq.topic import Committed, Position, ReadPartition, Topic, check_name, read_partitions
+from memq.topic import Committed, Position, ReadPartition, Topic, check_resource_name, read_partitions
 
 POP_LEASE_S = 60.0
 
@@ -68,7 +68,7 @@ class AsyncPopAdmin(AsyncGroupAdmin):
 
     async def pop_request(self, topic: str, group: str, *, start: Point, lease: float, attempts_max: int) -> BeginPop:
         """Return the request that begins a pop group; positions are those of now. Raises: as `begin_pop`."""
-        queue = check_queue(pop_queue(check_name(topic), group))
+        queue = check_queue(pop_queue(check_resource_name(topic), group))
         check_point(start, "start", (topic,))
         check_number("attempts_max", attempts_max, 0, QUEUE_ATTEMPTS_MAX, int)
         lease_ms = checked_lease_ms(lease)

@@ -214,8 +214,8 @@ class ZookeeperCoordinator:
         return await self._all_topics.value(self._read_topics)
 
     async def _read_topics(self) -> list[TopicPaths]:
-        names = await self._mirror.children(layout.TOPICS)
-        paths = [layout.topic_path(name) for name in names]
+        nodes = await self._mirror.children(layout.TOPICS)
+        paths = [layout.topic_path(name) for name in sorted(map(layout.topic_of_node, nodes))]
         return self._topics.values(paths, await self._mirror.nodes(paths))
 
     async def create_topic(self, topic: Topic) -> None:

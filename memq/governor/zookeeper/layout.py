@@ -8,7 +8,7 @@ node, below the path of the URL       kind        holds
 `/rules`                              persistent  the rules of permissions, with their version
 `/brokers/BROKER`                     ephemeral   a `BrokerEntry`
 `/loads/BROKER`                       ephemeral   a list of `Load`
-`/topics/TOPIC`                       persistent  a `Topic`; its version is the node's version + 1
+`/topics/TOPIC`                       persistent  a `Topic`, `/` of its name written as `:`; version of the node + 1
 `/partitions/TOPIC ID`                persistent  the topic's name; kept after its deletion, since ids are used once
 `/partitions/TOPIC ID/PARTITION`      persistent  an `Assignment`; its version is the node's version
 `/governor`                           ephemeral   a `Government`: the governor and its term
@@ -28,7 +28,7 @@ from memq.governor import Assignment
 from memq.governor.registry import Takeover
 from memq.permissions import RuleSet
 from memq.permissions import decode_rules as decode_rule_set
-from memq.topic import Topic
+from memq.topic import NAMESPACE_END, Topic
 
 CLUSTER = "/cluster"
 STORE = "/store"
@@ -40,6 +40,7 @@ PARTITIONS = "/partitions"
 GOVERNOR = "/governor"
 TERM = "/term"
 TAKEOVERS = "/takeovers"
+_NAMESPACE_END_IN_PATH = ":"  # no name has it
 INITIAL_NODES = (BROKERS, LOADS, TOPICS, PARTITIONS, TERM, TAKEOVERS)
 
 Value = TypeVar("Value")
@@ -73,7 +74,12 @@ def loads_path(broker: str) -> str:
 
 def topic_path(name: str) -> str:
     """Return the node of a topic."""
-    return f"{TOPICS}/{name}"
+    return f"{TOPICS}/{name.replace(NAMESPACE_END, _NAMESPACE_END_IN_PATH)}"
+
+
+def topic_of_node(node: str) -> str:
+    """Return the name of the topic in a node below `TOPICS`."""
+    return node.replace(_NAMESPACE_END_IN_PATH, NAMESPACE_END)
 
 
 def id_path(topic_id: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from memq.errors import InvalidNameError, InvalidSettingError
 from memq.limits import KIB, MIB, NAME_CHARS_MAX
 from memq.settings import Section, did_you_mean, read_section, rules_of, section_setting
-from memq.topic import ReadPartition
+from memq.topic import NAMESPACE_END, ReadPartition, namespace_of
 
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
 _REFRESH = "topic.metadata.refresh.interval.ms"
@@ -68,7 +68,7 @@ OWN = {
 }
 # Settings of memq's own in an earlier release, as `kafka_settings` spells them.
 _FORMER = {"group.members.max": _GONE, "static.members": _GONE}
-_TOPIC = re.compile(r"(?P<topic>.+)\.(?P<id>[0-9a-f]{32})\Z", re.DOTALL)
+_TOPIC = re.compile(r"(?P<topic>.+)\.(?P<id>[0-9a-f]{32})(-(?P<namespace>[1-9][0-9]{0,2}))?\Z", re.DOTALL | re.ASCII)
 
 
 class Names:
@@ -76,6 +76,7 @@ class Names:
 
     A Kafka topic is named `<prefix><topic>.<topic id>`. So a topic that is created again under the same name gets
     another Kafka topic. No two names differ only in `.` and `_`, which Kafka's metrics do not distinguish.
+    That of `billing/invoices` is `<prefix>billing.invoices.<topic id>-7`: the number is the length of the namespace.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -86,7 +87,9 @@ class Names:
 
         Raises: InvalidNameError when the name is too long.
         """
-        name = f"{self._prefix}{partition.topic}.{partition.topic_id}"
+        namespace = len(namespace_of(partition.topic))
+        topic, end = partition.topic.replace(NAMESPACE_END, "."), f"-{namespace}" if namespace else ""
+        name = f"{self._prefix}{topic}.{partition.topic_id}{end}"
         if len(name) > NAME_CHARS_MAX:
             most = NAME_CHARS_MAX - len(name) + len(partition.topic)
             raise InvalidNameError(
@@ -101,7 +104,12 @@ class Names:
         found = _TOPIC.match(kafka_topic.removeprefix(self._prefix))
         if found is None or not kafka_topic.startswith(self._prefix):
             return None
-        return ReadPartition(found["topic"], found["id"], number)
+        topic, namespace = found["topic"], int(found["namespace"] or 0)
+        if namespace:
+            if topic[namespace : namespace + 1] != "." or len(topic) == namespace + 1:
+                return None
+            topic = f"{topic[:namespace]}{NAMESPACE_END}{topic[namespace + 1 :]}"
+        return ReadPartition(topic, found["id"], number)
 
     def kafka_group(self, group: str) -> str:
         """Return the Kafka group of a consumer group."""

@@ -19,7 +19,7 @@ import msgspec
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldLane, Target
 from memq.limits import PRODUCER_ID_END
-from memq.topic import ReadPartition, check_group, check_name
+from memq.topic import ReadPartition, check_group, check_resource_name
 
 SEPARATOR = "@"  # of topic and group; no name has it
 _PLACE = ":"  # first character of a place; no key of an object has it
@@ -44,8 +44,8 @@ def check_queue(queue: str) -> str:
     """Return the name of a queue or of a pop group. Raises: InvalidNameError, TypeError."""
     parts = str(queue).split(SEPARATOR, 1)
     if len(parts) == 1:
-        return check_name(queue, "queue")
-    check_name(parts[0])
+        return check_resource_name(queue, "queue")
+    check_resource_name(parts[0])
     check_group(parts[1])
     return queue
 

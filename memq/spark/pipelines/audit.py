@@ -40,7 +40,7 @@ from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, stored_positions, topic_options
 from memq.spark.pipelines.spread import Batches, PointerSpan, Row, batches_of, iterate, mapped, pieces_of, spread
 from memq.spark.stores import TaskStores
-from memq.topic import Position, ReadPartition, Topic, equal_slots
+from memq.topic import Position, ReadPartition, Topic, equal_slots, name_of_run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -309,7 +309,7 @@ def send_table(table: DataFrame, topic: str, read: ReadOptions, *, now_ms: int) 
         functions.concat_ws("/", "topic", "partition", "producer_id", "minute").alias("key"),
         functions.to_json(functions.struct("*")).alias("value"),
     )
-    options = {"topic": topic, "writer": f"audit.{topic}", "batchId": str(now_ms)}
+    options = {"topic": topic, "writer": name_of_run("audit", topic), "batchId": str(now_ms)}
     where = {"brokers": read.brokers, "store": read.store, "config": read.config, "profile": read.profile}
     options |= {name: value for name, value in where.items() if value}
     keyed.write.format("memq").mode("append").options(**options).save()

@@ -32,6 +32,7 @@ from memq.spark.read.batch_reader import Stretch, parts_of, plan_of, stretches
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import read_task, settings_of
+from memq.topic import name_of_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +79,7 @@ def command(
             manifest = write_files(spark, read, location, settled=False, tasks=tasks)
             click.echo(f"{manifest.records} records in {len(manifest.files)} files at {location.url}")
         elif to_topic:
-            target = ReplayTarget(to_topic, to_brokers or brokers, name or f"replay.{topic}.{to_topic}")
+            target = ReplayTarget(to_topic, to_brokers or brokers, name or name_of_run("replay", topic, to_topic))
             click.echo(f"{replay(spark, read, target)} records sent to topic '{to_topic}'")
     return 0
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
-from memq.format.key import is_large_object, parse_object_key, shared_prefix
+from memq.format.key import is_large_object, parse_object_key, shared_prefix, topic_of_folder
 from memq.format.object import BatchEntry, ObjectIndex, Trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.notification import Entry
@@ -35,7 +34,6 @@ READS_MAX = 16  # indexes that are read at once
 RING_SLOTS_MAX = 256  # how many batches an owner may store beyond one that it has not
 _FOR_EVER_MS = 1 << 60
 _END = Position(0, 1 << 60)
-_TOPIC_FOLDER = re.compile(r"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/")
 Epoch = tuple[str, int, int]  # topic id, write partition, epoch
 Order = tuple[str, int, int, int, str]  # the same and batch sequence, key
 
@@ -77,10 +75,10 @@ async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -
     stores = TaskStores(urls, runtime)
     try:
         batches = [batch async for batch in _batches(stores.open(ANY), prefix)]
-        topic = _TOPIC_FOLDER.match(prefix)
+        topic = topic_of_folder(prefix)
         if topic is not None:
-            shared = _batches(stores.open(ANY), shared_prefix(topic["cluster"]))
-            batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
+            shared = _batches(stores.open(ANY), shared_prefix(topic[0]))
+            batches += [batch async for batch in shared if batch.is_of(topic[1])]
         if not batches:  # else a wrong name would look like a topic without records
             raise NotFoundError(
                 f"no objects of memq exist below '{options.path[:200]}'",
