@@ -73,6 +73,10 @@ class Encryption:
         self._known: OrderedDict[tuple[str, bytes], _Known] = OrderedDict()
         self._has_subjects = False
 
+    def check_subjects(self) -> None:
+        """Raises: InvalidSettingError without a file for the keys of subjects."""
+        _ = self.subjects
+
     @property
     def subjects(self) -> SubjectKeys:
         """The keys of subjects. Raises: InvalidSettingError without a file for them."""
@@ -167,12 +171,3 @@ class Encryption:
             if len(self._known) > CACHED_MAX:
                 self._known.popitem(last=False)
         return made
-
-
-def encryption_of(value: Encryption | str | None) -> Encryption | None:
-    """Return the keys of an argument `encryption`. Raises: TypeError, InvalidSettingError."""
-    if value is None or isinstance(value, Encryption):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"encryption must be a memq.Encryption or a text, not {type(value).__name__}")
-    return Encryption(value)

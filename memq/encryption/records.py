@@ -18,6 +18,7 @@ from memq.format.blocks.envelope import FORGOTTEN, NONCE_BYTES, SUBJECT, SUBJECT
 from memq.format.blocks.header import TIMESTAMP, BlockHeader
 from memq.format.subject_keys import KEY_ID_BYTES
 
+_OWN = "memq-"  # begins the names of headers that memq gives
 _RESERVED = frozenset((SUBJECT, SUBJECT_KEY, FORGOTTEN))
 VERSION = 1
 _DOMAIN = b"mqR1"
@@ -46,10 +47,11 @@ def seal_record(value: bytes | None, headers: Headers, topic_id: bytes, subjects
         key_id = _key_id(text)
         found = subjects.key(key_id)
         if found is None:
-            return _forgotten(key_id)
+            return _forgotten(headers, key_id)
         cipher = found
-    kept = [pair for pair in headers if pair[0] not in _RESERVED]
-    return seal_content(cipher, new_nonce(), encode_content(value, kept), topic_id, key_id)
+    kept = [pair for pair in headers if not pair[0].startswith(_OWN)]
+    sealed, own = seal_content(cipher, new_nonce(), encode_content(value, kept), topic_id, key_id)
+    return sealed, (*_own(headers), *own)
 
 
 def seal_content(cipher: Cipher, nonce: bytes, content: bytes, topic_id: bytes, key_id: bytes) -> Content:
@@ -69,7 +71,7 @@ def open_record(value: bytes | None, headers: Headers, topic_id: bytes, subjects
     key_id = _key_id(text)
     cipher = subjects.key(key_id)
     if cipher is None:
-        return _forgotten(key_id)
+        return _forgotten(headers, key_id)
     if value is None or len(value) < _SEALED_AT + TAG_BYTES:
         raise CorruptDataError("a record with the key of a subject has no envelope")
     if value[0] != VERSION:
@@ -78,7 +80,7 @@ def open_record(value: bytes | None, headers: Headers, topic_id: bytes, subjects
     if data is None:
         raise CorruptDataError(f"a record does not fit the key {key_id.hex()} of its subject")
     opened, kept = decode_content(data)
-    return opened, (*kept, (SUBJECT_KEY, text))
+    return opened, (*_own(headers), *kept, (SUBJECT_KEY, text))
 
 
 def open_records(reader: BlockReader, topic_id: bytes, subjects: SubjectKeys) -> tuple[BlockHeader, bytes] | None:
@@ -105,8 +107,13 @@ def open_records(reader: BlockReader, topic_id: bytes, subjects: SubjectKeys) ->
     return made.header, bytes(made.data)
 
 
-def _forgotten(key_id: bytes) -> Content:
-    return None, ((FORGOTTEN, key_id.hex().encode()),)
+def _own(headers: Headers) -> Headers:
+    """Return the headers of memq itself, such as the origin of a retry: they come first."""
+    return [pair for pair in headers if pair[0].startswith(_OWN) and pair[0] not in _RESERVED]
+
+
+def _forgotten(headers: Headers, key_id: bytes) -> Content:
+    return None, (*_own(headers), (FORGOTTEN, key_id.hex().encode()))
 
 
 def _key_id(text: bytes | None) -> bytes:
