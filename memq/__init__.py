@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from memq.client.queue.worker_settings import WorkerStats as WorkerStats
     from memq.client.transactions.undecided import CheckAnswer as CheckAnswer
     from memq.client.transactions.undecided import UndecidedTransaction as UndecidedTransaction
+    from memq.encryption.encryption import Encryption as Encryption
     from memq.errors import MemqError as MemqError
     from memq.queues.decisions import ItemOutcome as ItemOutcome
     from memq.queues.decisions import NackKind as NackKind
@@ -57,6 +58,7 @@ _HOMES = {
     "DeadLetter": "memq.client.listener.answers",
     "DeadLetterQueue": "memq.client.listener.dead_letter_queue",
     "Delivery": "memq.client.producer.delivery",
+    "Encryption": "memq.encryption.encryption",
     "ItemOutcome": "memq.queues.decisions",
     "ItemView": "memq.client.queue.views",
     "Listener": "memq.client.listener.listener",

@@ -69,6 +69,13 @@ class UntrustedStoreError(DeniedError):
     default_hint = "name its endpoint in [s3] if it is right"
 
 
+class KeyMissingError(DeniedError):
+    """Content is encrypted, and this client has no key for it, or another key of that id."""
+
+    code = "key-missing"
+    default_hint = "pass encryption= (--encryption) with the key that the message names; see docs/encryption.md"
+
+
 class FencedError(MemqError):
     """Stop: another owner, member or instance took over."""
 
@@ -206,6 +213,13 @@ class SpoolError(RetryableError):
 
     code = "spool-failed"
     default_hint = "check the broker's disk and its settings spool and spool_bytes_max; acks=all continues"
+
+
+class KeyProviderError(RetryableError):
+    """A key provider failed in a way that may pass. Nothing was sent in plain, or skipped."""
+
+    code = "key-provider-failed"
+    default_hint = "check the key provider: its file, or the key service and the rights of this process there"
 
 
 class AuditStateError(RetryableError):

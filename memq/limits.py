@@ -24,6 +24,11 @@ PRODUCER_ID_END = 1 << 63
 SLOTS = 1 << 16
 TIME_MS_END = 1 << 53  # timestamps lie between -2^53 and 2^53 ms, so that JSON can carry them
 
+# Envelope of an encrypted block.
+ENVELOPE_VERSION = 1
+ENVELOPE_KEY_ID_BYTES_MAX = 255
+ENVELOPE_WRAPPED_KEY_BYTES_MAX = 1_024
+
 # Names of headers and tags, inside a block.
 NAME_BYTES_MAX = 65_535
 NAMES_MAX = 65_535

@@ -11,6 +11,7 @@ import json
 import struct
 import time
 import tracemalloc
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,11 @@ from typing import Any
 from awscrt.checksums import crc32c
 from hypothesis import strategies as st
 
+from memq.encryption.encryption import Encryption
+from memq.encryption.keys import environment_keys
+from memq.encryption.records import decode_content, encode_content
 from memq.errors import MemqError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.columns import open_block, verify_block
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
 from memq.format.object import INDEX_MAGIC, open_object
@@ -30,12 +35,14 @@ from memq.format.sealed_json import seal
 from memq.format.spool import decode_segment
 from memq.format.state_log.entry import decode_state_entry
 from memq.format.state_log.held_run import open_run
+from memq.format.subject_keys import SLOTS_AT, decode_head, decode_slots
 from memq.limits import KIB, TRAILER_BYTES
 from memq.protocol.admin_messages import AdminRequest
 from memq.protocol.frames import FrameReader
 from memq.protocol.group_messages import CommitRequest, HeartbeatRequest, JoinRequest
 from memq.protocol.messages import Close, Hello, Open, PollRequest, ReadRequest, decode_message
 from memq.settings import parse_value
+from tests.golden.make import MASTER_KEY, TOPIC_ID
 
 CPU_S_MAX = 0.1
 ALLOCATED_MAX = 4
@@ -119,6 +126,21 @@ def _parse_ranges(data: bytes) -> None:
         return
 
 
+def _open_encrypted(data: bytes) -> None:
+    keys = "golden:" + b64encode(MASTER_KEY).decode()
+    encryption = Encryption(environment_keys("KEYS", {"KEYS": keys}), subjects=GOLDEN / "subject-keys.bin")
+    reader = open_block(data)
+    piece = BlockPiece(0, 0, reader.count, reader.header, memoryview(data))
+    (opened,) = encryption.open_pieces([piece], TOPIC_ID, 3)
+    if opened.header is not None:
+        verify_block(opened.reader())
+
+
+def _parse_subject_keys(data: bytes) -> None:
+    decode_head(data[:SLOTS_AT])
+    decode_slots(data[SLOTS_AT:], 0)
+
+
 _BODIES = (
     b'{"least_version":1,"greatest_version":1,"client":"a","client_id":"b","frame_checksums":true,"token":"x.y.z"}',
     b'{"topic":"t","topic_id":"00","partition":0,"producer":"0000000000000001","acks":2,"sequence":0,"secret":"s"}',
@@ -136,6 +158,9 @@ TARGETS: dict[str, Target] = {
         _golden("block-none.bin", "block-plain.bin", "block-zstd.bin", "block-lz4.bin"),
         _behind_magic,
     ),
+    "encrypted-block": Target(_open_encrypted, _golden("block-encrypted.bin"), _behind_magic),
+    "record-content": Target(decode_content, (encode_content(b"value", [("a", b"1"), ("b", None)]),)),
+    "subject-keys": Target(_parse_subject_keys, _golden("subject-keys.bin")),
     "object": Target(open_object, _golden("object.bin"), _object_sealed),
     "pointer": Target(
         decode_pointer, _golden("pointer-data.json", "pointer-ended.json", "pointer-opened.json"), _json_sealed

@@ -20,6 +20,8 @@ from memq.topic import TopicSettings, check_name
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from memq.encryption.encryption import Encryption
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _FOR_EVER_S = 1e9  # from here on a timeout is none: the system's clocks can't wait for so long
@@ -149,6 +151,22 @@ def check_timeout(timeout: float | None) -> float | None:
     if math.isnan(timeout):
         raise InvalidSettingError("timeout = nan is no number of seconds", hint="give seconds, or None for ever")
     return timeout if timeout < _FOR_EVER_S else None
+
+
+def encryption_of(value: Encryption | str | None) -> Encryption | None:
+    """Return the keys of an argument `encryption`.
+
+    Raises: TypeError, InvalidSettingError, KeyProviderError.
+    """
+    if value is None:
+        return None
+    from memq.encryption.encryption import Encryption
+
+    if isinstance(value, Encryption):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"encryption must be a memq.Encryption or a text, not {type(value).__name__}")
+    return Encryption(value)
 
 
 def runtime_of(runtime: Runtime | None, tls: Tls | None = None) -> Runtime:

@@ -11,7 +11,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memq.encryption.cipher import Cipher
+from memq.encryption.records import encode_content, seal_content
+from memq.format import subject_keys
 from memq.format.blocks.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.envelope import SUBJECTS, begin_envelope, encode_envelope_head
 from memq.format.blocks.header import scope_of
 from memq.format.compaction_manifest import (
     CompactionManifest,
@@ -51,6 +55,8 @@ from memq.topic import Totals
 FOLDER = Path(__file__).parent
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = "00112233445566778899aabbccddeeff"
+MASTER_KEY, DATA_KEY, SUBJECT_KEY_BYTES = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+SUBJECT_KEY_ID = bytes(range(96, 112))
 
 
 def full_builder() -> BlockBuilder:
@@ -81,6 +87,31 @@ def seal(builder: BlockBuilder, codec: str, producer_id: int, first_sequence: in
         now_ms=NOW_MS,
         codec=codec,
     )
+
+
+def make_encrypted() -> bytes:
+    """An encrypted block with a record of a subject; its keys and nonces are fixed."""
+    builder = full_builder()
+    content = encode_content(b"personal", [("name", b"Ada")])
+    cipher = Cipher(SUBJECT_KEY_BYTES)
+    value, headers = seal_content(cipher, bytes(range(12)), content, bytes.fromhex(TOPIC_ID), SUBJECT_KEY_ID)
+    builder.append(value, b"key", headers)
+    plain = seal(builder, "none", 42, 100)
+    wrapped = bytes(range(1, 13)) + Cipher(MASTER_KEY).seal(bytes(range(1, 13)), DATA_KEY, b"mqK1golden")
+    nonce = bytes(range(2, 14))
+    begun = begin_envelope(
+        plain, bytes.fromhex(TOPIC_ID), 3, encode_envelope_head(0, SUBJECTS, nonce, "golden", wrapped)
+    )
+    return bytes(begun.finish(Cipher(DATA_KEY).seal(nonce, begun.payload, begun.associated_data)).data)
+
+
+def make_subject_keys() -> bytes:
+    """The file with the key of the subject above, and with one that was forgotten."""
+    wrapped = bytes(range(3, 15)) + Cipher(MASTER_KEY).seal(bytes(range(3, 15)), DATA_KEY, b"mqK1golden")
+    key = bytes(range(4, 16)) + Cipher(DATA_KEY).seal(bytes(range(4, 16)), SUBJECT_KEY_BYTES, b"mqW1" + SUBJECT_KEY_ID)
+    head = subject_keys.encode_head("golden", wrapped)
+    slots = subject_keys.encode_slot(SUBJECT_KEY_ID, bytes(32), key), subject_keys.encode_forgotten(bytes(range(16)))
+    return b"".join((head, *slots))
 
 
 def make_object() -> bytes:
@@ -269,6 +300,8 @@ def make() -> dict[str, bytes]:
         f"block-{codec}.bin": bytes(seal(full_builder(), codec, 42, 100).data) for codec in ("none", "zstd", "lz4")
     }
     files["block-plain.bin"] = bytes(seal(plain_builder(), "none", 42, 100).data)
+    files["block-encrypted.bin"] = make_encrypted()
+    files["subject-keys.bin"] = make_subject_keys()
     files["object.bin"] = make_object()
     files["segment.spool"] = make_segment()
     files["manifest-part.bin"] = encode_manifest_part(make_manifest_part())

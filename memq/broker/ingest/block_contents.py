@@ -14,7 +14,8 @@ from typing import Any
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
-from memq.format.blocks.header import HEADERS, BlockHeader
+from memq.format.blocks.envelope import parse_envelope
+from memq.format.blocks.header import ENVELOPE, HEADERS, BlockHeader
 from memq.topic import Topic
 
 _RAW_LENGTH = struct.Struct("<I").unpack_from
@@ -48,11 +49,15 @@ def first_sequence_of(extent: tuple[Any, int, int]) -> int:
 def check_contents(block: memoryview, header: BlockHeader, topic: Topic) -> None:
     """Check that every column of a sound block can be read, and that no record is over the topic's bound.
 
-    A block with an extension of a newer version passes: only a reader of that version can judge it.
+    A block with an extension of a newer version passes: only a reader of that version can judge it. Of an encrypted
+    block, the envelope is checked.
     Raises: CorruptDataError, TooLargeError.
     """
     bound = topic.settings.record_bytes_max
     try:
+        if header.codec == ENVELOPE:
+            parse_envelope(block, header)
+            return
         largest = _largest_record(BlockReader(block, header))
     except UnsupportedFormatError:
         return

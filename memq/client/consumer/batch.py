@@ -14,6 +14,7 @@ from memq.errors import CorruptDataError, MemqError
 from memq.format.batch import BlockPiece
 from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
+from memq.format.blocks.envelope import FORGOTTEN
 from memq.format.blocks.header import HEADERS, is_sound
 from memq.topic import Committed, Position, ReadPartition
 
@@ -54,6 +55,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     tag: str | None
     offset: int
     partition: int
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the key of its subject was destroyed: value and headers can't be read any more."""
+        return any(name == FORGOTTEN for name, _ in self.headers)
 
     @property
     def position(self) -> Position:

@@ -13,13 +13,20 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, public_name, runtime_of
+from memq.client.arguments import (
+    check_callbacks,
+    check_timeout,
+    check_tracer_provider,
+    encryption_of,
+    public_name,
+    runtime_of,
+)
 from memq.client.consumer.batch import Batch, Record, TopicPartition, topic_partition_of
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record_filter import filter_of
+from memq.client.consumer.record_filter import OnForgotten, filter_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from memq.client.observers.traces import ConsumerTraces
+    from memq.encryption.encryption import Encryption
 
 
 INTERRUPTED_S_MAX = 1.0
@@ -74,6 +82,8 @@ class BaseConsumer(KafkaHints, ABC):
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
         audit: bool = True,
+        encryption: Encryption | str | None = None,
+        on_forgotten: OnForgotten = "deliver",
         tracer_provider: TracerProvider | None = None,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -90,13 +100,14 @@ class BaseConsumer(KafkaHints, ABC):
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
             on_expired=on_expired,
-            wanted=filter_of(tags, where),
+            wanted=filter_of(tags, where, on_forgotten),
             read=read,
             connect_timeout_ms=connect_timeout_ms,
             s3=s3,
             client_id=client_id,
             zone=zone,
             audit=audit,
+            encryption=encryption_of(encryption),
         ).check()
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         check_tracer_provider(tracer_provider)
@@ -170,6 +181,9 @@ class Consumer(BaseConsumer, BlockingClient):
         on_revoked: the same with partitions that another member gets; it may commit before.
         on_lost: the same with partitions that the group has already given to another member.
         audit: report read and committed records to the audit, if the cluster asks for reports.
+        encryption: keys for encrypted records: a `memq.Encryption`, or its first argument, as "file:keys.json".
+        on_forgotten: for a record whose subject was forgotten. "deliver": give it without value and headers, with
+            `forgotten` true; "skip": leave it out, as a filter does.
         tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None: no spans.
         tls: certificates for connections to brokers; None: by the variables `MEMQ_TLS_…`, else without TLS.
         runtime: clock, randomness and network; default: those of the system.
@@ -473,6 +487,7 @@ def read_arrow(
     tags: str | Sequence[str] | None = None,
     where: str | None = None,
     read: ReadMode = "auto",
+    encryption: Encryption | str | None = None,
     tls: Tls | None = None,
     runtime: Runtime | None = None,
 ) -> pyarrow.Table:
@@ -489,7 +504,16 @@ def read_arrow(
     import pyarrow  # isort: skip
 
     with Consumer(
-        brokers, topic, start=start, end=end, tags=tags, where=where, read=read, tls=tls, runtime=runtime
+        brokers,
+        topic,
+        start=start,
+        end=end,
+        tags=tags,
+        where=where,
+        read=read,
+        encryption=encryption,
+        tls=tls,
+        runtime=runtime,
     ) as consumer:
         tables = [batch.arrow() for batch in consumer]
     return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()
@@ -502,6 +526,7 @@ def read_record(
     *,
     read: ReadMode = "auto",
     s3: Mapping[str, object] | None = None,
+    encryption: Encryption | str | None = None,
     tls: Tls | None = None,
     runtime: Runtime | None = None,
 ) -> Record:
@@ -521,7 +546,16 @@ def read_record(
     )
     # The other partitions end where they begin.
     with Consumer(
-        brokers, topic, start={at: position}, end={at: after}, read=read, s3=s3, audit=False, tls=tls, runtime=runtime
+        brokers,
+        topic,
+        start={at: position},
+        end={at: after},
+        read=read,
+        s3=s3,
+        audit=False,
+        encryption=encryption,
+        tls=tls,
+        runtime=runtime,
     ) as consumer:
         try:
             found = [record for batch in consumer for record in batch if record.offset == position.offset]

@@ -94,7 +94,7 @@ class ConsumerCore:
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3, required=settings.read == "direct")
-        self._dead_letters = DeadLetters(runtime, addresses)
+        self._dead_letters = DeadLetters(runtime, addresses, settings.encryption)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
         self._stale = asyncio.Event()  # the known topics must be refreshed now
@@ -103,8 +103,8 @@ class ConsumerCore:
         reader = partial(self._stores.reader, waits=self._pool.waits)
         fetcher = make_fetcher(settings.read, any_broker.read, reader, self._confirmed)
         fetcher.near = any_broker.near
-        memory_bytes = settings.prefetch_bytes_max
-        self._reading = FetchScheduler(runtime, self._queue, fetcher, self._tasks, memory_bytes, self._changed.set)
+        bounds = settings.prefetch_bytes_max, self._changed.set, settings.encryption
+        self._reading = FetchScheduler(runtime, self._queue, fetcher, self._tasks, *bounds)
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(
             settings,

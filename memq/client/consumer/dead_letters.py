@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from memq.client.consumer.batch import Damage, TopicPartition
 from memq.client.producer.delivery import AsyncDelivery
@@ -13,6 +14,9 @@ from memq.runtime.network import Address, format_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
 
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
+
 SUFFIX = ".dlq"
 CLOSE_S = 5.0
 
@@ -20,9 +24,10 @@ CLOSE_S = 5.0
 class DeadLetters:
     """A producer for damaged blocks, connected when there is the first one."""
 
-    def __init__(self, runtime: Runtime, addresses: Sequence[Address]) -> None:
+    def __init__(self, runtime: Runtime, addresses: Sequence[Address], encryption: Encryption | None = None) -> None:
         self.sent = 0
         self._runtime = runtime
+        self._encryption = encryption  # of the letters, which may be plain blocks
         self._brokers = [format_address(address) for address in addresses]
         self._producer: AsyncProducer | None = None
         self._waiting: dict[tuple[TopicPartition, str, Position], AsyncDelivery] = {}  # until its call has them all
@@ -51,7 +56,9 @@ class DeadLetters:
     async def _put(self, partition: TopicPartition, damage: Damage) -> AsyncDelivery:
         """Send one block. Its value is empty when it is over the topic's record bound."""
         if self._producer is None:
-            self._producer = AsyncProducer(self._brokers, acks="all", runtime=self._runtime)
+            self._producer = AsyncProducer(
+                self._brokers, acks="all", encryption=self._encryption, runtime=self._runtime
+            )
         origin = {
             "memq-topic": partition.topic,
             "memq-position": str(damage.position),

@@ -10,27 +10,34 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Literal
 
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.cursor_outcomes import Counts, LeftOut, ReadyRange
 from memq.client.consumer.predicate import Condition
-from memq.errors import CorruptDataError, InvalidFilterError, UnsupportedFormatError
+from memq.errors import CorruptDataError, InvalidFilterError, InvalidSettingError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.envelope import FORGOTTEN
 from memq.format.blocks.header import HEADERS, TAG, BlockHeader, tag_bit
 from memq.format.ranges import Range
 from memq.limits import NAME_BYTES_MAX
 
 TAGS_MAX = 256
+OnForgotten = Literal["deliver", "skip"]
 
 
 class RecordFilter:
     """Wants the records with one of `tags` for which the condition `where` is true.
 
     `tags` are a text as `A || B`, or a sequence of tags; None: any record, with or without a tag. None for `where`: any
-    headers. Raises: InvalidFilterError, TypeError.
+    headers. Without `forgotten`, records whose subject was forgotten are not wanted.
+    Raises: InvalidFilterError, TypeError.
     """
 
-    def __init__(self, tags: str | Sequence[str] | None = None, where: str | None = None) -> None:
+    def __init__(
+        self, tags: str | Sequence[str] | None = None, where: str | None = None, *, forgotten: bool = True
+    ) -> None:
+        self._forgotten = forgotten
         self._tags = frozenset(_tags_of(tags)) if tags is not None else frozenset()
         self._condition = Condition(where) if where is not None else None
         self._bare = self._condition is None or self._condition.holds(())
@@ -57,6 +64,9 @@ class RecordFilter:
             found = bytes(map(self._tags.__contains__, reader.tags())) if flags & TAG else bytes(reader.count)
         if self._condition is not None and (flags & HEADERS or not self._bare):
             holds = bytes(map(self._condition.holds, reader.headers()))
+            found = holds if found is None else bytes(map(operator.and_, found, holds))
+        if not self._forgotten and flags & HEADERS and FORGOTTEN in reader.layout().names:
+            holds = bytes(all(name != FORGOTTEN for name, _ in headers) for headers in reader.headers())
             found = holds if found is None else bytes(map(operator.and_, found, holds))
         return None if found is None or 0 not in found else found
 
@@ -101,13 +111,19 @@ def runs_of(mask: bytes, low: int, high: int) -> Iterator[tuple[int, Range]]:
         at = end
 
 
-def filter_of(tags: str | Sequence[str] | None, where: str | None) -> RecordFilter | None:
-    """Return the filter of two options; None when both want every record, as tags `*` do.
+def filter_of(
+    tags: str | Sequence[str] | None, where: str | None, on_forgotten: OnForgotten = "deliver"
+) -> RecordFilter | None:
+    """Return the filter of these options; None when all want every record, as tags `*` do.
 
     Raises: as `RecordFilter`.
     """
     wanted = None if isinstance(tags, str) and tags.strip() == "*" else tags
-    return RecordFilter(wanted, where) if wanted is not None or where is not None else None
+    if on_forgotten not in ("deliver", "skip"):
+        raise InvalidSettingError(f"on_forgotten = {on_forgotten!r} is not 'deliver' or 'skip'")
+    if wanted is None and where is None and on_forgotten == "deliver":
+        return None
+    return RecordFilter(wanted, where, forgotten=on_forgotten == "deliver")
 
 
 def _tags_of(tags: str | Sequence[str]) -> list[str]:

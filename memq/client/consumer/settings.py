@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_switch, check_zone
 from memq.client.consumer.batch import TopicPartition
@@ -26,6 +26,9 @@ from memq.topic import (
     check_resource_name,
     read_partitions,
 )
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], str | datetime | Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
@@ -60,6 +63,7 @@ class ConsumerSettings:
     zone: str = ""
     audit: bool = True
     s3: Mapping[str, object] | None = None
+    encryption: Encryption | None = None
 
     def check(self) -> ConsumerSettings:
         """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""

@@ -104,9 +104,12 @@ class ListenerCore(CallsCore[ListenerStats]):
             audit=reads.audit,
             client_id=reads.client_id,
             zone=reads.zone,
+            encryption=reads.encryption,
         )
         self._open = OpenRecords(self._topics.retry, ordered=settings.ordered, ahead=2 * settings.concurrency)
-        self._parked = ParkedKeys(settings.group, self._admin, self._brokers, runtime, self._open.parked)
+        self._parked = ParkedKeys(
+            settings.group, self._admin, self._brokers, runtime, self._open.parked, reads.encryption
+        )
         self._sources: list[_ListenerSource] = []
         self._starting = asyncio.Lock()
         self._started = False

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memq.client.admin import AsyncAdmin
-from memq.client.arguments import check_number, public_name, runtime_of
+from memq.client.arguments import check_number, encryption_of, public_name, runtime_of
 from memq.client.consumer.batch import Batch, Record
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
@@ -36,6 +36,9 @@ from memq.runtime.network import format_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
 from memq.topic import Position, Topic
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 LETTERS_MAX = 1_000  # that `letters` returns without another limit
 _SESSION_MS = 3_000  # a call that was killed keeps the next one waiting for so long
@@ -77,17 +80,21 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
         group: str,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        encryption: Encryption | str | None = None,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self.group = group
+        self._encryption = encryption_of(encryption)
         self.strangers: list[Position] = []
         self._topic = letters_topic(group)
         self._runtime = runtime_of(runtime, tls)
         addresses = bootstrap_addresses(brokers)
         self._brokers = [format_address(address) for address in addresses]
         self._admin = AsyncAdmin(self._brokers, connect_timeout_ms=connect_timeout_ms, runtime=self._runtime)
-        self._topics = RetryTopics(group, self._runtime, addresses, self._admin, audit=True)
+        self._topics = RetryTopics(
+            group, self._runtime, addresses, self._admin, audit=True, encryption=self._encryption
+        )
 
     async def close(self) -> None:
         """Disconnect."""
@@ -117,7 +124,13 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
             f"topic '{self._topic}' has no letter at position {position}", hint=f"see memq dlq list {self.group}"
         )
         async with AsyncConsumer(
-            self._brokers, self._topic, start={at: position}, end={at: after}, audit=False, runtime=self._runtime
+            self._brokers,
+            self._topic,
+            start={at: position},
+            end={at: after},
+            audit=False,
+            encryption=self._encryption,
+            runtime=self._runtime,
         ) as consumer:
             try:
                 found = [each async for batch in consumer for each in batch if each.offset == position.offset]
@@ -177,6 +190,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
             end="end",
             on_expired="skip",
             audit=False,
+            encryption=self._encryption,
             runtime=self._runtime,
         ) as consumer:
             async for batch in consumer:
@@ -213,6 +227,7 @@ class AsyncDeadLetterQueue(KafkaHints, AsyncClosing):
             session_timeout_ms=_SESSION_MS,
             on_expired="skip",
             audit=False,
+            encryption=self._encryption,
             runtime=self._runtime,
         ) as consumer:
             async for batch in consumer:
@@ -257,11 +272,17 @@ class DeadLetterQueue(KafkaHints, BlockingClient):
         group: str,
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        encryption: Encryption | str | None = None,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self._core = AsyncDeadLetterQueue(
-            brokers, group, connect_timeout_ms=connect_timeout_ms, tls=tls, runtime=runtime
+            brokers,
+            group,
+            connect_timeout_ms=connect_timeout_ms,
+            encryption=encryption,
+            tls=tls,
+            runtime=runtime,
         )
         self._background = Background("dead letter queue", self._core)
         self._closed = False

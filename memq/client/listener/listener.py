@@ -6,11 +6,11 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memq.client.arguments import check_callbacks, public_name, runtime_of
+from memq.client.arguments import check_callbacks, encryption_of, public_name, runtime_of
 from memq.client.consumer.fetch.fetcher import ReadMode
-from memq.client.consumer.record_filter import filter_of
+from memq.client.consumer.record_filter import OnForgotten, filter_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.lifecycle import Background, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
@@ -25,6 +25,9 @@ from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
 from memq.runtime.tls import Tls
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 Handler = Callable[[Message], object]
 
@@ -59,6 +62,8 @@ class BaseListener(KafkaHints, ABC):
         client_id: str = "",
         zone: str = "",
         audit: bool = True,
+        encryption: Encryption | str | None = None,
+        on_forgotten: OnForgotten = "deliver",
         tls: Tls | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -74,13 +79,14 @@ class BaseListener(KafkaHints, ABC):
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
             on_expired=on_expired,
-            wanted=filter_of(tags, where),
+            wanted=filter_of(tags, where, on_forgotten),
             read=read,
             connect_timeout_ms=connect_timeout_ms,
             s3=s3,
             client_id=client_id,
             zone=zone,
             audit=audit,
+            encryption=encryption_of(encryption),
         )
         self._settings = ListenerSettings(
             consumer=consumer,
@@ -140,6 +146,8 @@ class Listener(BaseListener, BlockingCalls[ListenerStats]):
         client_id: as of `memq.Consumer`.
         zone: as of `memq.Consumer`.
         audit: as of `memq.Consumer`.
+        encryption: as of `memq.Consumer`.
+        on_forgotten: as of `memq.Consumer`.
         tls: as of `memq.Consumer`.
         runtime: as of `memq.Consumer`.
 

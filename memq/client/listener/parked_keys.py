@@ -8,6 +8,7 @@ and while keys are parked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -16,6 +17,9 @@ from memq.client.listener.retry_records import letters_topic, read_letter
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 PARKED_CHECK_S = 2.0
 
@@ -30,7 +34,9 @@ class ParkedKeys:
         brokers: Sequence[str],
         runtime: Runtime,
         keys: dict[OrderKey, Position | None],
+        encryption: Encryption | None = None,
     ) -> None:
+        self._encryption = encryption
         self._topic = letters_topic(group)
         self._admin = admin
         self._brokers = brokers
@@ -67,7 +73,14 @@ class ParkedKeys:
         later = _later({} if again else self._next, handled)
         start = {(self._topic, number): at for number, at in (handled | later).items()}
         async with AsyncConsumer(
-            self._brokers, self._topic, start=start, end="end", on_expired="skip", audit=False, runtime=self._runtime
+            self._brokers,
+            self._topic,
+            start=start,
+            end="end",
+            on_expired="skip",
+            audit=False,
+            encryption=self._encryption,
+            runtime=self._runtime,
         ) as consumer:
             async for batch in consumer:
                 for record in batch:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from typing import TYPE_CHECKING
 
 from memq.client.admin import AsyncAdmin
 from memq.client.listener.retry_records import (
@@ -35,6 +36,9 @@ from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, format_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, Topic
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 _RETRY_S_BASE = 0.1
 _RETRY_S_MAX = 5.0
@@ -87,6 +91,7 @@ class RetryTopics:
         audit: bool,
         client_id: str = "",
         zone: str = "",
+        encryption: Encryption | None = None,
     ) -> None:
         self.retry = retry_topic(group)
         self.letters = letters_topic(group)
@@ -94,7 +99,7 @@ class RetryTopics:
         self._admin = admin
         self._events = EventLog(runtime.clock)
         self._lanes = LANES
-        self._options = {"audit": audit, "client_id": client_id, "zone": zone}
+        self._options = {"audit": audit, "client_id": client_id, "zone": zone, "encryption": encryption}
         self._brokers = [format_address(address) for address in addresses]
         self._producer: AsyncProducer | None = None
 

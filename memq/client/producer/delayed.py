@@ -18,7 +18,7 @@ from typing import TypeVar
 from memq.client.broker_router import BrokerRouter
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
-from memq.client.producer.fields import RecordFields, check_size
+from memq.client.producer.fields import RecordFields, check_size, encrypted_fields
 from memq.client.producer.open_block import Route
 from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
 from memq.client.producer.settings import ProducerSettings
@@ -200,6 +200,7 @@ class DelayedRecords:
                 f"producer '{self._settings.name}' has a name: it can't delay records",
                 hint="a name resumes by the number of its records; use another producer without a name",
             )
+        fields = encrypted_fields(fields, self._settings.encryption, route.topic)
         check_size(fields.size, route.topic)
         if partition is not None:
             index = route.map.index_of(partition)
@@ -211,16 +212,17 @@ class DelayedRecords:
         builder, now_s = BlockBuilder(), self._runtime.clock.monotonic()
         builder.append(*fields)
         producer_id = self._runtime.random.randrange(1, PRODUCER_ID_END)
-        data = bytes(
-            builder.seal(
-                producer_id=producer_id,
-                first_sequence=delayed_sequence(due_ms),
-                scope=target.scope,
-                now_ms=self._runtime.clock.wall_ms(),
-                codec=self._settings.codec,
-                slot_range=target.slots if partition is None else (0, SLOTS - 1),
-            ).data
+        sealed = builder.seal(
+            producer_id=producer_id,
+            first_sequence=delayed_sequence(due_ms),
+            scope=target.scope,
+            now_ms=self._runtime.clock.wall_ms(),
+            codec=self._settings.codec,
+            slot_range=target.slots if partition is None else (0, SLOTS - 1),
         )
+        if self._settings.encryption is not None:
+            sealed = self._settings.encryption.seal_block(sealed, route.topic.id, target.partition)
+        data = bytes(sealed.data)
         if len(data) > HOLD_BYTES_MAX:
             raise TooLargeError(f"delayed record of {len(data)} bytes, {HOLD_BYTES_MAX} are allowed")
         self._buffer.claim(len(data) + BLOCK_COST_BYTES)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat, zip_longest
 from operator import add
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from memq.client.arguments import check_kind
 from memq.errors import InvalidRequestError, TooLargeError
+from memq.format.blocks.envelope import SUBJECT, SUBJECT_KEY
 from memq.limits import TIME_MS_END
 from memq.topic import Topic
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | str
 HeadersLike: TypeAlias = Mapping[str, BytesLike | None] | Iterable[tuple[str, BytesLike | None]]
@@ -61,6 +65,36 @@ def check_fields(
         timestamp_ms,
         tag or None,
     )
+
+
+def with_subject(
+    headers: HeadersLike | None, subject: str, encryption: Encryption | None
+) -> tuple[tuple[str, bytes | None], ...]:
+    """Return headers that name the subject of a record.
+
+    Raises: TypeError; InvalidRequestError without keys, InvalidSettingError without a file of subjects.
+    """
+    check_kind("subject", subject, str)
+    if encryption is None:
+        raise InvalidRequestError(
+            "a record with a subject needs a producer with encryption",
+            hint="memq.Producer(…, encryption=memq.Encryption(…, subjects='FILE'))",
+        )
+    if not subject:
+        raise InvalidRequestError("the subject of a record is empty", hint="leave it out, or name one")
+    encryption.check_subjects()
+    return (*header_pairs(headers or ()), (SUBJECT, as_bytes(subject, "subject")))
+
+
+def encrypted_fields(fields: RecordFields, encryption: Encryption | None, topic: Topic) -> RecordFields:
+    """Return a record as its block holds it: with a subject, value and headers are encrypted.
+
+    Raises: InvalidRequestError, InvalidSettingError, KeyMissingError, KeyProviderError.
+    """
+    if encryption is None or not any(name in (SUBJECT, SUBJECT_KEY) for name, _ in fields.headers or ()):
+        return fields
+    value, headers = encryption.seal_content(fields.value, fields.headers or (), topic.id)
+    return fields._replace(value=value, headers=tuple(headers))
 
 
 class RecordColumns(NamedTuple):

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
 from memq.client.producer.partitioner import PartitionMap
+from memq.client.producer.settings import ProducerSettings
 from memq.client.producer.window_events import UnackedBlock
 from memq.errors import MemqError
-from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder, SealedBlock
 from memq.format.blocks.header import scope_of
 from memq.kernel import compiled_module, rows
 from memq.limits import SLOTS
@@ -79,6 +80,26 @@ class PendingBlock(UnackedBlock):
         self.error: MemqError | None = None
         self.ready = False
         self.slots = (0, SLOTS - 1)
+
+    def seal(self, settings: ProducerSettings, producer_id: int, now_ms: int) -> SealedBlock:
+        """Return the sealed block, encrypted if the producer has keys. A block is sealed once.
+
+        Raises: as `BlockBuilder.seal` and `Encryption.seal_block`.
+        """
+        builder, self.builder = self.builder, None
+        assert builder is not None, "a block is sealed once"
+        sealed = builder.seal(
+            producer_id=producer_id,
+            first_sequence=self.first,
+            scope=self.buffer.scope,
+            now_ms=now_ms,
+            codec=settings.codec,
+            slot_range=self.slots,
+            producer_epoch=self.buffer.producer_epoch,
+        )
+        if settings.encryption is None:
+            return sealed
+        return settings.encryption.seal_block(sealed, self.buffer.topic.id, self.buffer.partition)
 
 
 class Gate(NamedTuple):

@@ -58,6 +58,8 @@ class Producer(Sender, BaseProducer, BlockingClient):
         transaction_checker: called with an `UndecidedTransaction` of the producer group that was prepared and not
             decided in time; returns a `CheckAnswer`. `Producer` calls it in a thread. With it, `prepare()` is needed.
         producer_group: name of the producers that decide for each other; None: the transactional id.
+        encryption: keys with which all blocks are encrypted: a `memq.Encryption`, or its first argument, as
+            "file:keys.json"; None: blocks are plain.
         tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
         tls: certificates for connections to brokers; None: by the variables `MEMQ_TLS_…`, else without TLS.
         runtime: clock, randomness and network; default: those of the system.
@@ -88,8 +90,9 @@ class Producer(Sender, BaseProducer, BlockingClient):
         partition: int | None,
         deliver_at: DeliverAt = None,
         deliver_after: DeliverAfter = None,
+        subject: str | None = None,
     ) -> Delivery:
-        due_ms = self._due_ms(deliver_at, deliver_after)
+        due_ms, headers = self._due_ms(deliver_at, deliver_after), self._named_headers(headers, subject)
         if self._traces is None:
             return self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition, due_ms)
         with self._traces.sending(topic) as sent:
@@ -302,15 +305,16 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         *,
         deliver_at: DeliverAt = None,
         deliver_after: DeliverAfter = None,
+        subject: str | None = None,
     ) -> AsyncDelivery:
         """Add a record to the open block of its partition; wait only for room in the buffer.
 
         Returns the delivery of the block: await it for the Ack. A cancelled call has added nothing.
         Raises: as `memq.Producer.send`.
         """
-        if deliver_at is not None or deliver_after is not None:
+        if deliver_at is not None or deliver_after is not None or subject is not None:
             arguments = (topic, value, key, headers, timestamp_ms, tag, partition)
-            return await self._send_slowly(*arguments, deliver_at, deliver_after)
+            return await self._send_slowly(*arguments, deliver_at, deliver_after, subject)
         loop_had_turn = self._yielded_at == self._buffer.opened_blocks
         if loop_had_turn and type(value) is bytes and headers is None and tag is None and partition is None:
             if native is not None:
@@ -342,8 +346,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         partition: int | None,
         deliver_at: DeliverAt = None,
         deliver_after: DeliverAfter = None,
+        subject: str | None = None,
     ) -> AsyncDelivery:
-        due_ms = self._due_ms(deliver_at, deliver_after)
+        due_ms, headers = self._due_ms(deliver_at, deliver_after), self._named_headers(headers, subject)
         if self._traces is None:
             return await self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition, due_ms)
         with self._traces.sending(topic) as sent:

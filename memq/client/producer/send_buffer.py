@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
-from memq.client.producer.fields import RecordColumns, RecordFields, check_size, check_sizes
+from memq.client.producer.fields import RecordColumns, RecordFields, check_size, check_sizes, encrypted_fields
 from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route, native
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
@@ -199,6 +199,7 @@ class SendBuffer:
 
     def put(self, route: Route, fields: RecordFields, partition: int | None) -> _Delivery:
         """Add a record. Raises: TooLargeError, InvalidRequestError; BufferFullError without room now."""
+        fields = encrypted_fields(fields, self._settings.encryption, route.topic)
         size = fields.size
         if size > route.record_bytes_max:
             check_size(size, route.topic)
@@ -473,18 +474,8 @@ class SendBuffer:
 
     def _seal(self, pending: PendingBlock) -> None:
         held = 0
-        builder, pending.builder = pending.builder, None
-        assert builder is not None, "a block is sealed once"
         try:
-            sealed = builder.seal(
-                producer_id=self._producer_id,
-                first_sequence=pending.first,
-                scope=pending.buffer.scope,
-                now_ms=self._runtime.clock.wall_ms(),
-                codec=self._settings.codec,
-                slot_range=pending.slots,
-                producer_epoch=pending.buffer.producer_epoch,
-            )
+            sealed = pending.seal(self._settings, self._producer_id, self._runtime.clock.wall_ms())
             pending.data, held = sealed.data, sealed.memory_bytes
         except MemqError as error:
             pending.error = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from memq.client.arguments import check_tracer_provider, public_name, runtime_of
@@ -12,10 +13,17 @@ from memq.client.observers.reporter import reporting
 from memq.client.producer.core import Observe, ProducerCore
 from memq.client.producer.delayed import DeliverAfter, DeliverAt, due_ms_of, due_times_of
 from memq.client.producer.delivery import AsyncDelivery, Delivery, Promise
-from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordFields, with_subject
 from memq.client.producer.open_block import Route, native
 from memq.client.producer.send_buffer import SendBuffer
-from memq.client.producer.settings import TRANSACTION_TIMEOUT_MS, AcksLike, OnAck, WhenFull, producer_settings
+from memq.client.producer.settings import (
+    TRANSACTION_TIMEOUT_MS,
+    AcksLike,
+    OnAck,
+    ProducerSettings,
+    WhenFull,
+    producer_settings,
+)
 from memq.client.transactions.undecided import TransactionChecker
 from memq.errors import InvalidRequestError
 from memq.kernel.rows import Lane
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from memq.client.observers.traces import ProducerTraces
+    from memq.encryption.encryption import Encryption
 
 
 _CompiledBase: Any = object if native is None else native.SenderBase  # of the fast path into an open block
@@ -60,6 +69,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         transaction_checker: TransactionChecker | None = None,
         producer_group: str | None = None,
+        encryption: Encryption | str | None = None,
         tracer_provider: TracerProvider | None = None,
         tls: Tls | None = None,
         runtime: Runtime | None = None,
@@ -84,6 +94,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             transaction_timeout_ms=transaction_timeout_ms,
             transaction_checker=transaction_checker,
             producer_group=producer_group,
+            encryption=encryption,
         )
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime, tls)
@@ -98,7 +109,7 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             from memq.client.observers.traces import ProducerTraces
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-        if tracer_provider is not None or transactional_id is not None:
+        if tracer_provider is not None or transactional_id is not None or self._takes_subjects():
             self._lanes, self._put_keyed = {}, _no_fast_path
         elif native is not None:
             self._use_lanes(self._buffer.lanes)
@@ -111,6 +122,10 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
                 "a transactional producer sends records in transactions only",
                 hint="with producer.transaction() as t: t.send(…)",
             )
+
+    def _named_headers(self, headers: HeadersLike | None, subject: str | None) -> HeadersLike | None:
+        """Return the headers of a record, with its subject. Raises: as `with_subject`."""
+        return headers if subject is None else with_subject(headers, subject, self._settings.encryption)
 
     def _due_ms(self, deliver_at: DeliverAt, deliver_after: DeliverAfter) -> int | None:
         """Return when a record is due (Unix ms); None for one that is not delayed."""
@@ -136,6 +151,10 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         if due_ms is None:
             return self._buffer.put(route, fields, partition)
         return self._core.delayed.add(route, fields, partition, due_ms)
+
+    def _takes_subjects(self) -> bool:
+        """Whether `send` was replaced by the one in Python, because the compiled one takes no subjects."""
+        return False
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
@@ -166,20 +185,22 @@ class PythonSender:
         *,
         deliver_at: DeliverAt = None,
         deliver_after: DeliverAfter = None,
+        subject: str | None = None,
     ) -> Delivery:
         """Add a record to the open block of its partition and return the block's delivery.
 
         Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
         mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
         `deliver_at` (Unix ms or datetime) or `deliver_after` (seconds or timedelta) delay the record: readers get it
-        when it is due. Its ack says that it is held.
+        when it is due. Its ack says that it is held. With `subject`, value and headers are encrypted with the key of
+        this subject, such as a person, until `memq forget`.
 
         Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
         broker answers; BufferFullError; ClosedError; ForkedError; InvalidRequestError for a delay that is not allowed.
         """
-        if deliver_at is not None or deliver_after is not None:
+        if deliver_at is not None or deliver_after is not None or subject is not None:
             arguments = (topic, value, key, headers, timestamp_ms, tag, partition)
-            return self._send_slowly(*arguments, deliver_at, deliver_after)
+            return self._send_slowly(*arguments, deliver_at, deliver_after, subject)
         # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of `memq.kernel.rows`.
         if type(value) is bytes and headers is None and tag is None and partition is None:
             try:
@@ -207,7 +228,15 @@ PythonSender.send.__qualname__ = "Producer.send"  # as users call it: Python's e
 
 
 class _OwnSend:
-    """No `send`: that of the compiled base is used."""
+    """The compiled `send`. It takes no subjects, so producers with keys have the one in Python."""
+
+    _settings: ProducerSettings
+
+    def _takes_subjects(self) -> bool:
+        if self._settings.encryption is None:
+            return False
+        vars(self)["send"] = MethodType(PythonSender.send, self)
+        return True
 
 
 if TYPE_CHECKING or native is None:  # noqa: SIM108 - a type checker wants one base class

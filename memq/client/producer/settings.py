@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from memq.client.arguments import (
     check_callbacks,
@@ -14,6 +14,7 @@ from memq.client.arguments import (
     check_str,
     check_switch,
     check_zone,
+    encryption_of,
 )
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.delivery import Ack
@@ -24,6 +25,9 @@ from memq.kafka_words import KAFKA_ALL
 from memq.limits import KIB, MIB, TRANSACTION_TIMEOUT_MS_MAX, TRANSACTION_TIMEOUT_MS_MIN
 from memq.protocol.frames import AckLevel
 from memq.topic import check_group, check_name, check_resource_name
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 TRANSACTION_TIMEOUT_MS = 60_000
 AcksLike: TypeAlias = Literal["all", 0, 1, "0", "1"]
@@ -66,6 +70,7 @@ class ProducerSettings:
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     transaction_checker: TransactionChecker | None = None
     producer_group: str = ""
+    encryption: Encryption | None = None
 
     @property
     def open_timeout_s(self) -> float:
@@ -103,10 +108,11 @@ def producer_settings(
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     transaction_checker: TransactionChecker | None = None,
     producer_group: str | None = None,
+    encryption: Encryption | str | None = None,
 ) -> ProducerSettings:
     """Check the arguments of a producer.
 
-    Raises: InvalidSettingError, which names the wrong argument; InvalidNameError.
+    Raises: InvalidSettingError, which names the wrong argument; InvalidNameError; KeyProviderError.
     """
     if isinstance(acks, bool) or acks not in tuple(_LEVELS):  # a tuple: the value may have no hash
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'", hint=KAFKA_ALL if str(acks) == "-1" else "")
@@ -146,6 +152,7 @@ def producer_settings(
         transaction_timeout_ms=transaction_timeout_ms,
         transaction_checker=transaction_checker,
         producer_group=producer_group or (transactional_id or "" if transaction_checker is not None else ""),
+        encryption=encryption_of(encryption),
     )
 
 

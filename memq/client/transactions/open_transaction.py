@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memq.client.bulk.staged_object import StagedBlocks
 from memq.client.producer.delayed import NoteHeld
-from memq.client.producer.fields import RecordFields, check_size
+from memq.client.producer.fields import HeadersLike, RecordFields, check_size, encrypted_fields, with_subject
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import InvalidRequestError, TooLargeError
@@ -139,11 +139,16 @@ class OpenTransaction:
                 topic = self._topics[target.topic_id]
                 self.note_held(topic, target.partition, stage, held_minute(self._first), records)
 
+    def named_headers(self, headers: HeadersLike | None, subject: str | None) -> HeadersLike | None:
+        """Return the headers of a record, with its subject. Raises: as `with_subject`."""
+        return headers if subject is None else with_subject(headers, subject, self._settings.encryption)
+
     def add(self, route: Route, fields: RecordFields, partition: int | None) -> bool:
         """Add a record; return whether so much waits that it should be held now.
 
         Raises: TooLargeError, NotFoundError; InvalidRequestError after the end.
         """
+        fields = encrypted_fields(fields, self._settings.encryption, route.topic)
         check_size(fields.size, route.topic)
         with self._lock:
             self.check_open()
@@ -231,6 +236,8 @@ class OpenTransaction:
             codec=self._settings.codec,
             slot_range=target.slots if target.slots_hold else (0, SLOTS - 1),
         )
+        if self._settings.encryption is not None:
+            sealed = self._settings.encryption.seal_block(sealed, target.topic_id, target.partition)
         data = bytes(sealed.data)
         target.builder, target.slots_hold = BlockBuilder(), True
         target.next += count

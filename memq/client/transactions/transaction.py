@@ -92,6 +92,8 @@ class Transaction(_TransactionState):
         timestamp_ms: int | None = None,
         tag: str | None = None,
         partition: int | None = None,
+        *,
+        subject: str | None = None,
     ) -> None:
         """Add a record; arguments as those of `Producer.send`.
 
@@ -101,7 +103,8 @@ class Transaction(_TransactionState):
         this process; TransactionAbortedError, ProducerFencedError: it was rolled back.
         """
         transaction = self._open
-        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        named = transaction.named_headers(headers, subject)
+        fields = check_fields(value, key, named, timestamp_ms, tag)
         if transaction.add(self._route(topic), fields, partition):
             self._run(self._core.hold(transaction))
 
@@ -206,10 +209,13 @@ class AsyncTransaction(_TransactionState):
         timestamp_ms: int | None = None,
         tag: str | None = None,
         partition: int | None = None,
+        *,
+        subject: str | None = None,
     ) -> None:
         """Add a record. See `Transaction.send`."""
         transaction = self._open
-        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        named = transaction.named_headers(headers, subject)
+        fields = check_fields(value, key, named, timestamp_ms, tag)
         if transaction.add(await self._route(topic), fields, partition):
             await self._core.hold(transaction)
 

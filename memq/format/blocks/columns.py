@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, compress, pairwise, repeat
 from typing import NamedTuple
 
-from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.errors import CorruptDataError, KeyMissingError, UnsupportedFormatError
 from memq.format.blocks import header as block
 from memq.format.blocks.builder import NO_TAG, NULL_HEADER
 from memq.format.blocks.codec import decompress
+from memq.format.blocks.envelope import Envelope, parse_envelope
 from memq.format.blocks.header import DELTA_SATURATED, BlockHeader, Buffer, check_block, tag_bit
 from memq.limits import BLOCK_HEADER_BYTES, SLOTS, TIME_MS_END
 from memq.topic import slot_of_key
@@ -157,11 +158,17 @@ class BlockReader:
         if self._raw is None:
             header = self.header
             payload = self._buffer[BLOCK_HEADER_BYTES:]
+            if header.codec == block.ENVELOPE:
+                raise KeyMissingError(f"{header.describe()} is encrypted with the key {self.envelope().key_id[:60]!a}")
             try:
                 self._raw = memoryview(decompress(payload, header.codec, header.raw_length))
             except CorruptDataError as error:
                 raise self.damage(error) from error
         return self._raw
+
+    def envelope(self) -> Envelope:
+        """Return the envelope of an encrypted block."""
+        return parse_envelope(self._buffer, self.header)
 
     def layout(self) -> Layout:
         """Return the offsets of the columns in `raw()`."""
@@ -339,10 +346,14 @@ def open_block(buffer: Buffer) -> BlockReader:
 def verify_block(reader: BlockReader) -> None:
     """Read every column, and compare times, slots and tag bits with those of the header.
 
-    Readers skip blocks by their headers, so too narrow a header hides records from them.
+    Readers skip blocks by their headers, so too narrow a header hides records from them. Of an encrypted block, the
+    envelope is checked: its columns can't be read here.
     Raises: CorruptDataError, UnsupportedFormatError.
     """
     header = reader.header
+    if header.codec == block.ENVELOPE:
+        reader.envelope()
+        return
     times: list[int] = []
     keys: list[bytes | None] = []
     tags: dict[str | None, None] = {}

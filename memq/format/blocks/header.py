@@ -40,6 +40,7 @@ UNPREFIXED = struct.Struct("<BBH III II QQ qI HH Q")  # the header without magic
 
 CODEC_NONE, CODEC_ZSTD, CODEC_LZ4 = 0, 1, 2
 CODECS = {"none": CODEC_NONE, "zstd": CODEC_ZSTD, "lz4": CODEC_LZ4}
+ENVELOPE = 16  # the payload is an envelope of `memq.format.blocks.envelope`: only clients with its key read it
 
 KEY, TIMESTAMP, HEADERS, TAG, NULL_KEYS, NULL_VALUES, EXTENSIONS = 1, 2, 4, 8, 16, 32, 64
 FLAGS_KNOWN = 127
@@ -157,7 +158,7 @@ def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
     if (
         magic == MAGIC
         and version in FORMAT_VERSIONS
-        and codec <= CODEC_LZ4
+        and (codec <= CODEC_LZ4 or codec == ENVELOPE)
         and flags <= FLAGS_KNOWN
         and (flags & (NULL_KEYS | KEY)) != NULL_KEYS
         and payload <= raw <= BLOCK_RAW_BYTES_MAX
@@ -184,8 +185,8 @@ def _header_error(fields: tuple[Any, ...]) -> MemqError:
         return CorruptDataError(f"block starts with {magic!r}, not with {MAGIC!r}")
     if version not in FORMAT_VERSIONS:
         return UnsupportedFormatError(f"block has version {version}, known are {list(FORMAT_VERSIONS)}")
-    if codec > CODEC_LZ4:
-        return UnsupportedFormatError(f"block has codec {codec}, known are {CODECS}")
+    if codec > CODEC_LZ4 and codec != ENVELOPE:
+        return UnsupportedFormatError(f"block has codec {codec}, known are {CODECS} and the envelope {ENVELOPE}")
     if flags > FLAGS_KNOWN:
         return UnsupportedFormatError(f"block has flags {flags:#x}, known are {FLAGS_KNOWN:#x}")
     reasons = {

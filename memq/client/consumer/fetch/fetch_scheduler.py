@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.content_opener import is_encrypted, open_content
 from memq.client.consumer.fetch.copy_search import CopySearch
 from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.fetcher import BatchFetcher
@@ -31,6 +32,9 @@ from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, Topic
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
@@ -56,6 +60,7 @@ class FetchScheduler:
         tasks: TaskOwner,
         prefetch_bytes_max: int,
         changed: Callable[[], None],
+        encryption: Encryption | None = None,
     ) -> None:
         self.removed_counts = Counts()  # of partitions that are not read any more
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
@@ -63,6 +68,7 @@ class FetchScheduler:
         self._queue = queue
         self._resolver = OffsetResolver(queue)
         self._fetcher = fetcher
+        self._encryption = encryption
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
         self._changed = changed
@@ -222,7 +228,7 @@ class FetchScheduler:
                 return
             assert slot.pointer is not None
             pieces = self._fetcher.cut_sent(slot.pointer, data)
-            if pieces is None:
+            if pieces is None or is_encrypted(pieces):  # which are opened in the background
                 slot.sent = data
                 return
             assigned.cursor.start_fetch(slot)
@@ -428,7 +434,8 @@ class FetchScheduler:
                 return
             self._check_missing(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
-        assigned.cursor.fetched(slot, pieces, before, passed)
+        opened = await open_content(pieces, pointer, self._encryption)
+        assigned.cursor.fetched(slot, opened, before, passed)
 
     async def _identify(self, assigned: Assigned, slot: PointerSlot, pointer: Pointer) -> None:
         """Read from the index which blocks an unwanted batch has, if the audit or the cursor counts by it."""

@@ -496,7 +496,7 @@ class PartitionCursor:
                 break
             before = piece.first + piece.records <= start
             if piece.header is None and not before and piece.number not in skip:
-                if not self.pass_damage or isinstance(piece.cause, UnsupportedFormatError):
+                if not self.pass_damage or not isinstance(piece.cause, CorruptDataError):
                     found.failed, found.stop = piece, piece.first
                     break
                 found.damaged.append(piece)
@@ -580,10 +580,13 @@ class PartitionCursor:
     def _failure(self, pointer: Pointer, piece: BlockPiece) -> ReadyRange:
         cause = piece.cause
         assert cause is not None
+        known = isinstance(cause, CorruptDataError | UnsupportedFormatError)
+        if not known:  # a key is missing: the next try may have it
+            self.drop_fetched()
         error = type(cause)(
             f"block {piece.number} of object '{pointer.locations[0].key}' at {self.position} "
             f"of topic '{self.partition.topic}': {cause}",
-            hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
+            hint=self._hint(self.position.pointer_offset, piece.first + piece.records) if known else cause.hint,
         )
         error.__cause__ = cause
         return ReadyRange(self.position, self.behind, pointer=pointer, damaged=(piece,), failure=error)

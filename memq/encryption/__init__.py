@@ -1,0 +1,1 @@
+"""Encryption of content by clients: key providers, envelopes of blocks, and keys of subjects."""
