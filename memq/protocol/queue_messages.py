@@ -59,9 +59,9 @@ class WireGrantedItems(msgspec.Struct, frozen=True, array_like=True):
 class WireGrant(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Leased items of one block. `grant` is the fencing token.
 
-    The lease has run for the worker since it sent the request, and `waited_ms` after that. The block has `length`
-    bytes, 0 for one that the client has. A block of a pop group has been read `at` a read partition, a pointer offset
-    and the record index of its first record.
+    The lease has run for the worker since `waited_ms` after it sent the request. That is negative for a lease of an
+    earlier request. The block has `length` bytes, 0 for one that the client has. A block of a pop group has been read
+    `at` a read partition, a pointer offset and the record index of its first record.
     """
 
     queue: str
@@ -91,7 +91,8 @@ class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=
     The client has the blocks `known`, so the answer names them without their bytes. The first block counts in any
     case; with `bytes_max` the others come as long as all have so many bytes. 0: as many as the broker allows.
     `acks` has items that are done, by queue. The answer has their outcomes in this order. It comes when they count,
-    also if no item is ready.
+    also if no item is ready. `request` is the identity of the request, 0 for none. If its answer was lost, it comes
+    `again`: it then gets the items that it has leased, and that are leased still, and no others, without a wait.
     """
 
     queues: dict[str, Int64]
@@ -99,6 +100,8 @@ class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=
     known: list[Bits64] = []
     bytes_max: Int64 = 0
     acks: dict[str, list[WireLeasedItems]] = {}
+    request: Int64 = 0
+    again: bool = False
 
 
 class AckItems(msgspec.Struct, tag_field="op", tag="ack-items", kw_only=True):

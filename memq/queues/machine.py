@@ -51,6 +51,7 @@ from memq.queues.decisions import (
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.pop.groups import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
+from memq.queues.recent import RecentGrants
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot, blocks_in, decode_state, ended_in, firsts_in
 from memq.state_log import Answer
 
@@ -82,6 +83,7 @@ class QueueMachine:
         self.ordered = OrderedKeys()
         self.firsts = DedupeKeys()
         self.pops = PopGroups()
+        self.grants = RecentGrants()
         self.totals: dict[str, int] = {}  # number of items that have ended, by outcome, and that were redriven
         self.last_grant = 0
         self._arrivals = 0
@@ -216,6 +218,8 @@ class QueueMachine:
             granted = self._granted(block, each, decision) if block is not None else ()
             if block is not None and granted:
                 found.append(GrantedBlock(block.topic, block.block, block.key, block.terms.lease_ms, granted))
+        if decision.request and found:
+            self.grants.add(decision.request, decision.number, [each.block.id.producer for each in found])
         return tuple(found)
 
     def _granted(self, block: QueueBlock, items: ItemRanges, decision: GrantDecision) -> tuple[GrantedItems, ...]:
@@ -394,7 +398,8 @@ class QueueMachine:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
         pops = list(self.pops.groups.values())
-        saved = EncodedQueues(STATE_VERSION, self.last_grant, self._arrivals, [], [], dict(self.totals), pops=pops)
+        numbers = STATE_VERSION, self.last_grant, self._arrivals
+        saved = EncodedQueues(*numbers, [], [], dict(self.totals), pops=pops, grants=self.grants.saved())
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
         return snapshot.pieces()
@@ -422,6 +427,7 @@ class QueueMachine:
                 self._ended[ended[0]] = ended[1]
         self.firsts.restore(firsts_in(saved))
         self.pops.restore(saved.pops)
+        self.grants.restore(saved.grants)
         self.totals = dict(saved.totals)
 
 

@@ -23,6 +23,7 @@ from memq.queues.decisions import (
     QueueDecision,
     SavedBlock,
     SavedFirst,
+    SavedGrant,
 )
 from memq.queues.pop.groups import PopGroup, ReadPopDecision
 from memq.state_log.machine_format import MachineFormat
@@ -53,6 +54,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     firsts: list[msgspec.Raw] = []
     ranged: list[msgspec.Raw] = []
     pops: list[PopGroup] = []
+    grants: list[SavedGrant] = []
 
 
 _FORMAT: MachineFormat[QueueDecision, EncodedQueues] = MachineFormat(

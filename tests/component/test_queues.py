@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import memq
 from memq.broker.broker import Broker
 from memq.broker.service_partitions import hosts
+from memq.client.broker_router import BrokerRouter
 from memq.client.queue.items import ItemLease, QueueItem, wire_leases
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import (
@@ -134,6 +135,38 @@ def test_one_request_acks_items_and_leases_the_next_ones() -> None:
             assert (await queue.queues())[names[0]].leased + (await queue.queues())[names[0]].ready == 2
             none, more = await queue.ack_and_dequeue([], names[5])
             assert (none, payloads(more)) == ([], [b"3"])
+
+    run(work())
+
+
+def test_a_lost_answer_hides_no_item_and_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = list[object]()
+    ask = BrokerRouter.with_blocks
+
+    async def losing(self: BrokerRouter, api: Api, request: Any, *args: Any, **terms: Any) -> Any:
+        found = await ask(self, api, request, *args, **terms)
+        if isinstance(request.ask, DequeueItems) and not request.ask.again and not lost:
+            lost.append(request.ask)
+            raise UnreachableError("the connection is cut")
+        return found
+
+    monkeypatch.setattr(BrokerRouter, "with_blocks", losing)
+
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            names = [f"queue-{number}" for number in range(6)]
+            for name in names:
+                await queue.enqueue_many(name, [b"1", b"2"], lease=60)
+            first = await queue.dequeue(dict.fromkeys(names, 1))
+            assert {each.leased for each in (await queue.queues()).values()} == {1}, "no item is hidden"
+            assert [item.attempt for item in first] == [1] * 6
+            assert all(0 < item.until_s - CLOCK.monotonic() <= 60 for item in first)
+            lost.clear()
+            outcomes, second = await queue.ack_and_dequeue(first, dict.fromkeys(names, 1), wait=20)
+            assert (outcomes, payloads(second)) == ([ItemOutcome.ACKED] * 6, [b"2"] * 6)
+            lost.clear()
+            assert await queue.ack_and_dequeue(second, names[0]) == ([ItemOutcome.ACKED] * 6, [])
+            assert await queue.queues() == {}
 
     run(work())
 
@@ -453,6 +486,7 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 (EnqueueItems(queue="jobs", blocks=[replace(block, length=1)]), "0 bytes of blocks follow"),
                 (DequeueItems(queues={"jobs": 1}, wait_ms=0, known=["1" * 16] * 33), "33 known blocks"),
                 (DequeueItems(queues={}, wait_ms=0), "0 queues in one request"),
+                (DequeueItems(queues={"jobs": 1}, wait_ms=0, again=True), "request 0 has no identity"),
                 (DequeueItems(queues={}, wait_ms=0, acks={"jobs": [WireLeasedItems("1" * 16, 1, [0])]}), "items .0."),
                 (
                     DequeueItems(queues={}, wait_ms=0, acks={"jobs": [WireLeasedItems("1" * 16, 1, [0, 1_025])]}),

@@ -72,8 +72,9 @@ from memq.queues.decisions import (
     dedupe_digest,
     queue_scope,
 )
-from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
+from memq.queues.keeper import ANSWER_BYTES_MAX, QueueKeeper, SeenItems
 from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
+from memq.queues.repeats import Delivered
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
@@ -128,7 +129,7 @@ class QueueRequests:
         while True:
             homes = await self._homes(call, ask.queues, ask.acks)
             grants, outcomes = await self._ask_homes(homes, ask, began_s)
-            if grants or ask.acks or not await self._until_ready(homes, until_s - self._now_s()):
+            if grants or ask.acks or ask.again or not await self._until_ready(homes, until_s - self._now_s()):
                 runs = [run for queue in ask.acks for run in outcomes[queue]]
                 answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants], outcomes=runs))
                 return WithBlocks(answer, [block for _, block in grants])
@@ -142,15 +143,15 @@ class QueueRequests:
         error: MemqError | None = None
         room = ask.bytes_max or ANSWER_BYTES_MAX
         for home, share in self._in_turn(homes):
-            is_full = bool(grants) and room < HOLD_BYTES_MAX
+            is_full = bool(grants) and room < HOLD_BYTES_MAX and not ask.again
             if is_full and not share.acks:
                 continue
             wanted = {} if is_full else share.wanted
-            part = DequeueItems(queues=wanted, wait_ms=0, known=ask.known, bytes_max=room, acks=share.acks)
+            part = msgspec.structs.replace(ask, queues=wanted, wait_ms=0, bytes_max=max(0, room), acks=share.acks)
             try:
                 found, ends = await self._ask_home(home, part, int((self._now_s() - began_s) * 1_000))
             except MemqError as failed:
-                if share.acks:
+                if share.acks or ask.again:
                     raise
                 error = failed  # what others have granted is not lost
                 continue
@@ -176,7 +177,7 @@ class QueueRequests:
             answer, data = await forward_with_blocks(home, ask)
             grants = answer.about_queues.grants
             blocks = _split(data, [each.length for each in grants])
-            waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
+            waited = (msgspec.structs.replace(each, waited_ms=each.waited_ms + waited_ms) for each in grants)
             ends = _by_queue(ask.acks, answer.about_queues.outcomes)
             return list(zip(waited, blocks, strict=True)), ends
         found, ends = await _ack_and_dequeue(home, ask)
@@ -394,22 +395,28 @@ def _count(items: Sequence[WireLeasedItems]) -> int:
 
 async def _ack_and_dequeue(home: QueueKeeper, ask: DequeueItems) -> tuple[list[Delivered], Ends]:
     """Ack items of queues, and lease items, with two decisions that share an entry of the log."""
-    known = set(producer_ids_of(ask.known))
     if not ask.acks:
-        return await home.dequeue(ask.queues, known, ask.bytes_max), {}
+        return await _dequeue(home, ask), {}
     acks = [lease for queue, items in ask.acks.items() for lease in home.of_queue(queue, _leases(queue, items))]
-    acked, found = await asyncio.gather(
-        home.ack(acks), home.dequeue(ask.queues, known, ask.bytes_max), return_exceptions=True
-    )
+    acked, found = await asyncio.gather(home.ack(acks), _dequeue(home, ask), return_exceptions=True)
     if isinstance(acked, BaseException):
         raise acked
     if isinstance(found, BaseException) and not isinstance(found, MemqError):
         raise found
+    if isinstance(found, MemqError) and ask.again:
+        raise found
     if isinstance(found, MemqError) or not found:  # an ack may have made the next item of an ordered key ready
         found = []
         with suppress(MemqError):  # the outcomes are not lost
-            found = await home.dequeue(ask.queues, known, ask.bytes_max)
+            found = await _dequeue(home, ask)
     return found, _by_queue(ask.acks, acked)
+
+
+async def _dequeue(home: QueueKeeper, ask: DequeueItems) -> list[Delivered]:
+    known = set(producer_ids_of(ask.known))
+    if ask.again:
+        return await home.dequeue_again(ask.request, known)
+    return await home.dequeue(ask.queues, known, ask.bytes_max, ask.request)
 
 
 def _by_queue(acks: Mapping[str, Sequence[WireLeasedItems]], outcomes: Iterable[tuple[str, int]]) -> Ends:
@@ -455,7 +462,7 @@ def _wire(found: Delivered, waited_ms: int) -> WireGrant:
         block_id=f"{found.found.block.id.producer:016x}",
         grant=found.grant,
         lease_ms=found.found.lease_ms,
-        waited_ms=waited_ms,
+        waited_ms=waited_ms - found.past_ms,
         items=[WireGrantedItems(*each) for each in found.found.items],
         length=len(found.data),
         at=_at(found.found.key, found.found.block.id.first),
@@ -480,6 +487,8 @@ def _check_dequeue(ask: DequeueItems) -> None:
         raise InvalidRequestError("a request for less than one item of a queue")
     _check_count(sum(_count(items) for items in ask.acks.values()), "items with acks")
     _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
+    if ask.request < 0 or (ask.again and not ask.request):
+        raise InvalidRequestError(f"request {ask.request} has no identity that is possible")
     _check_span("bytes_max", ask.bytes_max, 0, ANSWER_BYTES_MAX, "")
     if len(ask.known) > QUEUE_KNOWN_BLOCKS_MAX:
         raise TooLargeError(f"{len(ask.known)} known blocks, {QUEUE_KNOWN_BLOCKS_MAX} are allowed")

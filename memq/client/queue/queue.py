@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +81,7 @@ LEASE_S = 60.0
 TIMEOUT_MS = 30_000
 REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
+REQUEST_BITS = 62  # of the first identity: those of two clients do not meet
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
 QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
@@ -110,6 +111,7 @@ class AsyncQueue(AsyncItemViews):
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
+        self._requests = count(1 + self._runtime.random.getrandbits(REQUEST_BITS))  # identities of requests for items
         self._is_met = False
         self._events = EventLog(self._runtime.clock)
         now_s, events = self._runtime.clock.monotonic, self._events
@@ -226,40 +228,49 @@ class AsyncQueue(AsyncItemViews):
     ) -> tuple[Outcomes, list[QueueItem]]:
         """Return the outcomes of acks, and the next items.
 
+        A request whose answer was lost comes again, with its identity: so no items that it has leased are hidden.
         The broker answers acks at once. So their outcomes are known before this waits for items, and are not lost.
         Raises: OutcomeUnknownError without an answer about acks; the last error.
         """
         check_seconds("wait", wait, 0, WAIT_S_MAX)
         clock = self._runtime.clock
-        until_s, tries, unsure, outcomes = clock.monotonic() + wait, 0, False, Outcomes()
-        give_up_s = until_s + self._timeout_s
+        until_s, tries, again, outcomes = clock.monotonic() + wait, 0, False, Outcomes()
+        give_up_s, request = until_s + self._timeout_s, next(self._requests)
         while True:
             asked_s, is_sent = clock.monotonic(), False
-            wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000) if not acks else 0
+            wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
             known = self._recent.known()
-            ask = DequeueItems(queues=dict(wanted), wait_ms=wait_ms, known=list(known), acks=dict(acks))
+            ask = DequeueItems(
+                queues=dict(wanted),
+                wait_ms=0 if acks or again else wait_ms,
+                known=list(known),
+                acks=dict(acks),
+                request=request,
+                again=again,
+            )
             try:
                 await self._reach()
                 is_sent = True
-                answer, blocks = await self._ask(ask, wait_ms / 1_000)
+                answer, blocks = await self._ask(ask, ask.wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                unsure |= is_sent and not isinstance(error, REFUSALS)
-                if clock.monotonic() > give_up_s or (self._is_final(error) and not unsure):
+                again |= is_sent and not isinstance(error, REFUSALS)
+                if clock.monotonic() > give_up_s or (self._is_final(error) and not again):
                     if outcomes:
                         return outcomes, []
-                    if acks and unsure:
+                    if acks and again:
                         raise OutcomeUnknownError(f"no broker has answered an ack: {error}") from error
                     raise
                 await self._pause(error, tries)
                 continue
             if acks:
-                outcomes, acks = _sure(outcomes_of(answer.about_queues), repeated=unsure), NO_ACKS
+                outcomes, acks = _sure(outcomes_of(answer.about_queues), repeated=again), NO_ACKS
             items, unreadable = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
             for each in unreadable:
                 await self._give_back(each)
-            if items or clock.monotonic() >= until_s:
+            if items or (not again and clock.monotonic() >= until_s):
                 return outcomes, items
+            again, request = False, next(self._requests)
 
     async def _give_back(self, unreadable: UnreadableItems) -> None:
         """Give back items that no worker can read. Without an answer, their lease ends."""
@@ -442,9 +453,9 @@ def _wanted(queues: str | Mapping[str, int]) -> dict[str, int]:
     wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
     if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
         raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
-    for queue, count in wanted.items():
+    for queue, items in wanted.items():
         check_queue(queue)
-        check_number(f"items of queue '{queue}'", count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+        check_number(f"items of queue '{queue}'", items, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
     return wanted
 
 
