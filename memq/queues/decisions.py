@@ -440,6 +440,16 @@ class SavedGrant(NamedTuple):
     blocks: tuple[int, ...]
 
 
+class SavedReturn(NamedTuple):
+    """Items that a worker gave back under a grant, in a snapshot, and the outcome of its nack."""
+
+    block: int
+    grant: int
+    begin: int
+    end: int
+    outcome: ItemOutcome
+
+
 class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a queue machine. `blocks` is empty from version 3 on, `ranged` before."""
 
@@ -453,6 +463,7 @@ class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     ranged: list[SavedBlock] = []
     pops: list[PopGroup] = []
     grants: list[SavedGrant] = []
+    returns: list[SavedReturn] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(

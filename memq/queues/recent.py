@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memq.queues.decisions import SavedGrant
+from memq.queues.decisions import ItemOutcome, ItemRanges, SavedGrant, SavedReturn
 
-RECENT_MAX = 8_192  # blocks of grants in memory, each about 200 bytes
+RECENT_MAX = 8_192  # blocks of grants in memory, and ranges of nacks, each about 200 bytes
 
 
 class RecentGrants:
@@ -41,3 +41,50 @@ class RecentGrants:
         """Take the grants of a snapshot."""
         for each in saved:
             self.add(*each)
+
+
+class RecentReturns:
+    """The outcomes of recent nacks, by block and grant. The oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._returns: dict[tuple[int, int], list[SavedReturn]] = {}
+        self._count = 0
+
+    def add(self, made: SavedReturn) -> None:
+        """Note the outcome of a nack."""
+        place = made.block, made.grant
+        found = self._returns.pop(place, [])
+        last = found[-1] if found else None
+        if last is not None and (last.end, last.outcome) == (made.begin, made.outcome):
+            found[-1] = last._replace(end=made.end)
+        else:
+            found.append(made)
+            self._count += 1
+        self._returns[place] = found
+        while self._count > RECENT_MAX and len(self._returns) > 1:
+            self._count -= len(self._returns.pop(next(iter(self._returns))))
+
+    def split(self, items: ItemRanges, grant: int) -> Iterator[tuple[int, int, ItemOutcome | None]]:
+        """Yield begin and end of ranges of items, in order, and the outcome of their nack; None without one."""
+        known = sorted(self._returns.get((items.block, grant), ()), key=lambda each: each.begin)
+        for begin, end in items.pairs():
+            at = begin
+            for each in known:
+                first, last = max(at, each.begin), min(end, each.end)
+                if first >= last:
+                    continue
+                if at < first:
+                    yield at, first, None
+                yield first, last, each.outcome
+                at = last
+            if at < end:
+                yield at, end, None
+
+    def saved(self) -> list[SavedReturn]:
+        """Return the nacks for a snapshot."""
+        return [each for found in self._returns.values() for each in found]
+
+    def restore(self, saved: Iterable[SavedReturn]) -> None:
+        """Take the nacks of a snapshot."""
+        for each in saved:
+            self.add(each)

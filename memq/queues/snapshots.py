@@ -24,6 +24,7 @@ from memq.queues.decisions import (
     SavedBlock,
     SavedFirst,
     SavedGrant,
+    SavedReturn,
 )
 from memq.queues.pop.groups import PopGroup, ReadPopDecision
 from memq.state_log.machine_format import MachineFormat
@@ -55,6 +56,7 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     ranged: list[msgspec.Raw] = []
     pops: list[PopGroup] = []
     grants: list[SavedGrant] = []
+    returns: list[SavedReturn] = []
 
 
 _FORMAT: MachineFormat[QueueDecision, EncodedQueues] = MachineFormat(
