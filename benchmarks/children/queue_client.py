@@ -46,18 +46,20 @@ async def fill(queue: memq.aio.Queue, params: Command) -> None:
 
 
 async def drain(queue: memq.aio.Queue, params: Command) -> None:
-    """Lease items and ack them."""
+    """Lease items and ack them; each ack asks for the next items."""
 
     async def worker(items: int) -> int:
-        left = items
-        while left:
-            found = await queue.dequeue({params["queue"]: min(params["many"], left)}, wait=WAIT_S)
-            if not found:
-                return items - left
-            outcomes = await queue.ack_many(found)
-            assert set(outcomes) == {"acked"}, outcomes
+        name, many, left = params["queue"], params["many"], items
+        found = await queue.dequeue({name: min(many, left)}, wait=WAIT_S)
+        while found:
             left -= len(found)
-        return items
+            if left:
+                outcomes, following = await queue.ack_and_dequeue(found, {name: min(many, left)}, wait=WAIT_S)
+            else:
+                outcomes, following = await queue.ack_many(found), []
+            assert set(outcomes) == {"acked"}, outcomes
+            found = following
+        return items - left
 
     answer(**await together(worker, params["tasks"], params["items"]))
 

@@ -37,19 +37,6 @@ class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=
     blocks: list[WireQueueBlock]
 
 
-class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=True):
-    """Lease items of queues, at most as many of each; wait up to `wait_ms` for the first one.
-
-    The client has the blocks `known`, so the answer names them without their bytes. The first block counts in any
-    case; with `bytes_max` the others come as long as all have so many bytes. 0: as many as the broker allows.
-    """
-
-    queues: dict[str, Int64]
-    wait_ms: Int64
-    known: list[Bits64] = []
-    bytes_max: Int64 = 0
-
-
 class AwaitItems(msgspec.Struct, tag_field="op", tag="await-items", kw_only=True):
     """Wait up to `wait_ms` until a queue of this broker has a ready item. Another broker asks so."""
 
@@ -72,9 +59,9 @@ class WireGrantedItems(msgspec.Struct, frozen=True, array_like=True):
 class WireGrant(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Leased items of one block. `grant` is the fencing token.
 
-    The lease has run for the worker since it sent the request, and `waited_ms` after that. The block has `length`
-    bytes, 0 for one that the client has. A block of a pop group has been read `at` a read partition, a pointer offset
-    and the record index of its first record.
+    The lease has run for the worker since `waited_ms` after it sent the request. That is negative for a lease of an
+    earlier request. The block has `length` bytes, 0 for one that the client has. A block of a pop group has been read
+    `at` a read partition, a pointer offset and the record index of its first record.
     """
 
     queue: str
@@ -96,6 +83,25 @@ class WireLeasedItems(msgspec.Struct, frozen=True, array_like=True):
     block_id: Bits64
     grant: Int64
     ranges: list[Int64]
+
+
+class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=True, omit_defaults=True):
+    """Lease items of queues, at most as many of each; wait up to `wait_ms` for the first one.
+
+    The client has the blocks `known`, so the answer names them without their bytes. The first block counts in any
+    case; with `bytes_max` the others come as long as all have so many bytes. 0: as many as the broker allows.
+    `acks` has items that are done, by queue. The answer has their outcomes in this order. It comes when they count,
+    also if no item is ready. `request` is the identity of the request, 0 for none. If its answer was lost, it comes
+    `again`: it then gets the items that it has leased, and that are leased still, and no others, without a wait.
+    """
+
+    queues: dict[str, Int64]
+    wait_ms: Int64
+    known: list[Bits64] = []
+    bytes_max: Int64 = 0
+    acks: dict[str, list[WireLeasedItems]] = {}
+    request: Int64 = 0
+    again: bool = False
 
 
 class AckItems(msgspec.Struct, tag_field="op", tag="ack-items", kw_only=True):

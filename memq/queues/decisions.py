@@ -198,12 +198,16 @@ class EnqueueDecision(msgspec.Struct, frozen=True, tag="enqueue"):
     lanes: tuple[HeldLane, ...]
 
 
-class GrantDecision(msgspec.Struct, frozen=True, tag="grant"):
-    """Lease items to one worker. `number` grows with each grant, and is the fencing token (Q4)."""
+class GrantDecision(msgspec.Struct, frozen=True, tag="grant", omit_defaults=True):
+    """Lease items to one worker. `number` grows with each grant, and is the fencing token (Q4).
+
+    `request` is the identity of the worker's request, 0 for none.
+    """
 
     number: int
     now_ms: int
     items: tuple[ItemRanges, ...]
+    request: int = 0
 
 
 class AckDecision(msgspec.Struct, frozen=True, tag="ack"):
@@ -428,6 +432,24 @@ class SavedFirst(NamedTuple):
     until_ms: int
 
 
+class SavedGrant(NamedTuple):
+    """A grant of a request, in a snapshot: the request's identity, and the blocks of its items."""
+
+    request: int
+    grant: int
+    blocks: tuple[int, ...]
+
+
+class SavedReturn(NamedTuple):
+    """Items that a worker gave back under a grant, in a snapshot, and the outcome of its nack."""
+
+    block: int
+    grant: int
+    begin: int
+    end: int
+    outcome: ItemOutcome
+
+
 class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a queue machine. `blocks` is empty from version 3 on, `ranged` before."""
 
@@ -440,6 +462,8 @@ class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     firsts: list[SavedFirst] = []
     ranged: list[SavedBlock] = []
     pops: list[PopGroup] = []
+    grants: list[SavedGrant] = []
+    returns: list[SavedReturn] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(

@@ -50,9 +50,10 @@ from memq.queues.decisions import (
     encode_decision,
     terms_of,
 )
-from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
+from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, count_waiting, dues_of, sum_of
 from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
 from memq.queues.pop.keeper import PopKeeper, ShardCalls
+from memq.queues.repeats import Delivered, RepeatedGrants
 from memq.queues.scheduler import Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
@@ -78,14 +79,6 @@ EPOCH_GRANTS = 1 << 24  # grants of epoch e begin at e times this, so that a res
 
 
 Result = TypeVar("Result")
-
-
-class Delivered(NamedTuple):
-    """Granted items of one block, the grant's number, and the block's bytes; b"" if the worker has them."""
-
-    grant: int
-    found: GrantedBlock
-    data: bytes
 
 
 class SeenItems(NamedTuple):
@@ -140,6 +133,7 @@ class QueueKeeper:
         self._changed = asyncio.Event()  # an item may be ready earlier than expected
         self._some_ready = asyncio.Event()  # replaced each time
         self._reader = PayloadReader(parts.store, parts.events, parts.recent, parts.places)
+        self._repeats = RepeatedGrants(scheduler, self._reader, lambda: known_outcome(log.fresh()), self._now)
         self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
         calls = ShardCalls(
             propose=self._propose,
@@ -247,8 +241,16 @@ class QueueKeeper:
 
     # ---- dequeue ---------------------------------------------------------------------------------
 
+    async def dequeue_again(self, request: int, known: Collection[int] = ()) -> list[Delivered]:
+        """Return the items that an earlier `dequeue` of this request has leased. Raises: as above; StoreError."""
+        return await self._repeats.find(request, known)
+
     async def dequeue(
-        self, wanted: Mapping[str, int], known: Collection[int] = (), bytes_max: int = ANSWER_BYTES_MAX
+        self,
+        wanted: Mapping[str, int],
+        known: Collection[int] = (),
+        bytes_max: int = ANSWER_BYTES_MAX,
+        request: int = 0,
     ) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most the `wanted` number of each queue.
 
@@ -256,6 +258,8 @@ class QueueKeeper:
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         await self.pop.check(wanted)
+        if self._repeats.is_closed(request):
+            return []
         now = self._now()
         items = self._scheduler.take(wanted, bytes_max, now)
         strays = [each for each in items if self.pop.is_stray(self._machine.blocks[each.block])]
@@ -264,19 +268,25 @@ class QueueKeeper:
             items = [each for each in items if each not in strays]
             blocks = [self._machine.blocks[each.block] for each in strays]
             self._tasks.start(self._end_strays(blocks), "end items of former pop groups")
-        return await self._to_its_end(self._grant(items, known, now)) if items else []
+        if not items:
+            return []
+        self._repeats.begin(request)
+        return await self._to_its_end(self._grant(items, known, now, request))
 
-    async def _grant(self, items: Sequence[ItemRanges], known: Collection[int], now: Moment) -> list[Delivered]:
+    async def _grant(
+        self, items: Sequence[ItemRanges], known: Collection[int], now: Moment, request: int
+    ) -> list[Delivered]:
         blocks: tuple[GrantedBlock, ...] = ()
         try:
             data = await self._payloads([each for each in items if each.block not in known])
             self._last_grant += 1
             readable = tuple(each for each in items if each.block in data or each.block in known)
-            decision = GrantDecision(self._last_grant, now.wall_ms, readable)
+            decision = GrantDecision(self._last_grant, now.wall_ms, readable, request)
             blocks = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
             self.meter.granted(blocks)
         finally:
             self._scheduler.granted(items, blocks, now.steady_s)
+            self._repeats.end(request)
             self._wake()
         return [Delivered(decision.number, each, data.get(each.block.id.producer, b"")) for each in blocks]
 
@@ -442,7 +452,7 @@ class QueueKeeper:
                 continue
             counts = found.setdefault(block.topic, [0] * len(QueueCounts._fields))
             if not block.is_touched:
-                _count_waiting(counts, block.block.due_ms, block.count, now)
+                count_waiting(counts, block.block.due_ms, block.count, now.wall_ms)
                 continue
             for begin, end, status, left_s in self._scheduler.seen(block, now):
                 if status.state is ItemState.DEAD:
@@ -450,7 +460,7 @@ class QueueKeeper:
                 elif left_s:
                     counts[1] += end - begin
                 elif not status.state.is_over:
-                    _count_waiting(counts, status.due_ms, end - begin, now)
+                    count_waiting(counts, status.due_ms, end - begin, now.wall_ms)
         return {topic: QueueCounts(*counts) for topic, counts in found.items()}
 
     async def totals(self) -> dict[str, int]:
@@ -580,12 +590,3 @@ class QueueKeeper:
 def _first_of(new: NewHold, answer: Answer) -> int:
     """Return the block that has the items of a new one."""
     return answer.block if isinstance(answer, FirstBlock) else new.id.producer
-
-
-def _count_waiting(counts: list[int], due_ms: int, items: int, now: Moment) -> None:
-    """Count items without a worker in the fields of `QueueCounts`."""
-    if due_ms > now.wall_ms:
-        counts[2] += items
-        return
-    counts[0] += items
-    counts[4] = min(counts[4] or due_ms, due_ms)

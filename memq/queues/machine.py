@@ -46,11 +46,13 @@ from memq.queues.decisions import (
     PopDecision,
     PurgeDecision,
     RedriveDecision,
+    SavedReturn,
     decode_decision,
     outcomes_of,
 )
 from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.pop.groups import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
+from memq.queues.recent import RecentGrants, RecentReturns
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot, blocks_in, decode_state, ended_in, firsts_in
 from memq.state_log import Answer
 
@@ -82,6 +84,8 @@ class QueueMachine:
         self.ordered = OrderedKeys()
         self.firsts = DedupeKeys()
         self.pops = PopGroups()
+        self.grants = RecentGrants()
+        self._returns = RecentReturns()
         self.totals: dict[str, int] = {}  # number of items that have ended, by outcome, and that were redriven
         self.last_grant = 0
         self._arrivals = 0
@@ -106,7 +110,7 @@ class QueueMachine:
             case AckDecision():
                 return self._change(decision.leases, self._ack, decision.now_ms)
             case NackDecision():
-                return self._change(decision.leases, partial(self._nack, decision), 0)
+                return outcomes_of(run for lease in decision.leases for run in self._returned(decision, lease))
             case ExtendDecision():
                 return self._change(decision.leases, partial(self._extend, decision.lease_ms), 0)
             case EndDecision():
@@ -216,6 +220,8 @@ class QueueMachine:
             granted = self._granted(block, each, decision) if block is not None else ()
             if block is not None and granted:
                 found.append(GrantedBlock(block.topic, block.block, block.key, block.terms.lease_ms, granted))
+        if decision.request and found:
+            self.grants.add(decision.request, decision.number, [each.block.id.producer for each in found])
         return tuple(found)
 
     def _granted(self, block: QueueBlock, items: ItemRanges, decision: GrantDecision) -> tuple[GrantedItems, ...]:
@@ -256,6 +262,20 @@ class QueueMachine:
 
     def _ack(self, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
         return ItemOutcome.ACKED, block.over(status, ItemState.ACKED)
+
+    def _returned(self, decision: NackDecision, lease: LeasedItems) -> Iterator[Run]:
+        """Give items back. A nack that comes again under the same grant has the outcome of the first one."""
+        id_, grant, change = lease.items.block, lease.grant, partial(self._nack, decision)
+        for begin, end, outcome in self._returns.split(lease.items, grant):
+            if outcome is not None:
+                yield outcome, end - begin
+                continue
+            at = begin
+            for run in self._changed(LeasedItems(ItemRanges(id_, (begin, end)), grant), change, 0):
+                if run[0] in (ItemOutcome.RETURNED, ItemOutcome.DEAD):
+                    self._returns.add(SavedReturn(id_, grant, at, at + run[1], run[0]))
+                yield run
+                at += run[1]
 
     def _nack(self, decision: NackDecision, block: QueueBlock, status: ItemStatus) -> tuple[ItemOutcome, ItemStatus]:
         kind, note = decision.kind, decision.note or status.note
@@ -394,7 +414,9 @@ class QueueMachine:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
         pops = list(self.pops.groups.values())
-        saved = EncodedQueues(STATE_VERSION, self.last_grant, self._arrivals, [], [], dict(self.totals), pops=pops)
+        numbers = STATE_VERSION, self.last_grant, self._arrivals
+        saved = EncodedQueues(*numbers, [], [], dict(self.totals), pops=pops)
+        saved.grants, saved.returns = self.grants.saved(), self._returns.saved()
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
         return snapshot.pieces()
@@ -422,6 +444,8 @@ class QueueMachine:
                 self._ended[ended[0]] = ended[1]
         self.firsts.restore(firsts_in(saved))
         self.pops.restore(saved.pops)
+        self.grants.restore(saved.grants)
+        self._returns.restore(saved.returns)
         self.totals = dict(saved.totals)
 
 

@@ -117,3 +117,12 @@ def sum_of(counts: Mapping[str, QueueCounts]) -> QueueCounts:
     oldest = min((each.oldest_ms for each in counts.values() if each.ready), default=0)
     sums = [sum(column) for column in zip(*counts.values(), strict=True)] or [0] * 5
     return QueueCounts(sums[0], sums[1], sums[2], sums[3], oldest)
+
+
+def count_waiting(counts: list[int], due_ms: int, items: int, now_ms: int) -> None:
+    """Count items without a worker in the fields of `QueueCounts`."""
+    if due_ms > now_ms:
+        counts[2] += items
+        return
+    counts[0] += items
+    counts[4] = min(counts[4] or due_ms, due_ms)

@@ -23,6 +23,8 @@ from memq.queues.decisions import (
     QueueDecision,
     SavedBlock,
     SavedFirst,
+    SavedGrant,
+    SavedReturn,
 )
 from memq.queues.pop.groups import PopGroup, ReadPopDecision
 from memq.state_log.machine_format import MachineFormat
@@ -53,6 +55,8 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     firsts: list[msgspec.Raw] = []
     ranged: list[msgspec.Raw] = []
     pops: list[PopGroup] = []
+    grants: list[SavedGrant] = []
+    returns: list[SavedReturn] = []
 
 
 _FORMAT: MachineFormat[QueueDecision, EncodedQueues] = MachineFormat(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import memq
 from memq.broker.broker import Broker
 from memq.broker.service_partitions import hosts
+from memq.client.broker_router import BrokerRouter
 from memq.client.queue.items import ItemLease, QueueItem, wire_leases
 from memq.client.queue.queue import AsyncQueue
 from memq.client.queue.worker import AsyncWorker
@@ -115,6 +116,77 @@ def test_items_of_many_queues_come_by_priority_and_in_batches() -> None:
             assert await queue.ack_many(items[:2]) == [ItemOutcome.ALREADY_ACKED] * 2
             rest = await queue.dequeue(dict.fromkeys(names, 1_024 // 12))
             assert payloads(rest) == [b"2"] * 12
+
+    run(work())
+
+
+def test_one_request_acks_items_and_leases_the_next_ones() -> None:
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            names = [f"queue-{number}" for number in range(6)]
+            for name in names:
+                await queue.enqueue_many(name, [b"1", b"2", b"3"])
+            first = sorted(await queue.dequeue(dict.fromkeys(names, 1)), key=lambda item: item.queue)
+            second = (await queue.dequeue(names[0]))[0]
+            second.lease = second.lease._replace(grant=second.lease.grant + 1)
+            outcomes, items = await queue.ack_and_dequeue([second, *first[:4], first[0]], dict.fromkeys(names[3:], 1))
+            lost, repeated = ItemOutcome.LEASE_LOST, ItemOutcome.ALREADY_ACKED
+            assert outcomes == [lost, *[ItemOutcome.ACKED] * 4, repeated]
+            assert sorted(item.queue for item in items) == names[3:]
+            assert (await queue.queues())[names[0]].leased + (await queue.queues())[names[0]].ready == 2
+            none, more = await queue.ack_and_dequeue([], names[5])
+            assert (none, payloads(more)) == ([], [b"3"])
+
+    run(work())
+
+
+def test_a_lost_answer_hides_no_item_and_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = list[object]()
+    ask = BrokerRouter.with_blocks
+
+    async def losing(self: BrokerRouter, api: Api, request: Any, *args: Any, **terms: Any) -> Any:
+        found = await ask(self, api, request, *args, **terms)
+        if isinstance(request.ask, DequeueItems) and not request.ask.again and not lost:
+            lost.append(request.ask)
+            raise UnreachableError("the connection is cut")
+        return found
+
+    monkeypatch.setattr(BrokerRouter, "with_blocks", losing)
+
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            names = [f"queue-{number}" for number in range(6)]
+            for name in names:
+                await queue.enqueue_many(name, [b"1", b"2"], lease=60)
+            first = await queue.dequeue(dict.fromkeys(names, 1))
+            assert {each.leased for each in (await queue.queues()).values()} == {1}, "no item is hidden"
+            assert [item.attempt for item in first] == [1] * 6
+            assert all(0 < item.until_s - CLOCK.monotonic() <= 60 for item in first)
+            lost.clear()
+            outcomes, second = await queue.ack_and_dequeue(first, dict.fromkeys(names, 1), wait=20)
+            assert (outcomes, payloads(second)) == ([ItemOutcome.ACKED] * 6, [b"2"] * 6)
+            lost.clear()
+            assert await queue.ack_and_dequeue(second, names[0]) == ([ItemOutcome.ACKED] * 6, [])
+            assert await queue.queues() == {}
+
+    run(work())
+
+
+def test_an_ack_is_answered_before_its_call_waits_for_items() -> None:
+    async def work() -> None:
+        async with queueing(2) as (_, brokers, queue), AsyncQueue(brokers[1].address) as other:
+            await queue.enqueue_many("accounts", [b"1", b"2"], key="a", ordered=True)
+            (item,) = await queue.dequeue("accounts")
+            outcomes, (following,) = await queue.ack_and_dequeue([item], "accounts")
+            assert (outcomes, following.payload) == ([ItemOutcome.ACKED], b"2"), "of an ordered key"
+            waiting = asyncio.create_task(queue.ack_and_dequeue([following], "accounts", wait=20))
+            async with asyncio.timeout(10):
+                while await other.queues():  # noqa: ASYNC110 - a client has no event for an ack of another one
+                    await asyncio.sleep(0)
+            await other.enqueue("accounts", b"3")
+            outcomes, (third,) = await waiting
+            assert (outcomes, third.payload) == ([ItemOutcome.ACKED], b"3")
+            assert await queue.ack_and_dequeue([third], "accounts", wait=0.1) == ([ItemOutcome.ACKED], [])
 
     run(work())
 
@@ -451,6 +523,13 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 (EnqueueItems(queue="jobs", blocks=[block]), "priority is 11"),
                 (EnqueueItems(queue="jobs", blocks=[replace(block, length=1)]), "0 bytes of blocks follow"),
                 (DequeueItems(queues={"jobs": 1}, wait_ms=0, known=["1" * 16] * 33), "33 known blocks"),
+                (DequeueItems(queues={}, wait_ms=0), "0 queues in one request"),
+                (DequeueItems(queues={"jobs": 1}, wait_ms=0, again=True), "request 0 has no identity"),
+                (DequeueItems(queues={}, wait_ms=0, acks={"jobs": [WireLeasedItems("1" * 16, 1, [0])]}), "items .0."),
+                (
+                    DequeueItems(queues={}, wait_ms=0, acks={"jobs": [WireLeasedItems("1" * 16, 1, [0, 1_025])]}),
+                    "1025 items with acks",
+                ),
                 (NackItems(queue="jobs", items=leases, after_ms=0, note=b"x" * 2_000), "metadata of 2000"),
                 (NackItems(queue="jobs", items=leases, after_ms=-1, note=b""), "delay is -1 ms"),
                 (AckItems(queue="jobs", items=[WireLeasedItems("1" * 16, 1, [0])]), "items .0. of a block"),

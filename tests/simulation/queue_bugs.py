@@ -18,6 +18,10 @@ blocks = self._keys[queue, key].blocks.values() if (queue, key) in self._keys el
 ready = ((block, number) for block in blocks for number in block.numbers_in(ItemState.READY))
 return next(ready, self._keys[queue, key].leased if blocks else None)
 """
+UNDECIDED = """
+acked = (("acked", sum(len(each.items) for each in acks)),)
+found = await _dequeue(home, ask)
+"""
 
 QUEUE_BUGS = (
     Planted(
@@ -113,6 +117,30 @@ QUEUE_BUGS = (
         "QueueKeeper._known_as",
         swap("self._machine.firsts.find(dedupe)", "new.id.producer"),
         level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "an ack that asks for items is answered, and not decided",
+        "memq.broker.api.queue_requests",
+        "_ack_and_dequeue",
+        instead("home.ack", UNDECIDED),
+        level="calm",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "Q3: the lease of a request that comes again counts from the second request",
+        "memq.queues.repeats",
+        "RepeatedGrants.find",
+        swap("max(0, block.terms.lease_ms - int(left_s * 1000))", "0"),
+        level="breezy",
+        aspects=QUEUES,
+    ),
+    Planted(
+        "a nack that comes again says that the lease is lost",
+        MACHINE,
+        "QueueMachine._returned",
+        swap("self._returns.split(lease.items, grant)", "((*pair, None) for pair in lease.items.pairs())"),
+        level="breezy",
         aspects=QUEUES,
     ),
     Planted(

@@ -8,7 +8,9 @@ from typing import Any
 
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
-from memq.errors import MemqError
+from memq.errors import FencedError, InvalidRequestError, MemqError
+from memq.queues.decisions import ItemOutcome
+from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.world.node import SimNode
@@ -21,6 +23,7 @@ WORKERS = ("worker-0", "worker-1", "worker-2")
 LEASES_S = (1.0, 3.0)
 DELAYS_S = (0.0, 0.0, 0.5, 3.0)
 KILL_RATE = 0.1  # of a worker, each second
+JOINT_RATE = 0.5  # of acks that go with the next request for items
 NACK_RATE, EXTEND_RATE, SLOW_RATE, SILENT_RATE = 0.2, 0.15, 0.1, 0.05
 POLL_S = 0.25
 REDRIVE_S = 1.0
@@ -100,10 +103,15 @@ async def _run_worker(node: SimNode, runtime: Runtime, brokers: list[str], rules
     """Work on items until the process dies."""
     draw, clock = node.random, runtime.clock
     queue = AsyncQueue(brokers, timeout_ms=5_000, runtime=runtime)
+    done: list[QueueItem] = []
     while True:
         try:
-            items = await queue.dequeue({rules.queue: draw.choice([1, 2, 5])}, wait=draw.choice([0.0, 2.0]))
+            wanted, wait_s = {rules.queue: draw.choice([1, 2, 5])}, draw.choice([0.0, 2.0])
+            outcomes, items = await queue.ack_and_dequeue(done, wanted, wait=wait_s)
+            _note_acks(rules, clock, done, outcomes)
+            done = []
         except MemqError:
+            done = []  # the outcomes are unknown
             await asyncio.sleep(draw.uniform(0.05, 0.5))
             continue
         worker = object()  # each answer is a holder of its own
@@ -111,17 +119,28 @@ async def _run_worker(node: SimNode, runtime: Runtime, brokers: list[str], rules
             rules.given(worker, item, item.until_s - clock.monotonic())
         for item in items:
             try:
-                await _work_on(node, runtime, queue, rules, worker, item)
+                done += await _work_on(node, runtime, queue, rules, worker, item)
             except MemqError as error:
                 node.world.trace.event(node.world.now, "item not settled", node.name, type(error).__name__)
             rules.leaves(worker, item)
         await asyncio.sleep(draw.uniform(0, 0.1))
 
 
+def _note_acks(rules: QueueRules, clock: Clock, items: list[QueueItem], outcomes: list[ItemOutcome]) -> None:
+    for item, outcome in zip(items, outcomes, strict=True):
+        if outcome is ItemOutcome.ACKED:
+            rules.acked(item)
+        else:
+            rules.refused(item, outcome, item.until_s - clock.monotonic())
+
+
 async def _work_on(
     node: SimNode, runtime: Runtime, queue: AsyncQueue, rules: QueueRules, worker: object, item: QueueItem
-) -> None:
-    """Work on one item: ack it, give it back, extend its lease, or forget it."""
+) -> list[QueueItem]:
+    """Work on one item: ack it, give it back, extend its lease, or forget it.
+
+    Return the item if the next request for items acks it.
+    """
     draw, clock = node.random, runtime.clock
     await asyncio.sleep(draw.uniform(0, 0.2))
     if draw.random() < EXTEND_RATE and item.until_s > clock.monotonic():
@@ -130,10 +149,18 @@ async def _work_on(
     if draw.random() < SLOW_RATE:
         await asyncio.sleep(draw.uniform(0, 4))
     if draw.random() < SILENT_RATE:
-        return
+        return []
     rules.leaves(worker, item)
-    if draw.random() < NACK_RATE:
-        await queue.nack(item, after=draw.choice(DELAYS_S))
-        return
-    await queue.ack(item)
-    rules.acked(item)
+    is_nack = draw.random() < NACK_RATE
+    if not is_nack and draw.random() < JOINT_RATE:
+        return [item]
+    try:
+        if is_nack:
+            await queue.nack(item, after=draw.choice(DELAYS_S))
+        else:
+            await queue.ack(item)
+            rules.acked(item)
+    except (FencedError, InvalidRequestError) as error:  # an answer
+        rules.refused(item, type(error).__name__, item.until_s - clock.monotonic())
+        raise
+    return []

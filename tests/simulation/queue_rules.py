@@ -134,6 +134,11 @@ class QueueRules:
             self._fail(f"the ack of item {item.id} was answered, and no log has it")
         register.acked = True
 
+    def refused(self, item: QueueItem, outcome: str, left_s: float) -> None:
+        """A worker knows that its ack or nack does not count. That is wrong while its lease runs."""
+        if left_s > 0:
+            self._fail(f"item {item.id} is {outcome} for a worker whose lease lasts {left_s:.3f} s more")
+
     def open(self) -> list[object]:
         """Return the items that are stored, and have no ack in a log."""
         return [

@@ -13,6 +13,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.scram import Credential, ScramClient, credential_of
 
+HOST, PEER = "192.0.2.1", "192.0.2.1:5000"
 SALT = b"0123456789abcdef"
 ANN = credential_of("ann", "pencil", SALT, 4_096)
 BROKER = credential_of("broker-1", "pencil", SALT, 4_096)
@@ -32,8 +33,8 @@ class Stored:
 
 def log_in(logins: Logins, user: str, password: str = "pencil") -> None:
     client = ScramClient(user, password, "abc")
-    exchange = logins.begin(client.first())
-    client.check(logins.end(exchange, client.final(exchange.challenge), "peer:1"))
+    exchange, _ = logins.begin(client.first(), HOST)
+    client.check(logins.end(exchange, client.final(exchange.challenge), HOST, PEER))
 
 
 def test_a_password_is_never_taken_without_tls() -> None:
@@ -53,12 +54,12 @@ def test_a_name_of_brokers_has_no_password_although_one_is_stored() -> None:
 def test_a_login_that_began_before_the_user_changed_is_refused(users: tuple[Credential, ...]) -> None:
     stored = Stored(ANN)
     logins, client = stored.logins(), ScramClient("ann", "pencil", "abc")
-    exchange = logins.begin(client.first())
+    exchange, _ = logins.begin(client.first(), HOST)
     assert logins.holds(exchange.credential)
     stored.rules = RuleSet(version=2, users=users, decoys="00ff")
     assert not logins.holds(exchange.credential)
     with pytest.raises(DeniedError, match="user or password is wrong"):
-        logins.end(exchange, client.final(exchange.challenge), "peer:1")
+        logins.end(exchange, client.final(exchange.challenge), HOST, PEER)
 
 
 def test_an_unknown_user_is_refused_as_a_wrong_password_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,12 +69,12 @@ def test_an_unknown_user_is_refused_as_a_wrong_password_is(caplog: pytest.LogCap
         with pytest.raises(DeniedError) as refused:
             log_in(logins, user, password)
         texts.add(str(refused.value))
-        assert f"peer:1: no user '{user}' with this password" in caplog.text
+        assert f"{PEER}: no user '{user}' with this password" in caplog.text
     assert len(texts) == 1
 
 
 def test_a_challenge_for_an_unknown_user_has_the_same_salt_each_time_and_a_new_nonce() -> None:
     logins = Stored(ANN).logins()
-    first, second = (logins.begin("n,,n=bob,r=abc").challenge.split(",") for _ in range(2))
+    first, second = (logins.begin("n,,n=bob,r=abc", HOST)[0].challenge.split(",") for _ in range(2))
     assert first[1:] == second[1:]
     assert first[0] != second[0]

@@ -348,7 +348,10 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeHolds: (DescribeHolds(topic="clicks", topic_id=ID), TOPIC),
     ListDelayed: (ListDelayed(), CLUSTER),
     EnqueueItems: (EnqueueItems(queue="jobs", blocks=[]), QUEUE),
-    DequeueItems: (DequeueItems(queues={"jobs": 1, "clicks@jobs": 2}, wait_ms=0), [*QUEUE, *POP]),
+    DequeueItems: (
+        DequeueItems(queues={"jobs": 1, "clicks@jobs": 2}, wait_ms=0, acks={"jobs": ITEMS, "mails": ITEMS}),
+        [*QUEUE, *POP, ("queue", "mails")],
+    ),
     AwaitItems: (AwaitItems(queues=["jobs", "clicks@jobs"], wait_ms=0), [*QUEUE, *POP]),
     AckItems: (AckItems(queue="jobs", items=ITEMS), QUEUE),
     NackItems: (NackItems(queue="jobs", items=ITEMS, after_ms=0, note=b""), QUEUE),

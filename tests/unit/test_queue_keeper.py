@@ -22,7 +22,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds import storing
 from memq.holds.storing import NewHold
-from memq.queues import keeper
+from memq.queues import keeper, recent
 from memq.queues.decisions import (
     QUEUES_MACHINE,
     GrantedItems,
@@ -33,10 +33,11 @@ from memq.queues.decisions import (
     OutcomeRun,
     queue_scope,
 )
-from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, Delivered, QueueKeeper, QueueParts
+from memq.queues.keeper import EPOCH_GRANTS, STORE_GAP_S, QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
 from memq.queues.pop.groups import BeginPopDecision
+from memq.queues.repeats import Delivered
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
@@ -137,6 +138,43 @@ def test_a_worker_that_goes_away_while_its_request_is_decided_keeps_no_item_for_
             assert found.grant > EPOCH_GRANTS
 
     on_shard(work)
+
+
+def test_a_request_that_comes_again_gets_the_items_that_it_has_leased() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(1, count=3), shard.new(2)])
+        shard.log.delay_s = 0.5
+        asking = asyncio.get_running_loop().create_task(shard.keeper.dequeue({"jobs": 2}, (), PAYLOAD_BYTES, 7))
+        await skip(0.1)
+        asking.cancel()
+        (found,) = await shard.keeper.dequeue_again(7)
+        assert [(each.begin, each.end, each.attempt) for each in found.found.items] == [(0, 2, 1)]
+        assert (found.grant, found.past_ms >= 500, bool(found.data)) == (shard.machine.last_grant, True, True)
+        assert await shard.keeper.dequeue({"jobs": 2}, (), PAYLOAD_BYTES, 7) == [], "this request is late"
+        shard.log.delay_s = 0
+        await shard.keeper.ack(lease(1, found.grant))
+        restored = QueueMachine()
+        restored.restore(shard.machine.snapshot())
+        shard.machine = shard.log.machines[QUEUES_MACHINE] = restored  # type: ignore[index]  # of the next owner
+        shard.keeper = shard.made(epoch=2)
+        (again,) = await shard.keeper.dequeue_again(7, [1])
+        assert ([each[:2] for each in again.found.items], again.data) == ([(1, 2)], b""), "the other one was acked"
+        assert await shard.keeper.dequeue_again(8) == []
+        await skip(LEASE_S)
+        assert await shard.keeper.dequeue_again(7) == [], "the lease is over"
+
+    on_shard(work)
+
+
+def test_grants_of_few_requests_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "RECENT_MAX", 3)
+    grants = recent.RecentGrants()
+    grants.add(1, 10, [5, 6])
+    grants.add(2, 11, [5])
+    grants.add(2, 12, [7])
+    assert (list(grants.of(1)), list(grants.of(2))) == ([], [(11, 5), (12, 7)])
+    grants.add(3, 13, range(9))
+    assert [each.grant for each in grants.saved()] == [13], "the last one stays, also if it is large"
 
 
 def test_items_whose_decision_fails_are_free_again() -> None:

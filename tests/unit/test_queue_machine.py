@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.queues import recent
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
@@ -29,6 +31,7 @@ from memq.queues.decisions import (
     PurgeDecision,
     QueueDecision,
     RedriveDecision,
+    SavedReturn,
     decode_decision,
     encode_decision,
     ranges_of,
@@ -44,6 +47,13 @@ def decided(machine: QueueMachine, decision: QueueDecision) -> object:
     """Decide; return the answer, with the outcome of each item."""
     answer = machine.apply(encode_decision(decision))
     return answer if isinstance(decision, EnqueueDecision | GrantDecision) else each_outcome(answer)
+
+
+def next_owner(machine: QueueMachine) -> QueueMachine:
+    """Return the machine of the next owner."""
+    made = QueueMachine()
+    made.restore(machine.snapshot())
+    return made
 
 
 def enqueue(
@@ -94,6 +104,34 @@ def test_an_item_is_acked_under_its_latest_grant_only() -> None:
     assert enqueue(machine, 1, 3, before_ms=7) == (True,)  # forgotten
 
 
+def test_a_nack_that_comes_again_says_what_the_first_one_did() -> None:
+    machine = QueueMachine()
+    enqueue(machine, 1, 6, terms=ItemTerms(0, 1_000, 2, 0))
+    grant(machine, 1, items(1, 0, 1, 2, 3, 4))
+    assert decided(machine, NackDecision(0, b"", lease(1, 1, 3, 4))) == (O.RETURNED,) * 2
+    assert decided(machine, NackDecision(0, b"", lease(1, 1, 0, 1))) == (O.RETURNED,) * 2
+    grant(machine, 2, items(1, 0, 1, 5))
+    assert decided(machine, NackDecision(0, b"", lease(1, 2, 0))) == (O.DEAD,)
+    decided(machine, AckDecision(6, lease(1, 2, 1)))
+    decided(machine, RedriveDecision(7, (items(1, 0),)))
+    for state in (machine, next_owner(machine)):
+        repeated = NackDecision(9_000, b"", lease(1, 1, 0, 1, 2, 3, 4, 5))
+        assert decided(state, repeated) == (*[O.RETURNED] * 5, O.LEASE_LOST), "2 is given back now, 5 has another grant"
+        assert decided(state, NackDecision(9_000, b"", lease(1, 2, 0))) == (O.DEAD,), "it was redriven"
+        assert state.blocks[1].status(0).due_ms == 7
+
+
+def test_few_nacks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "RECENT_MAX", 2)
+    returns = recent.RecentReturns()
+    for block in (1, 2, 3):
+        returns.add(SavedReturn(block, 5, 0, 2, O.RETURNED))
+    returns.add(SavedReturn(3, 5, 2, 4, O.RETURNED))
+    assert [(each.block, each.begin, each.end) for each in returns.saved()] == [(2, 0, 2), (3, 0, 4)]
+    assert list(returns.split(items(1, 0), 5)) == [(0, 1, None)]
+    assert list(returns.split(ItemRanges(3, (3, 6)), 5)) == [(3, 4, O.RETURNED), (4, 6, None)]
+
+
 def test_an_item_that_is_given_back_keeps_its_note_and_counts_its_attempts() -> None:
     machine = QueueMachine()
     enqueue(machine, 1, 1, terms=ItemTerms(0, 1_000, 2, 0))
@@ -101,7 +139,8 @@ def test_an_item_that_is_given_back_keeps_its_note_and_counts_its_attempts() -> 
     assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.EXTENDED,)
     assert machine.blocks[1].status(0).lease_ms == 9_000
     assert decided(machine, NackDecision(4_000, b"half", lease(1, 1, 0))) == (O.RETURNED,)
-    assert decided(machine, NackDecision(4_000, b"", lease(1, 1, 0))) == (O.LEASE_LOST,)
+    assert decided(machine, NackDecision(8_000, b"", lease(1, 1, 0))) == (O.RETURNED,), "it comes again"
+    assert decided(machine, AckDecision(4, lease(1, 1, 0))) == (O.LEASE_LOST,)
     assert decided(machine, ExtendDecision(9_000, lease(1, 1, 0))) == (O.LEASE_LOST,)
     block = machine.blocks[1]
     assert (block.state(0), block.status(0).due_ms) == (ItemState.READY, 4_000)
@@ -301,7 +340,9 @@ def test_a_log_of_the_release_without_keys_is_read_and_written_as_it_was() -> No
     for body in FORMER_DECISIONS:
         assert encode_decision(decode_decision(bytes.fromhex(body))).hex() == body
         machine.apply(bytes.fromhex(body))
-    assert former.snapshot() == machine.snapshot(), "a state for each item is read as ranges"
+    state = msgspec.msgpack.decode(machine.snapshot())
+    assert len(state.pop("returns")) == 1, "that release did not keep nacks"
+    assert msgspec.msgpack.decode(former.snapshot()) == state, "a state for each item is read as ranges"
     assert (former.items, former.topics) == (machine.items, machine.topics) == (3, {"jobs": 3})
 
 

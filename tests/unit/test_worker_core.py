@@ -27,15 +27,22 @@ class Queues:
     def __init__(self, *queues: str) -> None:
         self.ready = list(queues)
         self.ended: list[tuple[str, str]] = []  # queue and what became of its item
+        self.joint = 0  # requests that acked items, and asked for the next ones
+        self.calls = 0  # requests for items
+        self.is_lost = False  # the answer to the next joint request
+        self.batch = 1_000
 
     async def dequeue(self, wanted: Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """See `AsyncQueue.dequeue`."""
         if not self.ready:
             await skip(wait)
-        leased, self.ready = self.ready, []
+        leased, self.ready = self.ready[: self.batch], self.ready[self.batch :]
+        self.calls += 1
         until_s = now_s() + LEASE_S
         return [
-            QueueItem(f"{queue}:{at:016x}:0", queue, b"", (), 1, b"", until_s, ItemLease(f"{at:016x}", 0, 1), LEASE_S)
+            QueueItem(
+                f"{queue}:{at:016x}:0", queue, b"", (), 1, b"", until_s, ItemLease(f"{at:016x}", 0, self.calls), LEASE_S
+            )
             for at, queue in enumerate(leased)
         ]
 
@@ -55,6 +62,16 @@ class Queues:
             item.until_s = began_s + lease
         return found
 
+    async def ack_and_dequeue(
+        self, items: Sequence[QueueItem], wanted: Mapping[str, int]
+    ) -> tuple[list[ItemOutcome], list[QueueItem]]:
+        """See `AsyncQueue.ack_and_dequeue`."""
+        self.joint += 1
+        if self.is_lost:
+            self.is_lost = False
+            raise OutcomeUnknownError("the answer was lost")
+        return await self._answer(items, ItemOutcome.ACKED), await self.dequeue(wanted)
+
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """See `AsyncQueue.ack_many`."""
         return await self._answer(items, ItemOutcome.ACKED)
@@ -68,10 +85,15 @@ class Queues:
 
 
 def worker(
-    queues: Queues, handler: Callable[[QueueItem], Any], *, concurrency: int = 2, prefetch: int = 0
+    queues: Queues,
+    handler: Callable[[QueueItem], Any],
+    *,
+    concurrency: int = 2,
+    prefetch: int = 0,
+    names: tuple[str, ...] = ("gone", "here"),
 ) -> WorkerCore:
     made = WorkerSettings(
-        queues=("gone", "here"), concurrency=concurrency, prefetch=prefetch, retry_delays_s=(1.0,), drain_s=DRAIN_S
+        queues=names, concurrency=concurrency, prefetch=prefetch, retry_delays_s=(1.0,), drain_s=DRAIN_S
     )
     return WorkerCore(made, cast(AsyncQueue, queues), skipping_runtime(), handler)
 
@@ -130,5 +152,40 @@ def test_a_worker_that_stops_gives_back_the_items_of_queues_that_answer(order: t
         assert core.counts.returned == 1
         leave.set()
         await closing
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_worker_of_one_queue_acks_with_its_request_for_the_next_item(*, is_lost: bool) -> None:
+    async def work() -> None:
+        queues = Queues(*["here"] * 10)
+        queues.batch, queues.is_lost = 1, is_lost
+
+        async def handler(item: QueueItem) -> None:
+            await skip(0.1)
+
+        core = worker(queues, handler, concurrency=1, names=("here",))
+        await core.start()
+        await skip(20)
+        assert queues.ended.count(("here", ItemOutcome.ACKED)) == 10
+        assert (queues.joint, core.counts.done) == (10, 10), "a lost answer is followed by an ack of its own"
+        await core.close()
+
+    run_skipping(work())
+
+
+def test_an_ack_does_not_wait_for_the_next_item() -> None:
+    async def work() -> None:
+        queues = Queues("here")
+
+        async def handler(item: QueueItem) -> None:
+            await skip(0.1)
+
+        core = worker(queues, handler, concurrency=2, names=("here",))
+        await core.start()
+        await skip(0.2)
+        assert core.counts.done == 1, "the worker waits for items with another request"
+        await core.close()
 
     run_skipping(work())

@@ -445,7 +445,7 @@ def _queue_operations(queues: QueueRequests) -> list[Operation[Any]]:
             "enqueue-items", Api.ADMIN, EnqueueItems, Permission.WRITE, on.queue, queues.enqueue, takes_blocks=True
         ),
         Operation(
-            "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.read_queues, queues.dequeue, recheck=True
+            "dequeue-items", Api.ADMIN, DequeueItems, Permission.READ, on.leased_queues, queues.dequeue, recheck=True
         ),
         Operation("await-items", Api.ADMIN, AwaitItems, Permission.READ, on.read_queues, queues.wait, recheck=True),
         Operation("ack-items", Api.ADMIN, AckItems, Permission.READ, on.queue, queues.ack),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +15,7 @@ from memq.broker.api.service_lookup import ask_all_services, find_service, forwa
 from memq.broker.api.stream_requests import producer_id_of, producer_ids_of
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, MemqError, TooLargeError
+from memq.errors import InvalidRequestError, MemqError, ProtocolError, TooLargeError
 from memq.format.blocks.header import Buffer, check_block
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
@@ -71,12 +72,24 @@ from memq.queues.decisions import (
     dedupe_digest,
     queue_scope,
 )
-from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
+from memq.queues.keeper import ANSWER_BYTES_MAX, QueueKeeper, SeenItems
 from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
+from memq.queues.repeats import Delivered
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
 Grant = tuple[WireGrant, Buffer]  # with the bytes of its block, empty if the client has them
+Ends = dict[str, list[tuple[str, int]]]  # runs of outcomes, by queue
+
+
+class Share(NamedTuple):
+    """The part of a request to dequeue that is for one home."""
+
+    wanted: dict[str, int]
+    acks: dict[str, list[WireLeasedItems]]
+
+
+Homes = Mapping[Home, Share]
 
 
 class QueueRequests:
@@ -105,63 +118,77 @@ class QueueRequests:
         return AdminAnswer(queue=QueueAnswer(firsts=[f"{each:016x}" for each in firsts]))
 
     async def dequeue(self, call: Call[DequeueItems]) -> Answer:
-        """Lease items of queues. A request that waits grants nothing before an item is ready."""
+        """Lease items of queues, and ack others. A request that waits grants nothing before an item is ready.
+
+        A request with acks has its answer when they count: a worker that has no items waits with the next request.
+        """
         ask = call.ask
-        if not 0 < len(ask.queues) <= QUEUES_PER_REQUEST_MAX:
-            raise TooLargeError(f"{len(ask.queues)} queues in one request, 1 to {QUEUES_PER_REQUEST_MAX} are allowed")
-        _check_count(sum(max(count, 0) for count in ask.queues.values()), "items")
-        if min(ask.queues.values()) < 1:
-            raise InvalidRequestError("a request for less than one item of a queue")
-        _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
-        _check_span("bytes_max", ask.bytes_max, 0, ANSWER_BYTES_MAX, "")
-        if len(ask.known) > QUEUE_KNOWN_BLOCKS_MAX:
-            raise TooLargeError(f"{len(ask.known)} known blocks, {QUEUE_KNOWN_BLOCKS_MAX} are allowed")
+        _check_dequeue(ask)
         began_s = self._now_s()
         until_s = began_s + ask.wait_ms / 1_000
         while True:
-            homes = await self._homes(call, ask.queues)
-            grants: list[Grant] = []
-            error: MemqError | None = None
-            room = ask.bytes_max or ANSWER_BYTES_MAX
-            for home, wanted in self._in_turn(homes):
-                if grants and room < HOLD_BYTES_MAX:
-                    break
-                part = DequeueItems(queues=wanted, wait_ms=0, known=ask.known, bytes_max=room)
-                try:
-                    found = await self._grants(home, part, int((self._now_s() - began_s) * 1_000))
-                    grants += found
-                    room -= sum(len(block) for _, block in found)
-                except MemqError as failed:  # what others have granted is not lost
-                    error = failed
-            if error is not None and not grants:
-                raise error
-            if grants or not await self._until_ready(homes, until_s - self._now_s()):
-                answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants]))
+            homes = await self._homes(call, ask.queues, ask.acks)
+            grants, outcomes = await self._ask_homes(homes, ask, began_s)
+            if grants or ask.acks or ask.again or not await self._until_ready(homes, until_s - self._now_s()):
+                runs = [run for queue in ask.acks for run in outcomes[queue]]
+                answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants], outcomes=runs))
                 return WithBlocks(answer, [block for _, block in grants])
 
-    def _in_turn(self, homes: Mapping[Home, dict[str, int]]) -> list[tuple[Home, dict[str, int]]]:
+    async def _ask_homes(self, homes: Homes, ask: DequeueItems, began_s: float) -> tuple[list[Grant], Ends]:
+        """Return the items that homes lease now, and the outcomes of acks by queue.
+
+        Raises: MemqError if an ack has no outcome, or if no home could lease items.
+        """
+        grants, outcomes = list[Grant](), Ends()
+        error: MemqError | None = None
+        room = ask.bytes_max or ANSWER_BYTES_MAX
+        for home, share in self._in_turn(homes):
+            is_full = bool(grants) and room < HOLD_BYTES_MAX and not ask.again
+            if is_full and not share.acks:
+                continue
+            wanted = {} if is_full else share.wanted
+            part = msgspec.structs.replace(ask, queues=wanted, wait_ms=0, bytes_max=max(0, room), acks=share.acks)
+            try:
+                found, ends = await self._ask_home(home, part, int((self._now_s() - began_s) * 1_000))
+            except MemqError as failed:
+                if share.acks or ask.again:
+                    raise
+                error = failed  # what others have granted is not lost
+                continue
+            grants += found
+            outcomes |= ends
+            room -= sum(len(block) for _, block in found)
+        if error is not None and not grants and not outcomes:
+            raise error
+        return grants, outcomes
+
+    def _in_turn(self, homes: Homes) -> list[tuple[Home, Share]]:
         """Return homes in an order that changes each time: large items of the first ones may fill the answer."""
         self._turn += 1
         order, first = list(homes.items()), self._turn % len(homes)
         return order[first:] + order[:first]
 
-    async def _grants(self, home: Home, ask: DequeueItems, waited_ms: int) -> list[Grant]:
-        """Return the items that one broker leases now. They have waited since the request came here."""
+    async def _ask_home(self, home: Home, ask: DequeueItems, waited_ms: int) -> tuple[list[Grant], Ends]:
+        """Return the items that one broker leases now, and its outcomes of acks.
+
+        The items have waited since the request came here.
+        """
         if isinstance(home, Link):
             answer, data = await forward_with_blocks(home, ask)
             grants = answer.about_queues.grants
             blocks = _split(data, [each.length for each in grants])
-            waited = (msgspec.structs.replace(each, waited_ms=waited_ms) for each in grants)
-            return list(zip(waited, blocks, strict=True))
-        found = await home.dequeue(ask.queues, set(producer_ids_of(ask.known)), ask.bytes_max)
-        return [(_wire(each, waited_ms), each.data) for each in found]
+            waited = (msgspec.structs.replace(each, waited_ms=each.waited_ms + waited_ms) for each in grants)
+            ends = _by_queue(ask.acks, answer.about_queues.outcomes)
+            return list(zip(waited, blocks, strict=True)), ends
+        found, ends = await _ack_and_dequeue(home, ask)
+        return [(_wire(each, waited_ms), each.data) for each in found], ends
 
-    async def _until_ready(self, homes: Mapping[Home, dict[str, int]], within_s: float) -> bool:
+    async def _until_ready(self, homes: Homes, within_s: float) -> bool:
         """Wait until some home may have a ready item; return whether that is so in this time."""
         if within_s <= 0:
             return False
         begin = asyncio.get_running_loop().create_task
-        waits = [begin(self._wait_at(home, list(wanted), within_s)) for home, wanted in homes.items()]
+        waits = [begin(self._wait_at(home, list(share.wanted), within_s)) for home, share in homes.items()]
         try:
             for done in asyncio.as_completed(waits):
                 if await done:
@@ -285,11 +312,17 @@ class QueueRequests:
         """Return the keeper of a queue, or a link to its broker. Raises: as `find_service`; InvalidNameError."""
         return await find_service(self._hosts, self._hosts.queues, check_queue(queue), call)
 
-    async def _homes(self, call: Call[Any], wanted: Mapping[str, int]) -> dict[Home, dict[str, int]]:
-        """Return the queues of each home."""
-        homes: dict[Home, dict[str, int]] = {}
-        for queue, count in wanted.items():
-            homes.setdefault(await self._home(call, queue), {})[queue] = count
+    async def _homes(
+        self, call: Call[Any], wanted: Mapping[str, int], acks: Mapping[str, list[WireLeasedItems]] = {}
+    ) -> dict[Home, Share]:
+        """Return the queues of each home, and the acks."""
+        homes: dict[Home, Share] = {}
+        for queue in dict.fromkeys([*wanted, *acks]):
+            share = homes.setdefault(await self._home(call, queue), Share({}, {}))
+            if queue in wanted:
+                share.wanted[queue] = wanted[queue]
+            if queue in acks:
+                share.acks[queue] = acks[queue]
         return homes
 
     def _now_s(self) -> float:
@@ -360,11 +393,53 @@ def _count(items: Sequence[WireLeasedItems]) -> int:
     return sum(sum(each.ranges[1::2]) - sum(each.ranges[::2]) for each in items)
 
 
-def _leases(ask: Change | GetItems) -> list[LeasedItems]:
+async def _ack_and_dequeue(home: QueueKeeper, ask: DequeueItems) -> tuple[list[Delivered], Ends]:
+    """Ack items of queues, and lease items, with two decisions that share an entry of the log."""
+    if not ask.acks:
+        return await _dequeue(home, ask), {}
+    acks = [lease for queue, items in ask.acks.items() for lease in home.of_queue(queue, _leases(queue, items))]
+    acked, found = await asyncio.gather(home.ack(acks), _dequeue(home, ask), return_exceptions=True)
+    if isinstance(acked, BaseException):
+        raise acked
+    if isinstance(found, BaseException) and not isinstance(found, MemqError):
+        raise found
+    if isinstance(found, MemqError) and ask.again:
+        raise found
+    if isinstance(found, MemqError) or not found:  # an ack may have made the next item of an ordered key ready
+        found = []
+        with suppress(MemqError):  # the outcomes are not lost
+            found = await _dequeue(home, ask)
+    return found, _by_queue(ask.acks, acked)
+
+
+async def _dequeue(home: QueueKeeper, ask: DequeueItems) -> list[Delivered]:
+    known = set(producer_ids_of(ask.known))
+    if ask.again:
+        return await home.dequeue_again(ask.request, known)
+    return await home.dequeue(ask.queues, known, ask.bytes_max, ask.request)
+
+
+def _by_queue(acks: Mapping[str, Sequence[WireLeasedItems]], outcomes: Iterable[tuple[str, int]]) -> Ends:
+    """Return the outcomes of each queue. Raises: ProtocolError."""
+    found, runs, word, left = Ends(), iter(outcomes), "", 0
+    for queue, items in acks.items():
+        ends, missing = found.setdefault(queue, []), _count(items)
+        while missing:
+            if not left:
+                word, left = next(runs, ("", 0))
+                if left < 1:
+                    raise ProtocolError(f"a broker answered acks of queue '{queue}' without their outcomes")
+            taken = min(left, missing)
+            ends.append((str(word), taken))
+            left, missing = left - taken, missing - taken
+    return found
+
+
+def _leases(queue: str, items: Sequence[WireLeasedItems]) -> list[LeasedItems]:
     """Return items as a decision names them, in the order of the request. Raises: InvalidRequestError."""
     found: list[LeasedItems] = []
-    most = BLOCK_RECORDS_MAX if is_pop_queue(ask.queue) else QUEUE_ITEMS_PER_REQUEST_MAX  # items of a block
-    for each in ask.items:
+    most = BLOCK_RECORDS_MAX if is_pop_queue(queue) else QUEUE_ITEMS_PER_REQUEST_MAX  # items of a block
+    for each in items:
         ends = each.ranges
         is_ordered = all(begin < end for begin, end in zip(ends[::2], ends[1::2], strict=False))
         is_ordered = is_ordered and all(end <= begin for end, begin in zip(ends[1::2], ends[2::2], strict=False))
@@ -378,7 +453,7 @@ def _leases(ask: Change | GetItems) -> list[LeasedItems]:
 
 def _leases_at(home: QueueKeeper, ask: Change | GetItems) -> list[LeasedItems]:
     """Return the items of a request that are of its queue, the only one that its permission is for."""
-    return home.of_queue(ask.queue, _leases(ask))
+    return home.of_queue(ask.queue, _leases(ask.queue, ask.items))
 
 
 def _wire(found: Delivered, waited_ms: int) -> WireGrant:
@@ -387,7 +462,7 @@ def _wire(found: Delivered, waited_ms: int) -> WireGrant:
         block_id=f"{found.found.block.id.producer:016x}",
         grant=found.grant,
         lease_ms=found.found.lease_ms,
-        waited_ms=waited_ms,
+        waited_ms=waited_ms - found.past_ms,
         items=[WireGrantedItems(*each) for each in found.found.items],
         length=len(found.data),
         at=_at(found.found.key, found.found.block.id.first),
@@ -400,6 +475,23 @@ def _at(key: str, first: int) -> tuple[int, int, int] | None:
         return None
     place = place_of(key)
     return place.partition, place.offset, first
+
+
+def _check_dequeue(ask: DequeueItems) -> None:
+    """Raises: InvalidRequestError, TooLargeError."""
+    queues = max(len(ask.queues), len(ask.acks))
+    if not 0 < queues <= QUEUES_PER_REQUEST_MAX:
+        raise TooLargeError(f"{queues} queues in one request, 1 to {QUEUES_PER_REQUEST_MAX} are allowed")
+    _check_count(sum(max(count, 0) for count in ask.queues.values()), "items")
+    if min(ask.queues.values(), default=1) < 1:
+        raise InvalidRequestError("a request for less than one item of a queue")
+    _check_count(sum(_count(items) for items in ask.acks.values()), "items with acks")
+    _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
+    if ask.request < 0 or (ask.again and not ask.request):
+        raise InvalidRequestError(f"request {ask.request} has no identity that is possible")
+    _check_span("bytes_max", ask.bytes_max, 0, ANSWER_BYTES_MAX, "")
+    if len(ask.known) > QUEUE_KNOWN_BLOCKS_MAX:
+        raise TooLargeError(f"{len(ask.known)} known blocks, {QUEUE_KNOWN_BLOCKS_MAX} are allowed")
 
 
 def _check_count(count: int, what: str) -> None:

@@ -228,9 +228,15 @@ def read_queue(call: Call[GetItems] | Call[PeekItems]) -> list[Resource]:
     return _with_topics([call.ask.queue])
 
 
-def read_queues(call: Call[DequeueItems] | Call[AwaitItems]) -> list[Resource]:
+def read_queues(call: Call[AwaitItems]) -> list[Resource]:
     """Return the queues, and the topics whose records pop groups have."""
     return _with_topics(call.ask.queues)
+
+
+def leased_queues(call: Call[DequeueItems]) -> list[Resource]:
+    """Return the queues, the topics whose records pop groups have, and queues with acks alone."""
+    acked = [each for each in call.ask.acks if each not in call.ask.queues]
+    return [*_with_topics(call.ask.queues), *(Resource(ResourceKind.QUEUE, each) for each in acked)]
 
 
 def _with_topics(queues: Iterable[str]) -> list[Resource]:

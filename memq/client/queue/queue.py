@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, count
+from types import MappingProxyType
 from typing import Any
 
 from memq.client.admin import AsyncAdmin
@@ -79,11 +81,13 @@ LEASE_S = 60.0
 TIMEOUT_MS = 30_000
 REQUEST_BYTES_MAX = 900 * KIB  # of the blocks in one request
 WAIT_S_MAX = 86_400.0
+REQUEST_BITS = 62  # of the first identity: those of two clients do not meet
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 REFUSALS = (QueueFullError, ThrottledError, OverLimitError)  # nothing was done
 QUESTIONS = (GetItems, PeekItems, ListDeadItems, CountEnds, ListQueues)  # they change nothing
 Change = NackItems | ExtendItems
 Outcomes = list[ItemOutcome]
+NO_ACKS: Mapping[str, list[WireLeasedItems]] = MappingProxyType({})
 
 
 class AsyncQueue(AsyncItemViews):
@@ -107,6 +111,7 @@ class AsyncQueue(AsyncItemViews):
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="queue")
         self._router = BrokerRouter(self._pool)
         self._recent = RecentBlocks()
+        self._requests = count(1 + self._runtime.random.getrandbits(REQUEST_BITS))  # identities of requests for items
         self._is_met = False
         self._events = EventLog(self._runtime.clock)
         now_s, events = self._runtime.clock.monotonic, self._events
@@ -202,39 +207,71 @@ class AsyncQueue(AsyncItemViews):
     async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
         self._check_loop()
-        if not isinstance(queues, str | Mapping):
-            raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
-        wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
-        if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
-            raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
-        for queue, count in wanted.items():
-            check_queue(queue)
-            check_number(f"items of queue '{queue}'", count, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+        return (await self._next(_wanted(queues), wait))[1]
+
+    async def ack_and_dequeue(
+        self, items: Sequence[QueueItem], queues: str | Mapping[str, int], *, wait: float = 0.0
+    ) -> tuple[list[ItemOutcome], list[QueueItem]]:
+        """End items, and lease the next ones with the same request. See `Queue.ack_and_dequeue`."""
+        leases, wanted = self._leases(items), _wanted(queues)
+        names = dict.fromkeys(queue for queue, _ in leases)
+        if not leases or len(leases) > QUEUE_ITEMS_PER_REQUEST_MAX or len(names) > QUEUES_PER_REQUEST_MAX:
+            return await self._of_queues(leases, self._ack), (await self._next(wanted, wait))[1]
+        places = {name: [at for at, (queue, _) in enumerate(leases) if queue == name] for name in names}
+        acks = {name: wire_leases(leases[at][1] for at in indexes) for name, indexes in places.items()}
+        outcomes, found = await self._next(wanted, wait, acks)
+        ends = dict(zip(chain.from_iterable(places.values()), outcomes, strict=True))
+        return [ends[at] for at in range(len(leases))], found
+
+    async def _next(
+        self, wanted: Mapping[str, int], wait: float, acks: Mapping[str, list[WireLeasedItems]] = NO_ACKS
+    ) -> tuple[Outcomes, list[QueueItem]]:
+        """Return the outcomes of acks, and the next items.
+
+        A request whose answer was lost comes again, with its identity: so no items that it has leased are hidden.
+        The broker answers acks at once. So their outcomes are known before this waits for items, and are not lost.
+        Raises: OutcomeUnknownError without an answer about acks; the last error.
+        """
         check_seconds("wait", wait, 0, WAIT_S_MAX)
         clock = self._runtime.clock
-        until_s, tries = clock.monotonic() + wait, 0
-        give_up_s = until_s + self._timeout_s
+        until_s, tries, again, outcomes = clock.monotonic() + wait, 0, False, Outcomes()
+        give_up_s, request = until_s + self._timeout_s, next(self._requests)
         while True:
-            asked_s = clock.monotonic()
+            asked_s, is_sent = clock.monotonic(), False
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
             known = self._recent.known()
-            ask = DequeueItems(queues=wanted, wait_ms=wait_ms, known=list(known))
-            is_sent = False
+            ask = DequeueItems(
+                queues=dict(wanted),
+                wait_ms=0 if acks or again else wait_ms,
+                known=list(known),
+                acks=dict(acks),
+                request=request,
+                again=again,
+            )
             try:
                 await self._reach()
                 is_sent = True
-                answer, blocks = await self._ask(ask, wait_ms / 1_000)
+                answer, blocks = await self._ask(ask, ask.wait_ms / 1_000)
             except RetryableError as error:
                 tries += 1
-                if clock.monotonic() > (give_up_s if is_sent else until_s) or self._is_final(error):
+                again |= is_sent and not isinstance(error, REFUSALS)
+                end_s = give_up_s if is_sent or again else until_s
+                if clock.monotonic() > end_s or (self._is_final(error) and not again):
+                    if outcomes:
+                        return outcomes, []
+                    if acks and again:
+                        raise OutcomeUnknownError(f"no broker has answered an ack: {error}") from error
                     raise
                 await self._pause(error, tries)
                 continue
+            if acks:
+                outcomes, acks = _sure(outcomes_of(answer.about_queues), repeated=again), NO_ACKS
             items, unreadable = items_of(answer.about_queues.grants, blocks, known, self._recent, asked_s)
             for each in unreadable:
                 await self._give_back(each)
-            if items or clock.monotonic() >= until_s:
-                return items
+            if items or (not again and clock.monotonic() >= until_s):
+                return outcomes, items
+            again, request = False, next(self._requests)
 
     async def _give_back(self, unreadable: UnreadableItems) -> None:
         """Give back items that no worker can read. Without an answer, their lease ends."""
@@ -356,10 +393,7 @@ class AsyncQueue(AsyncItemViews):
     async def _ack_joint(self, queue: str, leases: list[ItemLease], began_s: float) -> Outcomes:
         """End items of any calls; return the outcome of each."""
         answer, repeated = await self._surely(AckItems(queue=queue, items=wire_leases(leases)), began_s=began_s)
-        found = outcomes_of(answer.about_queues)
-        if repeated:  # an earlier request of these calls, whose answer was lost, has acked them
-            return [ItemOutcome.ACKED if each is ItemOutcome.ALREADY_ACKED else each for each in found]
-        return found
+        return _sure(outcomes_of(answer.about_queues), repeated=repeated)
 
     async def _one(self, item: QueueItem, ask: NackItems | ExtendItems) -> ItemOutcome:
         """Ask about one item; return the outcome. Raises: the error of another one than was asked for."""
@@ -412,3 +446,23 @@ class AsyncQueue(AsyncItemViews):
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
+
+
+def _wanted(queues: str | Mapping[str, int]) -> dict[str, int]:
+    """Return the number of items to lease of each queue. Raises: TypeError, InvalidRequestError."""
+    if not isinstance(queues, str | Mapping):
+        raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
+    wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
+    if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
+        raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
+    for queue, items in wanted.items():
+        check_queue(queue)
+        check_number(f"items of queue '{queue}'", items, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+    return wanted
+
+
+def _sure(outcomes: Outcomes, *, repeated: bool) -> Outcomes:
+    """Return outcomes of acks. An earlier request, whose answer was lost, may have acked the items."""
+    if repeated:
+        return [ItemOutcome.ACKED if each is ItemOutcome.ALREADY_ACKED else each for each in outcomes]
+    return outcomes

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from memq.client.listener.answers import answer_of_call
 from memq.client.listener.calls import CallsCore
@@ -19,6 +20,7 @@ from memq.client.queue.items import ItemLease, QueueItem
 from memq.client.queue.queue import AsyncQueue
 from memq.client.queue.worker_settings import Return, WorkerSettings, WorkerStats, note_of, outcome_of
 from memq.errors import MemqError, OutcomeUnknownError, RetryableError
+from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX
 from memq.queues.decisions import ItemOutcome, NackKind
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
@@ -67,7 +69,10 @@ class WorkerCore(CallsCore[WorkerStats]):
         self._mean_s: float | None = None
         self._turn = 0
         self._has_room = asyncio.Event()
-        self._acking: set[str] = set()  # queues whose items are acked now
+        self._acking: set[str] = set()  # queues whose items are acked now, each by a request of its own
+        self._carried: dict[ItemLease, QueueItem] = {}  # of the acks, those in a request for items
+        self._wait_s = WAIT_S  # of the next request: 0 while a queue has as many items as are wanted
+        self._is_waiting = False  # for items, or after an error: no request for items comes soon
         self._has_leases = asyncio.Event()
         self._idle_now = asyncio.Event()
         self._fetching: asyncio.Task[None] | None = None
@@ -83,7 +88,7 @@ class WorkerCore(CallsCore[WorkerStats]):
         self._check_open()
         async with self._starting:
             if self._fetching is None:
-                self._add(await self._lease(0))
+                self._add(await self._queue.dequeue(self._wanted(), wait=0))
                 self._fetching = self._tasks.start(self._fetch(), "worker leases")
                 self._tasks.start(self._renew(), "worker extends leases")
 
@@ -138,13 +143,15 @@ class WorkerCore(CallsCore[WorkerStats]):
         failures = 0
         while not self._ended.is_set():
             if self._room <= 0:
+                self._flush_all()
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
             try:
-                self._add(await self._lease(WAIT_S))
-            except RetryableError as error:
+                await self._lease()
+            except _UNSURE as error:
                 failures += 1
+                self._is_waiting = True
                 self._events.warning("worker.lease-retry", f"{type(error).__name__}: {error}; asking again")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(
@@ -153,6 +160,7 @@ class WorkerCore(CallsCore[WorkerStats]):
                         await self._ended.wait()
             else:
                 failures = 0
+        self._flush_all()
 
     @property
     def _room(self) -> int:
@@ -161,9 +169,44 @@ class WorkerCore(CallsCore[WorkerStats]):
             return 0
         return self.settings.leased_max(self._mean_s) - self._running - len(self._waiting)
 
-    async def _lease(self, wait_s: float) -> list[QueueItem]:
+    def _wanted(self) -> Mapping[str, int]:
         self._turn += 1
-        return await self._queue.dequeue(self.settings.wanted(self._room, self._turn), wait=wait_s)
+        return self.settings.wanted(self._room, self._turn)
+
+    async def _lease(self) -> None:
+        """Lease items; the same request acks items that are done.
+
+        After an error, acks are repeated by requests of their own. A request that may wait has no acks.
+        """
+        wanted = self._wanted()
+        done = list(islice(self._own_acks(), QUEUE_ITEMS_PER_REQUEST_MAX)) if self._has_one_queue else []
+        self._carried = {item.lease: item for item in done}
+        try:
+            if done:
+                self._is_waiting = False
+                outcomes, items = await self._queue.ack_and_dequeue(done, wanted)
+                self._acked(done, outcomes)
+            else:
+                self._is_waiting = self._wait_s > 0
+                items = await self._queue.dequeue(wanted, wait=self._wait_s)
+        except _UNSURE:
+            self._carried = {}
+            self._flush_all()
+            raise
+        finally:
+            self._carried, self._is_waiting = {}, False
+        self._wait_s = WAIT_S if len(items) < sum(wanted.values()) else 0.0
+        self._add(items)
+
+    @property
+    def _has_one_queue(self) -> bool:
+        """Whether acks go with requests for items. Of several queues, one may have no broker that answers."""
+        return len(self.settings.queues) == 1
+
+    def _own_acks(self) -> Iterator[QueueItem]:
+        """Yield the acks that no request has."""
+        acks = self._acks.values()
+        return (each for each in acks if each.lease not in self._carried and each.queue not in self._acking)
 
     def _add(self, items: Sequence[QueueItem]) -> None:
         for item in items:
@@ -266,18 +309,30 @@ class WorkerCore(CallsCore[WorkerStats]):
             self.counts.dead += outcome is not None
         elif outcome is None:
             self._acks[item.lease] = item
-            if item.queue not in self._acking:
-                self._acking.add(item.queue)
-                self._tasks.start(self._flush(item.queue), "worker acks")
+            if not self._has_one_queue or self._is_waiting or self._ended.is_set():
+                self._flush_all()
+            self._has_room.set()
         else:
             await self._return([item], outcome)
 
     # ---- ends ------------------------------------------------------------------------------------
 
+    def _flush_all(self) -> None:
+        """Ack items with requests of their own, one for each queue."""
+        for queue in dict.fromkeys(item.queue for item in self._own_acks()):
+            self._acking.add(queue)
+            self._tasks.start(self._flush(queue), "worker acks")
+
+    def _acks_of(self, queue: str) -> Iterator[QueueItem]:
+        acks = self._acks.values()
+        return (item for item in acks if item.queue == queue and item.lease not in self._carried)
+
     async def _flush(self, queue: str) -> None:
         """Ack the items of a queue whose handler has returned: all in one request, while the next ones gather."""
         failures = 0
-        while items := [item for item in self._acks.values() if item.queue == queue]:
+        while items := [
+            each for each in self._acks.values() if each.queue == queue and each.lease not in self._carried
+        ]:
             try:
                 outcomes = await self._queue.ack_many(items)
             except _UNSURE as error:
@@ -286,11 +341,15 @@ class WorkerCore(CallsCore[WorkerStats]):
                 outcomes = await self._pause_acks(items, failures)
             else:
                 failures = 0
-            for item, outcome in zip(items, outcomes, strict=False):
-                del self._acks[item.lease]
-                self._settled(item, outcome)
-            self._has_room.set()
+            self._acked(items, outcomes)
         self._acking.remove(queue)
+        self._idle_now.set()
+
+    def _acked(self, items: Sequence[QueueItem], outcomes: Sequence[ItemOutcome]) -> None:
+        for item, outcome in zip(items, outcomes, strict=False):
+            del self._acks[item.lease]
+            self._settled(item, outcome)
+        self._has_room.set()
         self._idle_now.set()
 
     async def _pause_acks(self, items: Sequence[QueueItem], failures: int) -> list[ItemOutcome]:
