@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "acl": ("memq.cli.cluster.acl", "acl", "list, change and test the permissions of principals"),
     "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
+    "iam": ("memq.cli.store.iam", "iam", "print the policy that a role needs on the bucket"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
     "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),

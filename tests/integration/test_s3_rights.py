@@ -1,11 +1,10 @@
-"""Rights on a bucket: the policies of docs/storage.md on a real server, and named mistakes."""
+"""Rights on a bucket: the policies of `memq iam` on a real server, and named mistakes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError
+from memq.storage_handlers.s3 import policies
 from memq.storage_handlers.s3.handler import S3Handler
 from memq_localstack.servers import ADMIN, Identity, S3Server, start_s3
 from tests.s3_servers import BUCKET, S3Place
@@ -25,8 +25,8 @@ from tests.tls import server_context
 
 HANG_S = 90
 PREFIX = "logs"
-ROLES = ("producer", "consumer", "broker", "sweeper")
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
+ROLES = policies.ROLES
+CLUSTER = "main"
 BODY = b"bytes"
 
 
@@ -34,14 +34,11 @@ def key_of(role: str) -> Identity:
     return Identity(role, f"{role}-key", f"{role}-secret", ())
 
 
-def policy_of(role: str) -> list[dict[str, Any]]:
-    """Return the statements that the page gives a role, for its user and this bucket."""
-    found = re.search(rf"^Policy of a {role}:\n\n```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    if found is None:
-        assert role == "producer", f"no policy of a {role} in docs/storage.md"
-        return []
-    statements = json.loads(found[1].replace("BUCKET", BUCKET).replace("PREFIX", PREFIX))["Statement"]
-    return [{**each, "Principal": {"AWS": f"arn:aws:iam::000000000000:user/{role}"}} for each in statements]
+def statements_of(role: str) -> list[dict[str, Any]]:
+    """Return the statements that `memq iam` prints for a role, for its user and this bucket."""
+    policy = policies.policy_of(role, BUCKET, f"{PREFIX}/", CLUSTER)
+    user = {"AWS": f"arn:aws:iam::000000000000:user/{role}"}
+    return [{**each, "Sid": f"{role}{each['Sid']}", "Principal": user} for each in policy["Statement"]]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with start_s3(tmp_path_factory.mktemp("s3"), buckets=(BUCKET,), identities=identities) as found:
         keys = {"aws_access_key_id": found.access_key, "aws_secret_access_key": found.secret_key}
         client = boto3.client("s3", endpoint_url=found.endpoint, region_name=found.region, **keys)
-        policy = {"Version": "2012-10-17", "Statement": [each for role in ROLES for each in policy_of(role)]}
+        policy = {"Version": "2012-10-17", "Statement": [each for role in ROLES for each in statements_of(role)]}
         client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
         client.close()
         yield found
@@ -59,18 +56,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 # ---- the policies ------------------------------------------------------------------------------
 
+THERE = f"{CLUSTER}/topics/clicks/there"
 CALLS: dict[str, Callable[[S3Handler, str], Awaitable[object]]] = {
-    "put": lambda store, role: store.put(f"by/{role}", [BODY], crc32c(BODY)),
-    "note": lambda store, role: store.put(f"CLUSTER/sweep/pending/{role}", [BODY], crc32c(BODY)),
-    "get": lambda store, role: store.get_range("there", 0, len(BODY)),
-    "list": lambda store, role: anext(store.list("by/"), None),
-    "delete": lambda store, role: store.delete(f"gone/{role}"),
+    "put": lambda store, role: store.put(f"{CLUSTER}/topics/clicks/by/{role}", [BODY], crc32c(BODY)),
+    "note": lambda store, role: store.put(f"{CLUSTER}/sweep/pending/{role}", [BODY], crc32c(BODY)),
+    "stage": lambda store, role: store.put(f"{CLUSTER}/staged/writer/objects/{role}", [BODY], crc32c(BODY)),
+    "get": lambda store, role: store.get_range(THERE, 0, len(BODY)),
+    "list": lambda store, role: anext(store.list(f"{CLUSTER}/topics/clicks/"), None),
+    "list all": lambda store, role: anext(store.list(), None),
+    "delete": lambda store, role: store.delete(f"{CLUSTER}/topics/clicks/gone/{role}"),
+    "delete another": lambda store, role: store.delete(f"other/gone/{role}"),
 }
 MAY = {
-    "producer": (),
+    "producer": ("stage",),
     "consumer": ("get",),
-    "broker": ("put", "note", "get"),
-    "sweeper": ("note", "get", "list", "delete"),
+    "auditor": ("get", "list"),
+    "spark": ("get", "list", "stage"),
+    "broker": ("put", "note", "stage", "get", "list", "delete"),
+    "operator": ("note", "get", "list", "delete"),
 }
 
 
@@ -82,7 +85,7 @@ def test_each_role_may_do_what_it_needs_and_nothing_else(server: S3Server, role:
         keys = key_of(role)
         store = S3Place(server.endpoint, keys.access_key, keys.secret_key).open(PREFIX, data_path=data_path)
         try:
-            await admin.put("there", [BODY], crc32c(BODY))
+            await admin.put(THERE, [BODY], crc32c(BODY))
             for name, call in CALLS.items():
                 if name in MAY[role]:
                     await call(store, role)
@@ -90,6 +93,7 @@ def test_each_role_may_do_what_it_needs_and_nothing_else(server: S3Server, role:
                     with pytest.raises(DeniedError):
                         await call(store, role)
             if role == "broker":
+                await store.check()
                 await store.check(deletes=False)
                 await store.check(deletes=False)  # the object that it leaves is in nobody's way
         finally:
