@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak supply-chain sbom docs pictures native lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo messaging-demo queue-demo cluster-demo secure-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak supply-chain port-scan sbom docs pictures native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -95,6 +95,7 @@ soak: $(DEV)                    ## every promise as often as it says, on real se
 	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=14400 tests
 	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
 	@$(MUTATE) --jobs $(JOBS) --sample $(SOAK_MUTANTS)
+	@$(MAKE) port-scan
 
 native: $(LIBRARIES)            ## build the compiled kernel and install it, where cargo is found
 	@.ci/native $(VENV)
@@ -111,6 +112,10 @@ docs:                           ## the site of the documents, in build/site; str
 
 pictures:                       ## draw docs/pictures/*.svg again from their sources, with graphviz
 	@cd docs/pictures && for picture in *.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg"; done
+
+port-scan: $(DEV)               ## scan the ports of a broker and of both dashboards for weak TLS with sslyze; two minutes
+	@.ci/tools-venv $(TOOLS)
+	@$(PYTHON) -m tests.port_scan $(TOOLS)/bin/sslyze
 
 sbom:                           ## write the list of libraries of a release (CycloneDX) to sbom.json
 	@.ci/tools-venv $(TOOLS)

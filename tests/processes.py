@@ -38,6 +38,23 @@ class BrokerProcess(BrokerServer):
         return [*start, "broker", *self._options, "--port", str(self.port), "--spool", str(self.spool)]
 
 
+_QUICK = """
+import sys
+from memq.state_log import state_log
+state_log.SNAPSHOT_S = 1.0
+from memq.cli import main
+sys.exit(main())
+"""
+
+
+class SavingBrokerProcess(BrokerProcess):
+    """A broker with a snapshot of each state log soon after its first decision."""
+
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+        return ["-c", _QUICK, *super().command()[2:]]
+
+
 @contextmanager
 def broker_processes(
     folder: Path,
@@ -48,6 +65,7 @@ def broker_processes(
     count: int = 3,
     top: str = "",
     session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    kind: type[BrokerProcess] = BrokerProcess,
     **session: str,
 ) -> Iterator[list[BrokerProcess]]:
     """Run brokers on real servers, with objects, topics and nodes of their own there; all are ended.
@@ -56,7 +74,7 @@ def broker_processes(
     """
     config = folder / "memq.toml"
     config.write_text(top + settings_text(folder, zookeeper, kafka, s3, session, session_timeout_ms))
-    brokers = [BrokerProcess(config, f"b{number + 1}") for number in range(count)]
+    brokers = [kind(config, f"b{number + 1}") for number in range(count)]
     try:
         for broker in brokers:
             broker.launch()

@@ -395,6 +395,10 @@ def test_a_token_is_asked_for_and_tls_is_spoken(cluster: Cluster, tmp_path: Path
         trusting = ssl.create_default_context(cafile=str(authority))
         answer, _ = pages.ask("/", tls=trusting)
         assert (answer.status, answer.headers["WWW-Authenticate"][:5]) == (401, "Basic")
+        older = ssl.create_default_context(cafile=str(authority))
+        older.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):  # an alert, or an end: the server closes after it
+            pages.ask("/", tls=older)
         for given, status in (("ada:a-token-of-the-test", 200), ("ada:wrong", 401), ("a-token-of-the-test", 401)):
             basic = base64.b64encode(given.encode()).decode()
             answer, _ = pages.ask("/", headers={"Authorization": f"Basic {basic}"}, tls=trusting)

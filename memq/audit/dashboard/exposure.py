@@ -43,7 +43,7 @@ def tls_of(settings: DashboardSettings) -> ssl.SSLContext | None:
     if not cert and not key:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
