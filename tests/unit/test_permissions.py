@@ -84,6 +84,16 @@ def test_all_resources_are_allowed_without_any_denied_one() -> None:
     assert decide_on_all(denied, "bob", Permission.READ, ResourceKind.TOPIC).allowed is False
 
 
+@pytest.mark.parametrize("other", [rule("deny", "bob", "read", "*"), rule("allow", "ann", "read", "*", "queue")])
+def test_rules_of_others_between_hide_no_deny(other: AccessRule) -> None:
+    allow, deny = rule("allow", "ann", "read", "*"), rule("deny", "ann", "read", "clicks")
+    for rules in ([allow, other, deny], [other, allow, deny], [other, deny, allow]):
+        assert decide(rules, "ann", Permission.READ, CLICKS) == (False, deny)
+        assert decide_on_all(rules, "ann", Permission.READ, ResourceKind.TOPIC) == (False, deny)
+    assert decide([other, allow], "ann", Permission.READ, CLICKS) == (True, allow)
+    assert decide_on_all([other, allow], "ann", Permission.READ, ResourceKind.TOPIC) == (True, allow)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
