@@ -103,7 +103,9 @@ def test_a_handler_gets_each_record_once_with_all_its_fields(cluster: Cluster) -
     assert again.values == ["next"], "all others were committed at the close"
 
 
-def test_a_record_that_fails_is_retried_and_then_a_dead_letter_with_its_cause(cluster: Cluster) -> None:
+def test_a_record_that_fails_is_retried_and_then_a_dead_letter_with_its_cause(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     send(cluster, "bad", "good")
     handler = Handler(lambda message: fails(message) if message.value == b"bad" else None)
     with listener(cluster, handler, retry_delays_s=[0.05, 0.05]) as running:
@@ -124,6 +126,8 @@ def test_a_record_that_fails_is_retried_and_then_a_dead_letter_with_its_cause(cl
     assert (note.origin.topic, note.origin.position) == ("orders", origin.position)
     assert (note.state, note.attempts, note.cause) == ("dead", 3, "ValueError: no bad")
     assert (letter.value, letter.tag, headers) == (b"bad", "web", origin.headers)
+    gave_up = f"listener.gave-up: record at {origin.position} of topic 'orders' is dead after 3 attempts: ValueError"
+    assert gave_up in caplog.text
 
 
 def test_a_retry_is_not_before_its_time_and_does_not_delay_others(cluster: Cluster) -> None:
@@ -515,6 +519,7 @@ def test_mistakes_get_an_error_that_names_them(cluster: Cluster) -> None:
         ({"when_failing": "park"}, "ordered=True"),
         ({"retry_delays_s": [-1]}, "retry_delays_s"),
         ({"drain_s": -1}, "drain_s"),
+        ({"session_timeout_ms": 1}, "session_timeout_ms"),
     ):
         with pytest.raises(InvalidSettingError) as caught:
             listener(cluster, Handler(), **options)
@@ -528,5 +533,7 @@ def test_mistakes_get_an_error_that_names_them(cluster: Cluster) -> None:
         memq.Listener(cluster.address, "orders", "billing", coroutine)
     with pytest.raises(TypeError, match="handler"):
         memq.Listener(cluster.address, "orders", "billing", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="handler"):
+        memq.Listener(cluster.address, "orders", "billing", "print")  # type: ignore[arg-type]
     with memq.Listener(cluster.address, "nowhere", "billing", Handler()) as running, pytest.raises(NotFoundError):
         running.run()

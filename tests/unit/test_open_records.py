@@ -352,6 +352,24 @@ def test_the_first_record_of_an_assignment_waits_until_the_position_counts_its_t
     assert source.due() == Committed(Position(0, 0, 1), Totals(1, 0), 7), "later records are not counted"
 
 
+def test_a_record_whose_key_is_free_while_a_try_is_stored_waits_and_then_comes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_records, "KEPT_RECORDS_MAX", 2)
+    records = opened(ordered=True)
+    retries, source = Source(records, RETRIES), Source(records)
+    retries.add(b"a", notes=[note(0)])
+    (retry,) = all_taken(records)
+    source.add(b"a", b"b")
+    assert records.take(0) is None
+    records.complete(retry)
+    assert records.take(0) is None, "the try of the other record is not stored yet"
+    assert records.stuck() == {source.place}, "both count as kept"
+    records.begun(records.beginning)
+    assert values(all_taken(records)) == [b"0.1", b"0.0"]
+    assert not records.stuck()
+
+
 def test_a_record_that_was_tried_before_is_alone_at_work_with_the_next_number() -> None:
     records = opened()
     source = begun_before(records, (0, 2), (2, 1))

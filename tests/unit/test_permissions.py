@@ -87,6 +87,16 @@ def test_all_resources_are_allowed_without_any_denied_one() -> None:
     assert not RuleIndex(denied).decide_on_all("bob", Permission.READ, ResourceKind.TOPIC).allowed
 
 
+@pytest.mark.parametrize("other", [rule("deny", "bob", "read", "*"), rule("allow", "ann", "read", "*", "queue")])
+def test_rules_of_others_between_hide_no_deny(other: AccessRule) -> None:
+    allow, deny = rule("allow", "ann", "read", "*"), rule("deny", "ann", "read", "clicks")
+    for rules in ([allow, other, deny], [other, allow, deny], [other, deny, allow]):
+        assert RuleIndex(rules).decide("ann", Permission.READ, CLICKS) == (False, deny)
+        assert RuleIndex(rules).decide_on_all("ann", Permission.READ, ResourceKind.TOPIC) == (False, deny)
+    assert RuleIndex([other, allow]).decide("ann", Permission.READ, CLICKS) == (True, allow)
+    assert RuleIndex([other, allow]).decide_on_all("ann", Permission.READ, ResourceKind.TOPIC) == (True, allow)
+
+
 @pytest.mark.parametrize(
     "bad",
     [

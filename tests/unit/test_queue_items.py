@@ -116,3 +116,17 @@ def test_ids_of_blocks_are_read_together_as_one_by_one(texts: list[str]) -> None
             producer_ids_of(texts)
     else:
         assert list(producer_ids_of(texts)) == wanted
+
+
+def test_a_block_that_is_opened_again_counts_once_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "RECENT_BYTES_MAX", 100)
+    recent = RecentBlocks()
+    data = memoryview(block_of(4)[1])  # 40 bytes
+    for _ in range(5):
+        recent.opened("one", data, 1)
+    recent.opened("two", data, 1)
+    assert list(recent.known()) == ["one", "two"]
+    recent.opened("three", data, 1)
+    assert list(recent.known()) == ["two", "three"], "the oldest one leaves at the bound"
+    recent.opened("four", data, 4)
+    assert "four" not in recent.known(), "all its items are taken"

@@ -90,18 +90,19 @@ def test_connections_of_a_principal_share_a_limiter_that_outlives_them() -> None
     assert limiter_of(quotas, "ann").room(0.0) == (0, 0), "it still owes 400 bytes"
 
 
-def test_connections_over_the_quota_are_refused_and_not_counted() -> None:
+@pytest.mark.parametrize("allowed", [1, 2])
+def test_connections_over_the_quota_are_refused_and_not_counted(allowed: int) -> None:
     quotas = QuotaBook(ManualClock())
-    quotas.follow([quota("ann", connections=2)])
-    for _ in range(2):
+    quotas.follow([quota("ann", connections=allowed)])
+    for _ in range(allowed):
         quotas.connect("ann")
     for _ in range(3):
-        with pytest.raises(OverLimitError, match="'ann' has 2 connections") as refused:
+        with pytest.raises(OverLimitError, match=f"'ann' has {allowed} connections") as refused:
             quotas.connect("ann")
         assert refused.value.retry_after_ms > 0
     quotas.disconnect("ann")
     quotas.connect("ann")
-    assert quotas.use_of("principal", "ann").connections == 2
+    assert quotas.use_of("principal", "ann").connections == allowed
     quotas.connect("bob")
 
 

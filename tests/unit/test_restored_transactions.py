@@ -58,14 +58,16 @@ class Coordinator(Bucket):
         assert isinstance(found, int)
         return found
 
-    async def put_block(self, lane: str, producer: int, target: Target, shard: int | None = None) -> HoldDecision:
-        """Store an object with a block; return the decision about it."""
+    async def put_block(
+        self, lane: str, producer: int, target: Target, shard: int | None = None, before: tuple[HeldLane, ...] = ()
+    ) -> HoldDecision:
+        """Store an object with a block, after these other lanes; return the decision about it."""
         self.numbers += 1
         first = transactional_sequence(self.clock.wall_ms())
         self.ids[producer] = HoldId(producer, first)
         lanes = (HeldLane(target, lane, (HeldBlock(self.ids[producer], first + 1, 0, 0, 5),)),)
         key = held_object_key(CLUSTER, self.numbers, self.clock.wall_ms())
-        await self.put_bytes(key, b"block" + held_object_end(lanes, self.shard if shard is None else shard))
+        await self.put_bytes(key, b"block" + held_object_end((*before, *lanes), self.shard if shard is None else shard))
         return HoldDecision(key, 0, lanes)
 
     def prepare(self, instance: int, number: int, blocks: int) -> None:
@@ -226,5 +228,18 @@ def test_transactions_of_a_log_without_a_snapshot_are_released_if_a_target_has_a
             await bucket.landed(1, partition=HERE)
         machines, _ = await bucket.restored()
         assert bucket.releases(machines) == ({ELSEWHERE: [2]} if landed else {})
+
+    restoring(work)
+
+
+def test_blocks_of_a_deleted_topic_hide_no_others_of_their_object() -> None:
+    async def work(bucket: Coordinator) -> None:
+        lane = lane_of(bucket.begin(), 1)
+        await bucket.put_block(lane, 1, TARGET)
+        deleted = HeldLane(Target("gone", "ee" * 16, 0), lane, (HeldBlock(HoldId(9, 0), 1, 0, 0, 5),))
+        await bucket.put_block(lane, 2, ELSEWHERE, before=(deleted,))
+        await bucket.landed(1, partition=HERE)
+        machines, _ = await bucket.restored()
+        assert bucket.releases(machines) == {ELSEWHERE: [2]}
 
     restoring(work)

@@ -6,13 +6,25 @@ import base64
 import hashlib
 import hmac
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memq.errors import DeniedError, InvalidRequestError, ProtocolError
-from memq.scram import ScramClient, ScramServer, credential_of, decoy_credential, prepared, user_of
+from memq.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    ScramClient,
+    ScramServer,
+    check_credential,
+    credential_of,
+    decoy_credential,
+    prepared,
+    user_of,
+)
 
 # RFC 7677, section 3.
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -126,3 +138,34 @@ def test_a_false_first_message_is_refused(first: str) -> None:
 def test_a_credential_shows_no_secret() -> None:
     assert CREDENTIAL.stored_key not in repr(CREDENTIAL)
     assert CREDENTIAL.server_key not in str(CREDENTIAL)
+
+
+def encoded(size: int) -> str:
+    return base64.b64encode(bytes(size)).decode()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"salt": encoded(7)},
+        {"salt": encoded(65)},
+        {"salt": "%"},
+        {"stored_key": encoded(31)},
+        {"stored_key": encoded(33)},
+        {"server_key": encoded(31)},
+        {"server_key": encoded(33)},
+        {"iterations": ITERATIONS_MIN - 1},
+        {"iterations": ITERATIONS_MAX + 1},
+        {"user": ""},
+        {"user": "u" * 201},
+        {"user": "a*"},
+        {"user": "a\n"},
+    ],
+)
+def test_a_credential_that_is_not_sound_is_refused(changed: dict[str, Any]) -> None:
+    for sound in ({"salt": encoded(8)}, {"salt": encoded(64)}, {"user": "u" * 200}):
+        check_credential(replace(CREDENTIAL, **sound))
+    for iterations in (ITERATIONS_MIN, ITERATIONS_MAX):
+        check_credential(replace(CREDENTIAL, iterations=iterations))
+    with pytest.raises(InvalidRequestError):
+        check_credential(replace(CREDENTIAL, **changed))

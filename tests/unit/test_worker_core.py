@@ -189,3 +189,30 @@ def test_an_ack_does_not_wait_for_the_next_item() -> None:
         await core.close()
 
     run_skipping(work())
+
+
+def test_an_item_whose_lease_is_not_extended_is_lost_at_once() -> None:
+    """Another worker may have it; its handler learns that before the lease would have ended."""
+
+    class Refusing(Queues):
+        async def extend_many(self, items: Sequence[QueueItem], lease: float) -> list[ItemOutcome]:
+            if [item.queue for item in items] == ["gone"]:
+                return [ItemOutcome.LEASE_LOST]
+            return await super().extend_many(items, lease)
+
+    async def work() -> None:
+        lost, queues = dict[str, bool](), Refusing("gone", "here")
+
+        async def handler(item: QueueItem) -> None:
+            await skip(0.9 * LEASE_S)
+            lost[item.queue] = item.lost
+
+        core = worker(queues, handler)
+        await core.start()
+        await skip(0.95 * LEASE_S)
+        assert lost == {"gone": True, "here": False}
+        assert [queue for queue, outcome in queues.ended if outcome is ItemOutcome.ACKED] == ["here"]
+        assert core.counts.lost == 1
+        await core.close()
+
+    run_skipping(work())

@@ -100,7 +100,9 @@ class KeyUrl:
 
     def renew(self) -> bool:
         """See `KeySource.renew`."""
-        if not self._fetching and self._clock.monotonic() - self._began_s < FETCH_INTERVAL_S:
+        if self._fetching:  # no second fetch after it: strangers could cause one after another
+            return True
+        if self._clock.monotonic() - self._began_s < FETCH_INTERVAL_S:
             return False
         self._wanted.set()
         return True
