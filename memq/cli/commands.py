@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
     "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),
+    "completion": ("memq.cli.completion", "completion", "print the completion script of bash, zsh or fish"),
 }
 
 
@@ -67,6 +68,6 @@ def help_text() -> str:
             "Commands:",
             *lines,
             "",
-            "'memq COMMAND --help' shows the options of a command, 'memq --version' the version.",
+            "'memq help COMMAND' and 'memq COMMAND --help' show the options of a command, 'memq -V' the version.",
         )
     )
