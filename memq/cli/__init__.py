@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _print(help_text())
         if arguments in (["--version"], ["-V"], ["version"]):
             return _print(f"memq {__version__}")
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
     try:
         from memq.cli.run import run
 

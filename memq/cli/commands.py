@@ -46,12 +46,18 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "accept-store": ("memq.cli.store.restore", "accept_store", "accept a moved store for the cluster"),
     "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
     "acl": ("memq.cli.cluster.acl", "acl", "list, change and test the permissions of principals"),
+    "apply": (
+        "memq.cli.declared.apply",
+        "apply",
+        "make a cluster agree with a file of topics, groups, permissions and quotas",
+    ),
     "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
     "iam": ("memq.cli.store.iam", "iam", "print the policy that a role needs on the bucket"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
     "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),
+    "completion": ("memq.cli.completion", "completion", "print the completion script of bash, zsh or fish"),
 }
 
 
@@ -68,6 +74,6 @@ def help_text() -> str:
             "Commands:",
             *lines,
             "",
-            "'memq COMMAND --help' shows the options of a command, 'memq --version' the version.",
+            "'memq help COMMAND' and 'memq COMMAND --help' show the options of a command, 'memq -V' the version.",
         )
     )

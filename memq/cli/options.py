@@ -42,7 +42,8 @@ _METAVARS = {
     "dashboard_tls_key": "FILE",
     "dashboard_token_file": "FILE",
 }
-_TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+_TIME_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+_SIZE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _POINTS = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
 _KAFKA_POINTS = {"earliest": "beginning", "latest": "end"}
 _START_HINT = f"write beginning, end, stored, -100, an offset as %o prints it, {_POINTS}"
@@ -154,8 +155,9 @@ def shown_value(name: str, value: Value) -> str:
     """Return a setting's value as a person would write it."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, int) and "bytes" in name and value % (1 << 20) == 0:
-        return f"{value >> 20}MiB"
+    if isinstance(value, int) and "bytes" in name:
+        units = [(unit, size) for unit, size in _SIZE_UNITS if value and value % size == 0]
+        return f"{value // units[0][1]}{units[0][0]}" if units else str(value)
     if isinstance(value, int) and name.endswith("_ms"):
         units = [(unit, ms) for unit, ms in _TIME_UNITS if value and value % ms == 0]
         unit, length_ms = units[0] if units else ("ms", 1)

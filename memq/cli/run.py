@@ -175,7 +175,7 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "memq"
         text, known = error.format_message().rstrip("."), f"see {command} --help"
-        text = text.replace("is not a valid integer range", "is not a whole number")
+        text = re.sub("is not a valid integer( range)?", "is not a whole number", text)
         if isinstance(error, click.NoSuchOption):
             known = _other_word(error.option_name, command) or _own_word(error.option_name, error.ctx) or known
         if found := _KNOWN.search(text):

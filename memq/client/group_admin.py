@@ -70,6 +70,13 @@ class Reset:
     after: Position
 
 
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """The target of a reset: so many records after the group's position, before it if negative."""
+
+    records: int
+
+
 class AsyncGroupAdmin(AsyncTopicAdmin):
     """Shows, resets and deletes groups, in addition to topics."""
 
@@ -109,34 +116,45 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
 
     async def reset_group(
-        self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
+        self,
+        group: str,
+        topic: str,
+        to: Point | Shift,
+        *,
+        dry_run: bool = False,
+        new_ok: bool = False,
+        force: bool = False,
     ) -> list[Reset]:
         """Set new positions of a group without members, in all partitions of a topic.
 
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
-        do not change. With `dry_run` nothing is stored; with `new_ok` the group need not exist.
+        `to` is "beginning", "end", a datetime, positions as a consumer's `start`, or a Shift. Other partitions
+        do not change. With `dry_run` nothing is stored; with `new_ok` the group need not exist. With `force` the
+        members leave the group first: they lose their partitions, join again, and read from the new positions.
 
         Raises: NotFoundError, InvalidRequestError.
         """
         check_resource_name(group, "group")
-        check_point(to, "to", (topic,))
+        _check_target(to, topic)
         check_switch("dry_run", dry_run)
+        check_switch("force", force)
         found = (await self.topic(topic)).topic
         if not new_ok:
             await self._described(group)  # a misspelt name must not make a group
-        partitions = named_partitions(found, to)
+        partitions = read_partitions(found) if isinstance(to, Shift) else named_partitions(found, to)
         stored = await self._groups.committed(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
-            point = point_of(to, topic_partition_of(partition))
-            position = await self._resolver.start_at(point, partition, found.settings)
+            position = await self._target(found, partition, to, stored.get(partition))
             totals = await self._totals_before(found, partition, position)
             mark, offset = await self._resolver.checked_mark(partition, position), position.pointer_offset
             writers = found.writers_of(partition)
             covered = await self._resolver.covered_before(partition, offset, found.settings, writers)
             resets[partition] = Committed(position, totals, mark, covered)
         if not dry_run and resets:
-            await self._groups.commit(group, "", OUTSIDE_GENERATION, resets)
+            if force:
+                await self._groups.overwrite(group, resets)
+            else:
+                await self._groups.commit(group, "", OUTSIDE_GENERATION, resets)
         return [
             Reset(
                 topic_partition_of(partition),
@@ -151,6 +169,16 @@ class AsyncGroupAdmin(AsyncTopicAdmin):
         check_resource_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         await self._groups.delete_group(name)
+
+    async def _target(
+        self, topic: Topic, partition: ReadPartition, to: Point | Shift, stored: Committed | None
+    ) -> Position:
+        """Return the position that a target of a reset means in one partition."""
+        if not isinstance(to, Shift):
+            point = point_of(to, topic_partition_of(partition))
+            return await self._resolver.start_at(point, partition, topic.settings)
+        here = stored.position if stored else await self._resolver.position_of("beginning", partition, topic.settings)
+        return await self._resolver.shifted(topic, partition, here, to.records)
 
     async def _described(self, group: str, *, proven: bool = True) -> GroupState:
         """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
@@ -188,13 +216,16 @@ class GroupAdmin(TopicAdmin):
         """Return a group: members, positions and lag. `proven` as in `groups`. Raises: NotFoundError."""
         return self._background.run(self._core.group(name, proven=proven))
 
-    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+    def reset_group(
+        self, group: str, topic: str, to: Point | Shift, *, dry_run: bool = False, force: bool = False
+    ) -> list[Reset]:
         """Set new positions of a group without members, in all partitions of a topic.
 
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
-        do not change. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        `to` is "beginning", "end", a datetime, positions as a consumer's `start`, or a Shift. Other partitions
+        do not change. With `dry_run` nothing is stored; with `force` the members leave the group first.
+        Raises: NotFoundError, InvalidRequestError.
         """
-        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
+        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run, force=force))
 
     def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
@@ -204,3 +235,10 @@ class GroupAdmin(TopicAdmin):
 def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
     committed = state.committed.get(partition)
     return committed.marked_position if committed else None
+
+
+def _check_target(to: Point | Shift, topic: str) -> None:
+    if not isinstance(to, Shift):
+        check_point(to, "to", (topic,))
+    elif not isinstance(to.records, int):
+        raise TypeError(f"a Shift is by a number of records, not by {type(to.records).__name__}")

@@ -22,6 +22,7 @@ import msgspec
 
 from memq.errors import (
     GenerationFencedError,
+    InvalidRequestError,
     MemqError,
     NotReadyError,
     QueueError,
@@ -66,6 +67,7 @@ WAIT_SLACK_MS = 2 * TICK_MS  # by which an answer may come after the end of its 
 EXPIRY_CHECK_S = TICK_MS / 1_000  # between two searches for silent members, and for heartbeats whose wait ends
 
 SLICE_MEMBERS = 256  # work on so many members holds the event loop at once
+OVERWRITES_MAX = 8  # attempts of `GroupCoordinator.overwrite`; one suffices unless members join in between
 
 Change = Callable[[Group], object]
 Item = TypeVar("Item")
@@ -271,6 +273,22 @@ class GroupCoordinator:
         await self._expire(group)
         for portion in portions(positions):
             await self._propose(CommitDecision(group, member, generation, number, pack_positions(portion)))
+
+    async def overwrite(self, group: str, positions: Mapping[ReadPartition, Committed]) -> None:
+        """Remove all members of a group, and store positions from outside it.
+
+        Members that join again start there. If one joins between the two decisions, both are made again.
+        Raises: InvalidRequestError when it has members each time; QueueError: some positions may be stored.
+        """
+        for attempt in range(1, OVERWRITES_MAX + 1):
+            await self._decide(group, lambda state: state.leave_all(self._now_ms()))
+            try:
+                await self.commit(group, "", OUTSIDE_GENERATION, positions)
+            except InvalidRequestError:
+                if attempt == OVERWRITES_MAX or not self._machine.membership(group).members:
+                    raise
+            else:
+                return
 
     async def import_group(self, former: FormerGroup) -> None:
         """Store a group that an earlier release kept in the queue, and read its positions back.

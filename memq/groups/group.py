@@ -241,6 +241,13 @@ class Group(msgspec.Struct):
             del self.members[name]
             self._change()
 
+    def leave_all(self, now_ms: int) -> None:
+        """Remove all members with all their holds."""
+        self.expire(now_ms)
+        if self.members:
+            self.members.clear()
+            self._change()
+
     def forget(self, partitions: Sequence[ReadPartition]) -> None:
         """Remove deleted partitions from all members."""
         gone = frozenset(partitions)

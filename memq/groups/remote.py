@@ -99,6 +99,16 @@ class RemoteGroups:
         request = CommitRequest(group=group, member=member, generation=generation, number=number, positions=wire)
         await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
 
+    async def overwrite(self, group: str, positions: dict[ReadPartition, Committed]) -> None:
+        """Remove all members of a group, and store positions: members that join again start there.
+
+        Raises: as `Groups.commit` from outside; so does a broker of an earlier release while the group has members.
+        """
+        wire = [wire_of(partition, committed) for partition, committed in positions.items()]
+        await self._ask(
+            Api.COMMIT, CommitRequest(group=group, force=True, positions=wire), CommitAnswer, timeout_s=ANSWER_S
+        )
+
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
         request = CommitRequest(group=group, fetch=[ref_of(partition) for partition in partitions])

@@ -24,13 +24,15 @@ class WireCommitted(msgspec.Struct, kw_only=True):
 class CommitRequest(msgspec.Struct, kw_only=True):
     """Store positions (all or none); with `fetch`, return those of these partitions instead.
 
-    `number` counts the commits of the member from 1; 0: the member does not count.
+    `number` counts the commits of the member from 1; 0: the member does not count. With `force`, a commit from outside
+    the group removes its members first.
     """
 
     group: str
     member: str = ""
     generation: Int64 = -1
     number: Int64 = 0
+    force: bool = False
     positions: list[WireCommitted] = []
     fetch: list[PartitionRef] = []
 

@@ -295,6 +295,7 @@ ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
     "topic": lambda admin: admin.topic("clicks"),
     "ends": lambda admin: admin.ends([TOPIC]),
     "end_totals": lambda admin: admin.end_totals(TOPIC),
+    "extents": lambda admin: admin.extents([TOPIC]),
     "count": lambda admin: admin.count("clicks", Position(0, 1), Position(0, 2)),
     "alter_topic": lambda admin: admin.alter_topic("clicks", settings={"linger_ms": 5}),
     "delete_topic": lambda admin: admin.delete_topic("clicks"),

@@ -120,7 +120,10 @@ class GroupRequests:
             positions = committed_of(ask.positions)
             for partition in positions:
                 await known_partition(self._partitions, ref_of(partition))
-            await coordinator.commit(ask.group, ask.member, ask.generation, positions, ask.number)
+            if ask.force:
+                await coordinator.overwrite(ask.group, positions)
+            else:
+                await coordinator.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
         found = await coordinator.committed(ask.group, [partition_of(ref) for ref in ask.fetch])

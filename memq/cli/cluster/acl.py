@@ -139,19 +139,23 @@ def _change(
     remove: bool = False,
 ) -> None:
     """Add or remove rules, and print the change."""
-    rules = _rules(effect, principal, permission, role, _names(options))
+    rules = rules_named(effect, principal, permission, role, _names(options))
     with Admin(_brokers(options)) as admin:
         done = admin.change_permissions(**{"remove" if remove else "add": rules})
     _print_change(done, as_json=as_json)
 
 
-def _rules(
+def rules_named(
     effect: Literal["allow", "deny"],
     principal: str,
     permission: str | None,
     role: str | None,
     names: Mapping[ResourceKind, Sequence[str]],
 ) -> list[AccessRule]:
+    """Return the rules that give or deny a principal one permission, or a role, on named resources.
+
+    Raises: InvalidRequestError.
+    """
     if (permission is None) == (role is None):
         raise InvalidRequestError("a change names one permission or one role", hint=f"permissions: {_PERMISSIONS}")
     if role is not None:

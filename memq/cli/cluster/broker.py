@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memq.cli.option_groups import GroupedGroup
 from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of, yes_option
 from memq.cli.output import confirm, log_to_stderr, print_json, print_message, print_ready, print_table
 from memq.client.admin import Admin
@@ -23,7 +24,7 @@ from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_o
 _NAMES = [name for name in rules_of(BrokerSettings) if name != "data"] + list(rules_of(PartSettings))
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=GroupedGroup, invoke_without_command=True)
 @setting_options(*_NAMES)
 @click.pass_context
 def broker(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:

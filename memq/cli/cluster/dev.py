@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
+from memq.cli.option_groups import GroupedCommand
 from memq.cli.options import setting_options, settings_of
 from memq.cli.output import log_to_stderr, print_ready
 from memq.errors import InvalidRequestError
 from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Value, rules_of
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings), *rules_of(DashboardSettings))
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run broker, store, queue and, unless `--no-audit` is given, an auditor in one process.

@@ -19,7 +19,7 @@ from memq.cli.output import (
     print_table,
 )
 from memq.client.admin import Admin, AsyncAdmin
-from memq.client.group_admin import GroupDescription
+from memq.client.group_admin import GroupDescription, Shift
 from memq.client.group_migration import GroupMigration, migrate_groups
 from memq.client.listener.retry_topics import delete_retry_topics
 from memq.errors import AlreadyExistsError, InvalidNameError, NotFoundError
@@ -67,29 +67,45 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     return tell_unknown([found])
 
 
-@group.command(short_help="Set the position of a group without members.")
+@group.command(short_help="Set the positions of a group.")
 @click.argument("name")
 @click.argument("topic")
-@click.option(
-    "--to", required=True, metavar="POSITION", help="beginning, end, @TIME (RFC 3339, epoch ms, -1h), or a position."
-)
+@click.option("--to", metavar="POSITION", help="beginning, end, @TIME (RFC 3339, epoch ms, -1h), or a position.")
+@click.option("--to-earliest", is_flag=True, help="The first record: --to beginning.")
+@click.option("--to-latest", is_flag=True, help="After the last record: --to end.")
+@click.option("--to-datetime", metavar="TIME", help="The first record of a time, as YYYY-MM-DDTHH:MM:SSZ.")
+@click.option("--shift", type=int, metavar="±N", help="N records after each position of the group; -N before it.")
+@click.option("--force", is_flag=True, help="Also while the group has members: they read on at the new positions.")
 @click.option("--dry-run", is_flag=True, help="Show the new positions; change nothing.")
 @broker_options
 @json_option
 def reset(
     name: str,
     topic: str,
-    to: str,
+    to: str | None,
+    to_earliest: bool,
+    to_latest: bool,
+    to_datetime: str | None,
+    shift: int | None,
+    force: bool,
     dry_run: bool,
     as_json: bool,
     config: str | None,
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Set the positions of a group without members in TOPIC; a single position moves one partition."""
-    target = parse_reset_target(to, SystemClock().wall_ms())
+    """Set the positions of a group without members in TOPIC; a single position moves one partition.
+
+    With --force the members leave the group first. They lose their partitions, join again, and read from the new
+    positions. Copies count in --shift.
+    """
+    at = None if to_datetime is None else f"@{to_datetime.removeprefix('@')}"
+    given = [each for each in (to, to_earliest and "beginning", to_latest and "end", at) if each]
+    if len(given) + (shift is not None) != 1:
+        raise click.UsageError("give one of --to, --to-earliest, --to-latest, --to-datetime and --shift")
+    target = Shift(shift) if shift is not None else parse_reset_target(given[0], SystemClock().wall_ms())
     with Admin(brokers_of(config, profile, flags)) as admin:
-        resets = admin.reset_group(name, topic, target, dry_run=dry_run)
+        resets = admin.reset_group(name, topic, target, dry_run=dry_run, force=force)
     rows = [(one.topic_partition.topic, one.topic_partition.partition, one.before, one.after) for one in resets]
     if as_json:
         names = ("topic", "partition", "before", "after")

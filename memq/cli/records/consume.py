@@ -5,6 +5,7 @@ Another consumer finds the last N records and the bounds of one partition; it re
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from memq.cli.options import (
 )
 from memq.cli.output import count_text, print_message, write_records
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
+from memq.client.admin import Admin
 from memq.client.consumer.batch import Batch, Record, TopicPartition
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.settings import OnDamaged, OnExpired, Point
@@ -41,9 +43,9 @@ Printer = Callable[[Batch, int | None], tuple[bytes, int]]
 
 @dataclass(frozen=True, slots=True)
 class ConsumeRequest:
-    """Request to read: the topic, its range, and the treatment of damage and gaps."""
+    """Request to read: the topics, their range, and the treatment of damage and gaps."""
 
-    topic: str
+    topics: tuple[str, ...]
     group: str | None
     broadcast: str | None
     partition: int | None
@@ -71,7 +73,7 @@ class PrintedCount:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @setting_options("brokers", "prefetch_bytes_max")
 @click.option("-G", "--group", metavar="GROUP", help="Share the topic with the group's members, and commit.")
 @click.option("--broadcast", metavar="NAME", help="Read all partitions, and commit under this name of your own.")
@@ -109,7 +111,7 @@ class PrintedCount:
 @raw_option
 @json_option
 def consume(
-    topic: str,
+    topics: tuple[str, ...],
     group: str | None,
     broadcast: str | None,
     partition: int | None,
@@ -130,7 +132,9 @@ def consume(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Print the values of TOPIC, one per line; with -f or --json also other fields of each record.
+    """Print the values of the topics, one per line; with -f or --json also other fields of each record.
+
+    A TOPIC with * or ? is a pattern: it means the topics of that name that exist at the start.
 
     With -G it starts at the group's committed position; -o counts only where the group has none. It commits each batch
     that was printed whole: if -c ends inside a batch, the next run prints that batch from its start. Without an end
@@ -148,10 +152,13 @@ def consume(
     if group is not None and broadcast is not None:
         raise click.UsageError("-G and --broadcast exclude each other")
     _check_together(stored, partition, start, form, as_json=as_json)
+    names = topics_named(settings.brokers, topics)
+    if isinstance(start, Position) and len(names) > 1:
+        raise click.UsageError(f"-o {offset} is a position of one topic, and there are {len(names)}")
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     counts = PrintedCount()
     try:
-        position = (topic, group, broadcast, partition, start, until_end)
+        position = (names, group, broadcast, partition, start, until_end)
         request = ConsumeRequest(*position, on_damaged, on_expired, tags, where, s3)
         _print_all(settings, request, count, printer, counts, raw=raw)
     except KeyboardInterrupt:
@@ -161,6 +168,22 @@ def consume(
         print_message(f"{count_text(counts.damaged, 'damaged block')} skipped")
     if counts.filtered and not counts.records:  # a mistyped tag or header would look like an empty topic
         print_message(f"memq: {count_text(counts.filtered, 'record')} read, none matches the filter")
+
+
+def topics_named(brokers: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the topics of names and patterns, each once. Raises: NotFoundError if one matches nothing."""
+    patterns = [each for each in given if set(each) & set("*?")]
+    if not patterns:
+        return tuple(dict.fromkeys(given))
+    with Admin(brokers) as admin:
+        names = [topic.name for topic in admin.topics()]
+    found: dict[str, None] = {}
+    for each in given:
+        matching = fnmatch.filter(names, each) if each in patterns else [each]
+        if not matching:
+            raise NotFoundError(f"no topic matches '{each}'", hint="memq topic list shows the topics")
+        found |= dict.fromkeys(matching)
+    return tuple(found)
 
 
 def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:
@@ -209,13 +232,13 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
     start: Point
     end: Point | None = "end" if request.until_end else None
     if isinstance(request.start, LastRecords | RecordOffset) or request.partition is not None:
-        start, ends = resolve_range(settings.brokers, request.topic, request.start, request.partition)
+        start, ends = resolve_range(settings.brokers, request.topics, request.start, request.partition)
         end = ends if request.until_end else None
     else:
         start = "beginning" if request.start == "stored" else request.start
     return Consumer(
         settings.brokers,
-        [request.topic],
+        list(request.topics),
         group=request.group,
         broadcast=request.broadcast,
         start=start,
@@ -229,28 +252,30 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
     )
 
 
-def resolve_range(brokers: str, topic: str, start: Start, partition: int | None) -> tuple[Positions, Positions]:
+def resolve_range(
+    brokers: str, topics: Sequence[str], start: Start, partition: int | None
+) -> tuple[Positions, Positions]:
     """Return the start and the present end of every partition.
 
     With `partition` all others start at their end.
 
     Raises: NotFoundError for a partition that does not exist; as the consumer.
     """
-    with Consumer(brokers, [topic], start="end", end="end") as consumer:
+    with Consumer(brokers, list(topics), start="end", end="end") as consumer:
         consumer.poll()  # returns at once: every partition is at its end
-        ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
-        if partition is not None and (topic, partition) not in ends:
-            raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
-        if isinstance(start, RecordOffset) and partition is None and len(ends) > 1:
-            hint = "name its partition with -p, as %p prints it"
+        ends = {(each.topic, each.partition): at for each, at in consumer.position().items()}
+        for topic in topics:
+            count = sum(name == topic for name, _ in ends)
+            if partition is not None and (topic, partition) not in ends:
+                raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {count}, from 0 on")
+        wanted = [each for each in sorted(ends) if partition in (None, each[1])]
+        if isinstance(start, RecordOffset) and len(wanted) > 1:
             raise InvalidSettingError(
-                f"offset {start.offset} is of one partition, and topic '{topic}' has {len(ends)}", hint=hint
+                f"offset {start.offset} is of one partition, and {len(wanted)} are read",
+                hint="name one topic, and its partition with -p, as %p prints it",
             )
-        starts = dict(ends)
-        for each, end in sorted(ends.items()):
-            if partition is None or each == (topic, partition):
-                starts[each] = _start_of(consumer, TopicPartition(*each), start, end)
-        return starts, ends
+        starts = {each: _start_of(consumer, TopicPartition(*each), start, ends[each]) for each in wanted}
+        return {**ends, **starts}, ends
 
 
 def _start_of(consumer: Consumer, source: TopicPartition, start: Start, end: Position) -> Position:

@@ -268,6 +268,32 @@ class OffsetResolver:
         waiting_ms = clock.wall_ms() - ahead[0].time_ms if ahead else 0
         return Lag(records, max(0, end.bytes - here.bytes), max(0, waiting_ms) / 1000)
 
+    async def shifted(self, topic: Topic, partition: ReadPartition, position: Position, records: int) -> Position:
+        """Return the position `records` after another one, before it if negative.
+
+        The begin and the end of the log bound it. Copies are records, too.
+        """
+        span, writers = await self.span(partition), topic.writers_of(partition)
+
+        async def before(offset: int) -> int:
+            return (await self.totals_before(partition, offset, topic.settings, writers)).records
+
+        wanted = await before(max(span.begin, position.pointer_offset)) + position.record_index + records
+        low, high = span.begin, span.end
+        at_low = await before(low)
+        if wanted <= at_low:
+            return Position(partition.partition, low)
+        if wanted >= await before(high):
+            return Position(partition.partition, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            at_middle = await before(middle)
+            if at_middle <= wanted:
+                low, at_low = middle, at_middle
+            else:
+                high = middle
+        return Position(partition.partition, low, wanted - at_low)
+
     async def first_seal(self, partition: ReadPartition, span: Span) -> int | None:
         """Return the seal of the first batch in Unix ms; None if the log has none."""
         async for _, pointer in self._pointers(partition, span.begin, span.end):

@@ -1,0 +1,1 @@
+"""Declared state: a file of topics, groups, permissions and quotas, and the changes that it needs."""
