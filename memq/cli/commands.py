@@ -46,6 +46,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "accept-store": ("memq.cli.store.restore", "accept_store", "accept a moved store for the cluster"),
     "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
     "acl": ("memq.cli.cluster.acl", "acl", "list, change and test the permissions of principals"),
+    "namespace": (
+        "memq.cli.cluster.namespace",
+        "namespace",
+        "list and change namespaces: defaults and limits",
+    ),
     "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),

@@ -27,6 +27,7 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import Flow, refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
+from memq.broker.permissions.namespace_requests import NamespaceRequests
 from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.service_partitions.hosts import ServiceHosts
@@ -103,6 +104,7 @@ class Requests:
             PopRequests(services, hosts, partitions),
             PermissionRequests(services),
             QuotaRequests(services),
+            NamespaceRequests(services),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
