@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "namespace",
         "list and change namespaces: defaults and limits",
     ),
-    "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals"),
+    "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals and namespaces"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
