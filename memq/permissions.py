@@ -16,9 +16,11 @@ import msgspec
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import KIB
-from memq.patterns import EVERY, PatternMap, check_pattern
+from memq.namespaces import Namespace, check_namespace
+from memq.patterns import EVERY, PatternMap, check_pattern, matches
 from memq.quotas import QuotaRule, check_quota
 from memq.scram import Credential, check_credential
+from memq.topic import NAMESPACE_END
 
 RULES_BYTES_MAX = 512 * KIB  # of all rules, encoded: a node of ZooKeeper takes 1 MiB
 
@@ -99,7 +101,9 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All rules, quotas and users of a cluster. Each change has the next version; version 0 has none.
+    """All rules, quotas, users and namespaces of a cluster.
+
+    Each change has the next version; version 0 has none.
 
     `decoys` is the secret, in hex, by which brokers answer logins of unknown users alike.
     """
@@ -108,6 +112,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rules: tuple[AccessRule, ...] = ()
     quotas: tuple[QuotaRule, ...] = ()
     users: tuple[Credential, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
     decoys: str = ""
 
 
@@ -180,6 +185,21 @@ def changed_quotas(stored: RuleSet, put: Iterable[QuotaRule], remove: Iterable[Q
     return check_size(msgspec.structs.replace(stored, version=stored.version + 1, quotas=quotas))
 
 
+def changed_namespaces(stored: RuleSet, put: Iterable[Namespace], remove: Iterable[str]) -> RuleSet:
+    """Return the rule set after namespaces were set and removed, as `changed_rules`.
+
+    Raises: as `check_namespace`; TooLargeError over RULES_BYTES_MAX.
+    """
+    kept = {each.name: each for each in stored.namespaces}
+    for name in remove:
+        kept.pop(name, None)
+    kept |= {each.name: check_namespace(each) for each in put}
+    namespaces = tuple(kept[name] for name in sorted(kept))
+    if namespaces == stored.namespaces:
+        return stored
+    return check_size(msgspec.structs.replace(stored, version=stored.version + 1, namespaces=namespaces))
+
+
 def changed_users(stored: RuleSet, put: Iterable[Credential], remove: Iterable[str], decoys: str) -> RuleSet:
     """Return the rule set after a change of users: with the next version, or `stored` itself.
 
@@ -223,6 +243,8 @@ def decode_rules(data: bytes) -> RuleSet:
         check_rule(rule)
     for quota in found.quotas:
         check_quota(quota)
+    for namespace in found.namespaces:
+        check_namespace(namespace)
     return found
 
 
@@ -299,6 +321,34 @@ def _decision(permission: Permission, allowing: Iterable[_Named], denying: Itera
     return AccessDecision(False) if allowed is None else AccessDecision(True, allowed[1])
 
 
+def sees_namespace(rules: Sequence[AccessRule], principal: str, namespace: str) -> bool:
+    """Whether a principal has a permission on a resource that a namespace has, or may have.
+
+    A rule that allows counts unless a rule denies the same on all that it names there.
+    """
+    mine = [rule for rule in rules if matches(rule.principal, principal) and rule.kind != ResourceKind.CLUSTER.value]
+    denies = [rule for rule in mine if rule.effect == "deny"]
+    for allow in mine:
+        inside = _inside(allow.name, namespace + NAMESPACE_END) if allow.effect == "allow" else ""
+        if inside and not any(deny.kind == allow.kind and _hides(deny, allow.permission, inside) for deny in denies):
+            return True
+    return False
+
+
+def _inside(pattern: str, prefix: str) -> str:
+    """Return the pattern of those names with a prefix that another pattern names, too; "" for none."""
+    if pattern.endswith(EVERY) and prefix.startswith(pattern[:-1]):
+        return prefix + EVERY
+    return pattern if pattern.startswith(prefix) else ""
+
+
+def _hides(deny: AccessRule, permission: str, inside: str) -> bool:
+    """Whether a rule denies a permission on all names of a pattern."""
+    wanted = Permission.DESCRIBE.value if permission in _IMPLY_DESCRIBE else permission
+    named = deny.permission in (wanted, Permission.ALL.value)
+    return named and (inside == deny.name or (deny.name.endswith(EVERY) and inside.startswith(deny.name[:-1])))
+
+
 def grant_command(principal: str, permission: Permission, resource: Resource) -> str:
     """Return the command by which an operator allows a permission."""
     on = (
@@ -345,9 +395,26 @@ ROLES: dict[str, Grants] = {
             for permission in (Permission.CREATE, Permission.ALTER, Permission.DELETE)
         ),
     ),
+    "owner": (_SEES_CLUSTER, *((Permission.ALL, kind) for kind in KINDS if kind is not ResourceKind.CLUSTER)),
     "admin": tuple((Permission.ALL, kind) for kind in KINDS),
 }
-_REPORTING = ("producer", "consumer", "read-only")
+_REPORTING = ("producer", "consumer", "read-only", "owner")
+
+
+def kinds_of_role(role: str) -> list[ResourceKind]:
+    """Return the kinds of resources, but the cluster, on which a role has permissions.
+
+    Raises: InvalidRequestError for an unknown role.
+    """
+    grants = ROLES.get(role)
+    if grants is None:
+        raise InvalidRequestError(f"role {role[:60]!a} does not exist", hint=f"one of {', '.join(ROLES)}")
+    return list(dict.fromkeys(kind for _, kind in grants if kind is not ResourceKind.CLUSTER))
+
+
+def is_of_cluster(role: str) -> bool:
+    """Whether a role changes or operates the whole cluster, whatever resources are named."""
+    return any(kind is ResourceKind.CLUSTER and each is not Permission.DESCRIBE for each, kind in ROLES[role])
 
 
 def rules_of_role(role: str, principal: str, names: Mapping[ResourceKind, Sequence[str]]) -> list[AccessRule]:
@@ -356,10 +423,7 @@ def rules_of_role(role: str, principal: str, names: Mapping[ResourceKind, Sequen
     They include the role's permissions on the cluster and, for roles of clients, on the topic of the audit.
     Raises: InvalidRequestError for an unknown role, no names, or names of a kind that the role does not use.
     """
-    grants = ROLES.get(role)
-    if grants is None:
-        raise InvalidRequestError(f"role {role[:60]!a} does not exist", hint=f"one of {', '.join(ROLES)}")
-    kinds = dict.fromkeys(kind for _, kind in grants if kind is not ResourceKind.CLUSTER)
+    kinds = kinds_of_role(role)
     for kind, given in names.items():
         if given and kind not in kinds:
             raise InvalidRequestError(f"role '{role}' has no permission on a {kind.value}", hint="leave that name out")
@@ -368,7 +432,7 @@ def rules_of_role(role: str, principal: str, names: Mapping[ResourceKind, Sequen
         raise InvalidRequestError(f"role '{role}' needs a name of {options}", hint="'*' names all")
     found = [
         AccessRule(effect="allow", principal=principal, permission=permission.value, kind=kind.value, name=name)
-        for permission, kind in grants
+        for permission, kind in ROLES[role]
         for name in ((EVERY,) if kind is ResourceKind.CLUSTER else names.get(kind, ()))
     ]
     if role in _REPORTING:

@@ -16,6 +16,9 @@ class FullAccess:
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         return True
 
+    def sees(self, namespace: str) -> bool:
+        return True
+
     def hidden(self, resources: Iterable[Resource], peer: str) -> None:
         raise AssertionError("nothing is hidden")
 

@@ -380,7 +380,8 @@ class Broker:
             processor.hurry()
 
     def _rules_changed(self) -> None:
-        self.services.quotas.follow(self.services.permissions.quotas)
+        if self.services.settings.quotas:
+            self.services.quotas.follow(self.services.permissions.quotas)
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection) and reader.ready:
                 self.requests.follow_limits(reader)

@@ -51,7 +51,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "apply",
         "make a cluster agree with a file of topics, groups, permissions and quotas",
     ),
-    "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals"),
+    "namespace": (
+        "memq.cli.cluster.namespace",
+        "namespace",
+        "list and change namespaces: defaults and limits",
+    ),
+    "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals and namespaces"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
     "iam": ("memq.cli.store.iam", "iam", "print the policy that a role needs on the bucket"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),

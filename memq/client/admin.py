@@ -25,6 +25,7 @@ from memq.protocol.admin_messages import (
 from memq.protocol.frames import Api
 from memq.protocol.quota_messages import DescribeQuota, WireUse
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
+from memq.quotas import QuotaKind
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.runtime.tls import Tls
@@ -67,12 +68,12 @@ class AsyncAdmin(AsyncPermissionAdmin):
         assert load is not None, "the broker answered without its load"
         return load
 
-    async def quota_use(self, name: str) -> list[WireUse]:
-        """Return what a principal uses at each broker, by its id.
+    async def quota_use(self, name: str, *, kind: QuotaKind = "principal") -> list[WireUse]:
+        """Return what a principal or a namespace uses at each broker, by its id.
 
         Raises: DeniedError; NotFoundError when a broker has left meanwhile.
         """
-        asks = [DescribeQuota(broker=each.broker, kind="principal", name=name) for each in await self.brokers()]
+        asks = [DescribeQuota(broker=each.broker, kind=kind, name=name) for each in await self.brokers()]
         found = [quotas_in(await self._ask_broker(ask.broker, ask, ANSWER_S)).use for ask in asks]
         return [use for use in found if use is not None]
 
@@ -132,12 +133,12 @@ class Admin(PermissionAdmin):
         """Return the load of one broker. Raises: NotFoundError."""
         return self._background.run(self._core.load(broker))
 
-    def quota_use(self, name: str) -> list[WireUse]:
-        """Return what a principal uses at each broker, by its id.
+    def quota_use(self, name: str, *, kind: QuotaKind = "principal") -> list[WireUse]:
+        """Return what a principal or a namespace uses at each broker, by its id.
 
         Raises: DeniedError; NotFoundError when a broker has left meanwhile.
         """
-        return self._background.run(self._core.quota_use(name))
+        return self._background.run(self._core.quota_use(name, kind=kind))
 
     def drain_broker(self, name: str) -> None:
         """Move all partitions of a broker to others; it owns none until it is restarted.

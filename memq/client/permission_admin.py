@@ -1,4 +1,4 @@
-"""The part of `AsyncAdmin` and `Admin` about rules: permissions, decisions by them, and quotas."""
+"""The part of `AsyncAdmin` and `Admin` about rules: permissions, quotas, users and namespaces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from memq.client.transactions.admin import AsyncTransactionAdmin, TransactionAdmin
 from memq.errors import UnsupportedVersionError
+from memq.namespaces import Namespace, absent_namespace, check_namespace
 from memq.permissions import AccessRule, check_rule
 from memq.protocol.admin_messages import AdminAnswer, AdminRequest
+from memq.protocol.namespace_messages import ChangeNamespaces, ListNamespaces, NamespaceAnswer, NamespaceUse
 from memq.protocol.permission_messages import (
     ChangePermissions,
     ChangeUsers,
@@ -20,6 +22,7 @@ from memq.protocol.permission_messages import (
 from memq.protocol.quota_messages import ChangeQuotas, ListQuotas, QuotaAnswer
 from memq.quotas import QuotaRule, check_quota
 from memq.scram import SALT_BYTES, credential_of
+from memq.topic import check_name
 
 PermissionAsk = ListPermissions | ChangePermissions | CheckPermission | ListUsers | ChangeUsers
 
@@ -54,8 +57,16 @@ class ChangedQuotas:
     enforced: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedNamespaces:
+    """The namespaces that a change has set, and the names of those that it removed."""
+
+    put: tuple[Namespace, ...]
+    removed: tuple[str, ...]
+
+
 class AsyncPermissionAdmin(AsyncTransactionAdmin):
-    """Shows and changes the rules of permissions, and quotas."""
+    """Shows and changes the rules of permissions, quotas, users and namespaces."""
 
     async def permissions(self) -> list[AccessRule]:
         """Return all rules, in order. Raises: DeniedError."""
@@ -96,6 +107,35 @@ class AsyncPermissionAdmin(AsyncTransactionAdmin):
 
     async def _about_quotas(self, ask: ListQuotas | ChangeQuotas) -> QuotaAnswer:
         return quotas_in(await self._ask(AdminRequest(ask=ask)))
+
+    async def namespaces(self) -> list[NamespaceUse]:
+        """Return the namespaces, set or with topics, in which the principal has a permission."""
+        return (await self._about_namespaces(ListNamespaces())).uses
+
+    async def namespace(self, name: str) -> NamespaceUse:
+        """Return one namespace. Raises: NotFoundError, also when the principal may not see it."""
+        found = (await self._about_namespaces(ListNamespaces(name=check_name(name, "namespace")))).uses
+        if not found:
+            raise absent_namespace(name)
+        return found[0]
+
+    async def change_namespaces(
+        self, *, put: Sequence[Namespace] = (), remove: Sequence[str] = ()
+    ) -> ChangedNamespaces:
+        """Set and remove defaults and limits of namespaces, all or none.
+
+        Topics that exist keep their settings.
+        Raises: InvalidRequestError for a namespace that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        ask = ChangeNamespaces(put=[check_namespace(each) for each in put], remove=list(remove))
+        answer = await self._about_namespaces(ask)
+        return ChangedNamespaces(tuple(answer.put), tuple(answer.removed))
+
+    async def _about_namespaces(self, ask: ListNamespaces | ChangeNamespaces) -> NamespaceAnswer:
+        answer = (await self._ask(AdminRequest(ask=ask))).namespaces
+        if not isinstance(answer, NamespaceAnswer):
+            raise UnsupportedVersionError("the broker answered without namespaces", hint="upgrade the broker")
+        return answer
 
     async def users(self) -> list[str]:
         """Return the names of all users with a password. Raises: DeniedError."""
@@ -164,6 +204,22 @@ class PermissionAdmin(TransactionAdmin):
         Raises: InvalidRequestError for a quota that is not sound; DeniedError; VersionConflictError; TooLargeError.
         """
         return self._background.run(self._core.change_quotas(put=put, remove=remove))
+
+    def namespaces(self) -> list[NamespaceUse]:
+        """Return the namespaces, set or with topics, in which the principal has a permission."""
+        return self._background.run(self._core.namespaces())
+
+    def namespace(self, name: str) -> NamespaceUse:
+        """Return one namespace. Raises: NotFoundError, also when the principal may not see it."""
+        return self._background.run(self._core.namespace(name))
+
+    def change_namespaces(self, *, put: Sequence[Namespace] = (), remove: Sequence[str] = ()) -> ChangedNamespaces:
+        """Set and remove defaults and limits of namespaces, all or none.
+
+        Topics that exist keep their settings.
+        Raises: InvalidRequestError for a namespace that is not sound; DeniedError; VersionConflictError; TooLargeError.
+        """
+        return self._background.run(self._core.change_namespaces(put=put, remove=remove))
 
     def users(self) -> list[str]:
         """Return the names of all users with a password. Raises: DeniedError."""

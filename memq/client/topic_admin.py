@@ -108,19 +108,21 @@ class AsyncTopicAdmin(KafkaHints, AsyncClosing):
 
     @with_kafka_hints
     async def create_topic(
-        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+        self, name: str, *, partitions: int | None = None, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
         """Create a topic and return it; with `exist_ok` return an existing one unchanged.
 
+        Without `partitions` it has as many as its namespace sets, else as the broker's setting `partitions`.
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
         check_resource_name(name)
-        check_kind("partitions", partitions, int)
+        if partitions is not None:
+            check_kind("partitions", partitions, int)
+            if not 1 <= partitions <= PARTITIONS_MAX:
+                raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
         check_switch("exist_ok", exist_ok)
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
         sent = {} if settings is None else _sendable(settings)
-        ask = CreateTopic(name=name, partitions=partitions, settings=sent, exist_ok=exist_ok)
+        ask = CreateTopic(name=name, partitions=partitions or 0, settings=sent, exist_ok=exist_ok)
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
     async def topics(self, *, internal: bool = False) -> list[Topic]:
@@ -354,10 +356,11 @@ class TopicAdmin(KafkaHints, BlockingClient):
 
     @with_kafka_hints
     def create_topic(
-        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+        self, name: str, *, partitions: int | None = None, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
         """Create a topic and return it; with `exist_ok` return an existing one unchanged.
 
+        Without `partitions` it has as many as its namespace sets, else as the broker's setting `partitions`.
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
         work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)

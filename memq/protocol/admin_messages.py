@@ -22,6 +22,7 @@ from memq.protocol.hold_messages import (
     WireDelayedTopic,
     WireWaiting,
 )
+from memq.protocol.namespace_messages import ChangeNamespaces, ListNamespaces, NamespaceAnswer
 from memq.protocol.permission_messages import (
     ChangePermissions,
     ChangeUsers,
@@ -284,6 +285,8 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | ListUsers
         | ChangeUsers
         | ShareQuotas
+        | ListNamespaces
+        | ChangeNamespaces
     )
 
 
@@ -308,7 +311,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     `committed` is whether the transaction that a request ends is committed. `questions` are the transactions that a
     producer group is to decide; it asks for more after `ask_again_ms`. `visible` is whether all records of a committed
     transaction are in their logs. `queue` answers requests about queues, and others do not have it; so do
-    `permissions` and `quotas`.
+    `permissions`, `quotas` and `namespaces`.
     """
 
     topic: Topic | None = None
@@ -339,6 +342,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     queue: QueueAnswer | msgspec.UnsetType = msgspec.UNSET
     permissions: PermissionAnswer | msgspec.UnsetType = msgspec.UNSET
     quotas: QuotaAnswer | msgspec.UnsetType = msgspec.UNSET
+    namespaces: NamespaceAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def about_queues(self) -> QueueAnswer:

@@ -118,7 +118,7 @@ class Cluster:
     # ---- for the test --------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, settings: dict[str, int | bool | str] | None = None
+        self, name: str, *, partitions: int | None = None, settings: dict[str, int | bool | str] | None = None
     ) -> None:
         """Create a topic. Raises: as `memq.Admin.create_topic`."""
         self._check_open()

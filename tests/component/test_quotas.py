@@ -48,15 +48,15 @@ def held(broker: Broker) -> int:
     return sum(limiter.over["soft"] for limiter in broker.services.quotas.limiters())
 
 
-async def send_all(broker: Broker) -> None:
+async def send_all(broker: Broker, topic: str = "clicks") -> None:
     async with memq.aio.Producer(broker.address, linger_ms=0, block_bytes=KIB, codec="none") as producer:
-        deliveries = [await producer.send("clicks", VALUE) for _ in range(RECORDS)]
+        deliveries = [await producer.send(topic, VALUE) for _ in range(RECORDS)]
         await asyncio.gather(*deliveries)
 
 
-async def read_all(broker: Broker) -> int:
+async def read_all(broker: Broker, topic: str = "clicks") -> int:
     got = 0
-    async with memq.aio.Consumer(broker.address, "clicks", end="end", read="broker") as consumer:
+    async with memq.aio.Consumer(broker.address, topic, end="end", read="broker") as consumer:
         async for batch in consumer:
             got += len(batch.values())
     return got
@@ -231,5 +231,70 @@ def test_the_command_sets_lists_shows_and_removes_quotas(capsys: pytest.CaptureF
             assert await command("remove", "*") == (0, "- principal '*': bytes_in_s 10485760, connections 20\n")
             assert await command("remove", "*") == (0, "nothing to change\n")
             assert (await command("set", "ann", "--records", "many"))[0] == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize("amounts", [{"bytes_in_s": 20_000}, {"records_s": 20}])
+def test_producers_of_a_namespace_share_its_quota_and_others_do_not_wait(amounts: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with broker_with() as broker:
+            async with memq.aio.Admin(broker.address) as admin:
+                await admin.change_quotas(put=[QuotaRule(kind="namespace", name="billing", **amounts)])
+            started_s = CLOCK.monotonic()
+            await send_all(broker, "other/clicks")
+            await send_all(broker, "billing.clicks")
+            assert held(broker) == 0
+            await asyncio.gather(send_all(broker, "billing/one"), send_all(broker, "billing/two"))
+            assert CLOCK.monotonic() - started_s > 2.5, "four seconds' amounts were sent"
+            assert held(broker) > 0
+            assert await read_all(broker, "billing/one") == await read_all(broker, "billing/two") == RECORDS
+            limiter = broker.services.quotas.use_of("namespace", "billing").limiter
+            assert limiter is not None
+            assert sum(bucket.used for bucket in limiter.buckets.values()) >= min(2 * RECORDS, *amounts.values())
+
+    run(work())
+
+
+def test_readers_of_a_namespace_wait_and_count_what_they_were_sent() -> None:
+    async def work() -> None:
+        async with broker_with() as broker:
+            for topic in ("billing/clicks", "other/clicks"):
+                await send_all(broker, topic)
+            async with memq.aio.Admin(broker.address) as admin:
+                await admin.change_quotas(put=[QuotaRule(kind="namespace", name="b*", bytes_out_s=15_000)])
+                started_s = CLOCK.monotonic()
+                assert await read_all(broker, "other/clicks") == RECORDS
+                assert (held(broker), await admin.quota_use("other", kind="namespace") != []) == (0, True)
+                for _ in range(2):  # the first answer passes whole, and leaves a debt
+                    assert await read_all(broker, "billing/clicks") == RECORDS
+                assert CLOCK.monotonic() - started_s > 0.8
+                assert held(broker) > 0
+                (use,) = await admin.quota_use("billing", kind="namespace")
+                assert use.quota is not None
+                assert (use.quota.name, use.connections) == ("b*", 0)
+                assert [rate.rate for rate in use.rates] == ["bytes_out_s"]
+                assert use.rates[0].used > RECORDS * len(VALUE)
+                (none,) = await admin.quota_use("billing")
+                assert (none.quota, none.rates) == (None, [])
+
+    run(work())
+
+
+def test_requests_about_a_namespace_over_its_quota_are_refused_late() -> None:
+    async def work() -> None:
+        async with broker_with() as broker, memq.aio.Admin(broker.address) as admin:
+            for topic in ("billing/clicks", "other/clicks"):
+                await admin.create_topic(topic)
+            await admin.change_quotas(put=[QuotaRule(kind="namespace", name="billing", requests_s=2)])
+            asks = [admin.alter_topic("billing/clicks", settings={"retention_ms": 0}) for _ in range(30)]
+            made = await asyncio.gather(*asks, return_exceptions=True)
+            refused = [each for each in made if isinstance(each, OverLimitError)]
+            assert 15 < len(refused) < 30
+            assert "namespace 'billing' is over its limit of 2 requests/s" in str(refused[0])
+            before_s = CLOCK.monotonic()
+            for _ in range(10):
+                await admin.alter_topic("other/clicks", settings={"retention_ms": 0})
+            assert CLOCK.monotonic() - before_s < 2.0
 
     run(work())

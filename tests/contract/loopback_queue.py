@@ -22,6 +22,7 @@ from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
+from memq.broker.permissions.namespace_requests import NamespaceRequests
 from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
@@ -106,7 +107,7 @@ class LoopbackQueue(RemoteQueue, RemoteGroups):
         moves, queues = TransactionRequests(*given, cast(Any, None)), QueueRequests(given[0], cast(Any, None))
         topics = StreamRequests(*given), TopicRequests(*given), ReaderRequests(*given)
         pops, permissions = PopRequests(given[0], cast(Any, None), given[1]), PermissionRequests(given[0])
-        rules = permissions, QuotaRequests(given[0])
+        rules = permissions, QuotaRequests(given[0]), NamespaceRequests(given[0])
         self._operations = operations_of(*topics, groups, cluster, holds, moves, queues, pops, *rules)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import InvalidNameError
+from memq.errors import InvalidNameError, InvalidRequestError
 from memq.format.key import (
     LargeObjectKey,
     ObjectKey,
@@ -21,14 +22,30 @@ from memq.format.key import (
     topic_prefix_of,
 )
 from memq.governor.zookeeper.layout import topic_of_node, topic_path
+from memq.namespaces import Namespace, check_namespace, check_room, namespace_named
 from memq.notification.kafka.settings import Names
+from memq.permissions import (
+    AccessRule,
+    Permission,
+    Resource,
+    ResourceKind,
+    RuleSet,
+    changed_namespaces,
+    decide,
+    decode_rules,
+    encode_rules,
+    sees_namespace,
+)
 from memq.queues.pop.groups import check_queue, topic_of
 from memq.topic import (
     AUDIT_GROUP,
     ReadPartition,
+    Topic,
+    TopicSettings,
     check_group,
     check_name,
     check_resource_name,
+    equal_slots,
     name_of_run,
     namespace_of,
 )
@@ -138,3 +155,120 @@ def test_nodes_of_zookeeper_and_names_of_runs_differ(one: str, other: str) -> No
 def test_names_of_runs_without_namespace_stay() -> None:
     assert name_of_run("replay", "a", "b") == "replay.a.b"
     assert name_of_run("replay", "team/a", "b") == "replay-4-0.team.a.b"
+
+
+# ---- namespaces with defaults and limits -----------------------------------------------------------
+
+
+def allow(name: str, permission: str = "read", kind: str = "topic", principal: str = "ann") -> AccessRule:
+    return AccessRule(effect="allow", principal=principal, permission=permission, kind=kind, name=name)
+
+
+def deny(name: str, permission: str = "all", kind: str = "topic") -> AccessRule:
+    return AccessRule(effect="deny", principal="ann", permission=permission, kind=kind, name=name)
+
+
+@pytest.mark.parametrize(
+    ("rules", "seen"),
+    [
+        ([], False),
+        ([allow("billing/*")], True),
+        ([allow("billing/invoices")], True),
+        ([allow("billing/inv*", "create")], True),
+        ([allow("bil*")], True),
+        ([allow("*")], True),
+        ([allow("billing/x", kind="group")], True),
+        ([allow("*", "describe", "cluster")], False),
+        ([allow("billing")], False),
+        ([allow("billing.*")], False),
+        ([allow("billing2/*")], False),
+        ([allow("*", principal="bob")], False),
+        ([allow("*", principal="a*")], True),
+        ([allow("*"), deny("billing/*")], False),
+        ([allow("*"), deny("billing/*", "describe")], False),
+        ([allow("*"), deny("billing/*", "read")], True),
+        ([allow("*"), deny("billing/invoices")], True),
+        ([allow("billing/invoices"), deny("billing/invoices")], False),
+        ([allow("billing/*", "create"), deny("billing/*", "describe")], True),
+        ([allow("billing/*", "create"), deny("b*", "create")], False),
+        ([allow("*"), deny("billing/*", kind="group")], True),
+    ],
+)
+def test_a_principal_sees_a_namespace_in_which_it_has_a_permission(rules: list[AccessRule], seen: bool) -> None:
+    assert sees_namespace(rules, "ann", "billing") is seen
+
+
+@given(
+    st.lists(
+        st.builds(
+            AccessRule,
+            effect=st.sampled_from(["allow", "allow", "deny"]),
+            principal=st.just("ann"),
+            permission=st.sampled_from([each.value for each in Permission]),
+            kind=st.sampled_from(["topic", "group"]),
+            name=st.sampled_from(["*", "a*", "a/*", "a/t*", "a/t", "a/u", "ab/*", "a"]),
+        ),
+        max_size=4,
+    )
+)
+def test_a_namespace_of_a_resource_that_a_principal_may_use_is_seen(rules: list[AccessRule]) -> None:
+    """Nothing is hidden that a request for the resource itself would show."""
+    for kind in (ResourceKind.TOPIC, ResourceKind.GROUP):
+        for name in ("a/t", "a/u", "a/other"):
+            if decide(rules, "ann", Permission.DESCRIBE, Resource(kind, name)).allowed:
+                assert sees_namespace(rules, "ann", "a")
+
+
+def test_a_namespace_gives_its_topics_settings_and_has_limits() -> None:
+    one = Namespace(name="billing", settings={"retention_ms": 86_400_000}, topics_max=2, partitions_max=10)
+    assert check_namespace(one) is one
+    assert one.base(TopicSettings()).retention_ms == 86_400_000
+    assert str(one) == "namespace 'billing': topics_max 2, partitions_max 10, retention_ms=86400000"
+    topics = [topic_named("billing/a", 4), topic_named("billing.b", 4), topic_named("other/a", 4)]
+    check_room(one, topics, "billing/b", 6)
+    with pytest.raises(
+        InvalidRequestError, match="with 7 partitions does not fit into namespace 'billing': it has 4, 10"
+    ):
+        check_room(one, topics, "billing/b", 7)
+    check_room(one, topics, "billing/a", 7)  # it exists
+    topics.append(topic_named("billing/b", 1))
+    with pytest.raises(InvalidRequestError, match="namespace 'billing' has 2 topics, 2 are allowed"):
+        check_room(one, topics, "billing/c", 1)
+    check_room(Namespace(name="billing"), topics, "billing/c", 4_000)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": "a/b"},
+        {"name": ""},
+        {"name": "_memq"},
+        {"name": "a", "partitions": -1},
+        {"name": "a", "partitions": 4_097},
+        {"name": "a", "topics_max": -1},
+        {"name": "a", "settings": {"retention_ms": 1}},
+        {"name": "a", "settings": {"retention": 1}},
+    ],
+)
+def test_namespaces_that_are_not_sound_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_namespace(Namespace(**bad))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError):
+        changed_namespaces(RuleSet(), [Namespace(**bad)], ())  # type: ignore[arg-type]
+    with pytest.raises((InvalidRequestError, msgspec.MsgspecError)):
+        decode_rules(encode_rules(RuleSet(version=1, namespaces=(Namespace(**bad),))))  # type: ignore[arg-type]
+
+
+def test_changes_of_namespaces_are_versions_of_the_rules() -> None:
+    one, other = Namespace(name="b", topics_max=1), Namespace(name="a")
+    stored = changed_namespaces(RuleSet(), [one, other], ())
+    assert (stored.version, stored.namespaces) == (1, (other, one))
+    assert decode_rules(encode_rules(stored)) == stored
+    assert changed_namespaces(stored, [one], ["absent"]) is stored
+    assert changed_namespaces(stored, [Namespace(name="b")], ["a"]).namespaces == (Namespace(name="b"),)
+    assert namespace_named(stored.namespaces, "b") is one
+    assert namespace_named(stored.namespaces, "c") == Namespace(name="c")
+
+
+def topic_named(name: str, partitions: int) -> Topic:
+    return Topic(name=name, id=ID, created_ms=0, partitions=equal_slots(partitions))

@@ -22,6 +22,7 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.partition.recent_pointer_cache import RecentPointerCache
+from memq.broker.permissions.namespace_requests import NamespaceRequests
 from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.errors import ProtocolError
@@ -31,6 +32,7 @@ from memq.protocol import (
     group_messages,
     hold_messages,
     messages,
+    namespace_messages,
     permission_messages,
     pop_messages,
     queue_messages,
@@ -109,6 +111,7 @@ from memq.protocol.messages import (
     Throttle,
     encode_message,
 )
+from memq.protocol.namespace_messages import ChangeNamespaces, ListNamespaces
 from memq.protocol.permission_messages import (
     ChangePermissions,
     ChangeUsers,
@@ -168,6 +171,7 @@ MODULES = (
     transaction_messages,
     queue_messages,
     pop_messages,
+    namespace_messages,
     permission_messages,
     quota_messages,
 )
@@ -189,6 +193,7 @@ def table() -> Operations:
         PopRequests(services, cast(Any, None), cast(Any, None)),
         PermissionRequests(services),
         QuotaRequests(services),
+        NamespaceRequests(services),
     )
 
 
@@ -378,6 +383,8 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeQuota: (DescribeQuota(broker="b", kind="principal", name="ann"), CLUSTER),
     CheckPermission: (CheckPermission(principal="ann", permission="read", kind="topic", name="clicks"), CLUSTER),
     ListUsers: (ListUsers(), CLUSTER),
+    ListNamespaces: (ListNamespaces(), CLUSTER),
+    ChangeNamespaces: (ChangeNamespaces(), CLUSTER),
     ChangeUsers: (ChangeUsers(), CLUSTER),
     ReleaseUnit: (
         ReleaseUnit(**OF_PARTITION, shard="1" * 16, number=1, behind=0, blocks=[UNIT_BLOCK]),

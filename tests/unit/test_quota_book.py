@@ -8,8 +8,19 @@ import pytest
 
 from memq.broker.ingest.quota_book import QuotaBook
 from memq.broker.ingest.quotas import Flow, Limiter, RatePerSecond, refusal_of
+from memq.broker.permissions.resources import namespace_of_resource
 from memq.errors import InvalidRequestError, OverLimitError, TooLargeError
-from memq.permissions import AccessRule, RuleSet, changed_quotas, changed_rules, decode_rules, encode_rules
+from memq.format.key import object_key, shared_object_key
+from memq.permissions import (
+    AccessRule,
+    Resource,
+    ResourceKind,
+    RuleSet,
+    changed_quotas,
+    changed_rules,
+    decode_rules,
+    encode_rules,
+)
 from memq.quotas import QuotaRule, quota_of
 from tests.contract.manual_clock import ManualClock
 
@@ -27,9 +38,9 @@ def limiter_of(quotas: QuotaBook, principal: str) -> Limiter:
 
 def test_the_exact_quota_applies_then_the_longest_prefix_then_the_default() -> None:
     quotas = [quota("*"), quota("team-*"), quota("team-a-*"), quota("team-a-1")]
-    found = [quota_of(quotas, name) for name in ("team-a-1", "team-a-2", "team-b", "ann")]
+    found = [quota_of(quotas, "principal", name) for name in ("team-a-1", "team-a-2", "team-b", "ann")]
     assert [each and each.name for each in found] == ["team-a-1", "team-a-*", "team-*", "*"]
-    assert quota_of(quotas[1:], "ann") is None
+    assert quota_of(quotas[1:], "principal", "ann") is None
 
 
 @pytest.mark.parametrize(
@@ -170,3 +181,52 @@ def test_an_exact_limit_bounds_the_requests_that_wait() -> None:
     limiter.release(1 << 16)
     assert limiter.hold(1 << 10)
     assert (limiter.waiting, limiter.waiting_bytes) == (32, (31 << 16) + (1 << 10))
+
+
+def test_quotas_of_namespaces_are_apart_from_those_of_principals() -> None:
+    quotas = QuotaBook(ManualClock())
+    assert quotas.of_namespace("billing") == ()
+    of_namespaces = QuotaRule(kind="namespace", name="*", requests_s=5)
+    quotas.follow([quota("billing", records_s=3), quota("*", bytes_in_s=7)])
+    assert quotas.of_namespace("billing") == ()
+    quotas.follow([quota("billing", records_s=3), of_namespaces])
+    (limiter,) = quotas.of_namespace("billing")
+    assert (limiter.subject, limiter.name, limiter.limit.rates) == ("namespace", "billing", {"requests_s": 5})
+    assert limiter_of(quotas, "billing").limit.rates == {"records_s": 3}
+    assert quotas.of_namespace("") == ()
+    assert quotas.of_namespace("billing") == (limiter,)
+    assert quotas.use_of("namespace", "other").quota == of_namespaces
+    quotas.follow([quota("billing", records_s=3)])
+    assert quotas.of_namespace("billing") == ()
+    assert str(of_namespaces) == "namespace '*': requests_s 5"
+
+
+def test_a_namespace_has_no_quota_of_connections() -> None:
+    with pytest.raises(InvalidRequestError, match="connections, which are of principals"):
+        changed_quotas(RuleSet(), [QuotaRule(kind="namespace", name="billing", connections=3)], [])
+    both = [quota("billing", records_s=3), QuotaRule(kind="namespace", name="billing", records_s=5)]
+    stored = changed_quotas(RuleSet(), both, [])
+    assert decode_rules(encode_rules(stored)) == stored
+    assert changed_quotas(stored, [], [QuotaRule(kind="namespace", name="billing")]).quotas == (both[0],)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "namespace"),
+    [
+        (ResourceKind.TOPIC, "billing/invoices", "billing"),
+        (ResourceKind.TOPIC, "invoices", ""),
+        (ResourceKind.PARTITION, "billing/invoices/3", "billing"),
+        (ResourceKind.PARTITION, "invoices/3", ""),
+        (ResourceKind.GROUP, "billing/reports", "billing"),
+        (ResourceKind.QUEUE, "billing/jobs", "billing"),
+        (ResourceKind.QUEUE, "billing/invoices@other/reports", "billing"),
+        (ResourceKind.QUEUE, "invoices@other/reports", ""),
+        (ResourceKind.CLUSTER, "", ""),
+        (ResourceKind.OBJECT, f"main/{object_key('c', 'billing/invoices', '0a' * 16, 1, 2, 3, 4)}", "billing"),
+        (ResourceKind.OBJECT, f"main/{object_key('c', 'invoices', '0a' * 16, 1, 2, 3, 4)}", ""),
+        (ResourceKind.OBJECT, f"main/{shared_object_key('c', 'b', 1, 2, 3)}", ""),
+        (ResourceKind.OBJECT, "main/a/b/c", ""),
+    ],
+)
+def test_resources_are_of_the_namespace_of_their_name(kind: ResourceKind, name: str, namespace: str) -> None:
+    assert namespace_of_resource(Resource(kind, name)) == namespace

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from memq.broker.ingest.connection import Connection
+from memq.broker.ingest.quotas import Limiters
 from memq.broker.permissions.checks import PrincipalAccess
 from memq.errors import MemqError
 from memq.format.blocks.header import Buffer
@@ -40,4 +41,5 @@ class Call(Generic[Ask]):
     attachment: Any = None  # the result of `Operation.prepare`; of a FORWARD: the slab, begin and end of its block
     spare_bytes: int = 0  # of memory that is free for blocks in the answer
     blocks: memoryview = NO_BLOCKS  # that follow the request
+    limiters: Limiters = ()  # of the namespaces whose resources the request names
     access: PrincipalAccess = field(kw_only=True)  # the permissions of the principal

@@ -17,6 +17,7 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.permissions import resources as on
+from memq.broker.permissions.namespace_requests import NamespaceRequests
 from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.permissions.quota_requests import QuotaRequests
 from memq.broker.permissions.shown import (
@@ -24,6 +25,7 @@ from memq.broker.permissions.shown import (
     shown_group,
     shown_groups,
     shown_metadata,
+    shown_namespaces,
     shown_plan,
     shown_pops,
     shown_queues,
@@ -80,6 +82,7 @@ from memq.protocol.messages import (
     ReadRequest,
     decode_message,
 )
+from memq.protocol.namespace_messages import ChangeNamespaces, ListNamespaces
 from memq.protocol.permission_messages import (
     ChangePermissions,
     ChangeUsers,
@@ -211,6 +214,7 @@ def operations_of(
     pops: PopRequests,
     permissions: PermissionRequests,
     quotas: QuotaRequests,
+    namespaces: NamespaceRequests,
 ) -> Operations:
     """Return the table."""
     return Operations(
@@ -224,6 +228,7 @@ def operations_of(
             *_queue_operations(queues),
             *_permission_operations(permissions),
             *_quota_operations(quotas),
+            *_namespace_operations(namespaces),
             *_pop_operations(pops),
         ]
     )
@@ -383,6 +388,22 @@ def _quota_operations(quotas: QuotaRequests) -> list[Operation[Any]]:
         Operation("change-quotas", Api.ADMIN, ChangeQuotas, Permission.ALTER, on.cluster, quotas.change),
         Operation("describe-quota", Api.ADMIN, DescribeQuota, Permission.OPERATE, on.cluster, quotas.describe),
         Operation("share-quotas", Api.ADMIN, ShareQuotas, Permission.PEER, on.cluster, quotas.share),
+    ]
+
+
+def _namespace_operations(namespaces: NamespaceRequests) -> list[Operation[Any]]:
+    return [
+        Operation(
+            "list-namespaces",
+            Api.ADMIN,
+            ListNamespaces,
+            Permission.DESCRIBE,
+            on.cluster,
+            namespaces.list_namespaces,
+            shown=shown_namespaces,
+            listing=True,
+        ),
+        Operation("change-namespaces", Api.ADMIN, ChangeNamespaces, Permission.ALTER, on.cluster, namespaces.change),
     ]
 
 

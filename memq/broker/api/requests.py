@@ -24,11 +24,13 @@ from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.api.transaction_requests import TransactionRequests
 from memq.broker.ingest.connection import Connection
-from memq.broker.ingest.quotas import Flow, refusal_of
+from memq.broker.ingest.quotas import Flow, Limiters, refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
+from memq.broker.permissions.namespace_requests import NamespaceRequests
 from memq.broker.permissions.permission_requests import PermissionRequests
 from memq.broker.permissions.quota_requests import QuotaRequests
+from memq.broker.permissions.resources import namespace_of_resource
 from memq.broker.service_partitions.hosts import ServiceHosts
 from memq.broker.services import BROKER_PROGRAM, Services
 from memq.broker.spool.held_records import HeldRecords
@@ -103,6 +105,7 @@ class Requests:
             PopRequests(services, hosts, partitions),
             PermissionRequests(services),
             QuotaRequests(services),
+            NamespaceRequests(services),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
@@ -279,7 +282,8 @@ class Requests:
 
         Large answers borrow their bytes from a budget, and are made only for clients that read their answers.
         """
-        if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
+        limited = frame.api in LIMITED
+        if limited and connection.limiters and not await self._let_in(connection, frame, connection.limiters):
             return
         at_once = frame.api in (Api.OPEN, Api.CLOSE)
         try:
@@ -291,6 +295,11 @@ class Requests:
                 await connection.outbox.writable()
             self._send(connection, frame, _error_frame(frame, error))
             return
+        # After the check of permissions: a stranger uses nothing of a namespace.
+        if limited and (limiters := self._limiters_of_namespaces(operation, call)):
+            if not await self._let_in(connection, frame, limiters):
+                return
+            call = replace(call, limiters=limiters)
         if operation.recheck and operation.located is None:
             self._note_work(connection, _Kept(operation, call, frame._replace(body=b"")))
         if operation.prepare is not None:
@@ -327,12 +336,23 @@ class Requests:
         block = slab, start + head_bytes, start + len(frame.body)
         await self._reply(frame, operation, replace(call, attachment=block))
 
-    async def _let_in(self, connection: Connection, frame: Frame) -> bool:
-        """Delay a request whose client or principal is over a limit, or refuse it: then return False.
+    def _limiters_of_namespaces(self, operation: Operation[Any], call: Call[Any]) -> Limiters:
+        """Return the limiters of the namespaces whose resources a request of a client names."""
+        quotas = self._services.quotas
+        if not quotas.holds_namespaces or call.connection.charged is None:
+            return ()
+        resources = operation.resources(call)
+        if operation.listing:  # which nobody is refused
+            resources = [each for each in resources if call.access.may(operation.permission, each)]
+        names = dict.fromkeys(map(namespace_of_resource, resources))
+        return tuple(limiter for name in names for limiter in quotas.of_namespace(name))
+
+    async def _let_in(self, connection: Connection, frame: Frame, limits: Limiters) -> bool:
+        """Delay a request that is over one of these limits, or refuse it: then return False.
 
         A hard limit refuses at once, a quota after HELD_MS_MAX. Another soft limit lets the request in after one wait.
         """
-        clock, size, limiters = self._services.runtime.clock, len(frame.body), connection.limiters
+        clock, size, limiters = self._services.runtime.clock, len(frame.body), limits
         flow = Flow.READS if frame.api in (Api.READ, Api.POLL) else Flow.REQUESTS
         now_s = clock.monotonic()
         end_s = now_s + HELD_MS_MAX / 1000
@@ -352,7 +372,7 @@ class Requests:
                 return False
             if not limiter.exact:
                 limiters = tuple(each for each in limiters if each.exact)
-        for limiter in connection.limiters:
+        for limiter in limits:
             limiter.take(1, 0)
             limiter.receive(size)
         return True
@@ -406,15 +426,17 @@ class Requests:
         except MemqError as error:
             reply = _reply_frame(frame, error)
         self._note_work(call.connection, None)
-        self._send(call.connection, frame, *reply)
+        self._send(call.connection, frame, *reply, limiters=call.limiters)
         if self._services.permissions.version != version:
             self.recheck(call.connection)
 
-    def _send(self, connection: Connection, frame: Frame, prefix: bytes, body: bytes = b"") -> None:
+    def _send(
+        self, connection: Connection, frame: Frame, prefix: bytes, body: bytes = b"", *, limiters: Limiters = ()
+    ) -> None:
         if connection.closed:
             return
         if frame.api in LIMITED:
-            for limiter in connection.limiters:
+            for limiter in connection.limiters + limiters:
                 limiter.owe(len(body))
         connection.send(prefix, body)
 

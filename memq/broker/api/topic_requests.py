@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from memq.broker.api import Answer, Call
@@ -16,6 +18,7 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
 )
+from memq.namespaces import check_room, namespace_named
 from memq.permissions import Permission, topic_resource
 from memq.protocol.admin_messages import (
     AdminAnswer,
@@ -27,7 +30,15 @@ from memq.protocol.admin_messages import (
     TruncateTopic,
 )
 from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata, TopicMetadata
-from memq.topic import Topic, TopicSettings, check_resource_name, is_internal, is_state_topic, parse_settings
+from memq.topic import (
+    Topic,
+    TopicSettings,
+    check_resource_name,
+    is_internal,
+    is_state_topic,
+    namespace_of,
+    parse_settings,
+)
 
 TOPICS_PER_METADATA_MAX = 10_000
 
@@ -38,6 +49,7 @@ class TopicRequests:
     def __init__(self, services: Services, partitions: Partitions) -> None:
         self._services = services
         self._partitions = partitions
+        self._in_namespaces = asyncio.Lock()
 
     async def metadata(self, call: Call[MetadataRequest]) -> Answer:
         """Return brokers, stores, and topics with the owners of their partitions. Raises: TooLargeError."""
@@ -75,13 +87,32 @@ class TopicRequests:
             settings = self._services.settings
             if not (create and settings.auto_create_topics):
                 return None
-            return await self._partitions.create(name, settings.partitions, TopicSettings(), exist_ok=True)
+            return await self._make(name, 0, {}, exist_ok=True)
 
     async def create(self, call: Call[CreateTopic]) -> Answer:
         """Create a topic."""
-        ask, settings = call.ask, parse_settings(call.ask.settings, TopicSettings())
-        count = ask.partitions or self._services.settings.partitions
-        return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
+        ask = call.ask
+        made = await self._make(ask.name, ask.partitions, ask.settings, exist_ok=ask.exist_ok)
+        return AdminAnswer(topic=made)
+
+    async def _make(
+        self, name: str, partitions: int, settings: dict[str, int | bool | str], *, exist_ok: bool
+    ) -> Topic:
+        """Create a topic with the defaults of its namespace, within the limits of that.
+
+        Raises: as `Partitions.create`, `parse_settings`, `check_room`.
+        """
+        default, namespace = self._services.settings.partitions, namespace_of(check_resource_name(name))
+        if not namespace:
+            base = parse_settings(settings, TopicSettings())
+            return await self._partitions.create(name, partitions or default, base, exist_ok=exist_ok)
+        coordinator = self._services.coordinator
+        async with self._in_namespaces:  # else two that are made at once would both find room
+            found = namespace_named((await coordinator.rules.read()).namespaces, namespace)
+            base = parse_settings(settings, found.base(TopicSettings()))
+            count = partitions or found.partitions or default
+            check_room(found, await coordinator.topics(), name, count)
+            return await self._partitions.create(name, count, base, exist_ok=exist_ok)
 
     async def alter(self, call: Call[AlterTopic]) -> Answer:
         """Change settings of a topic; of one of memq's own only `retention_ms`.

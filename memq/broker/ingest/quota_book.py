@@ -1,4 +1,4 @@
-"""Quotas at one broker: a limiter for each principal in use, and its connections.
+"""Quotas at one broker: limiters of principals and namespaces in use, and connections.
 
 A limiter gives out this broker's part of each rate. The governor hands out parts (`memq.governor.quota_shares`). A part
 that was not renewed becomes an equal one; without use, it becomes that with which new traffic begins.
@@ -22,14 +22,14 @@ SURGE = 1.6  # a last sample so far above the mean is new traffic, and counts al
 
 
 class QuotaSubject(NamedTuple):
-    """The principal that a quota holds."""
+    """The principal or namespace that a quota holds."""
 
     kind: QuotaKind
     name: str
 
 
 class ShareKey(NamedTuple):
-    """One rate of a principal."""
+    """One rate of a principal or namespace."""
 
     subject: QuotaSubject
     rate: str
@@ -48,7 +48,7 @@ class _Share:
 
 @dataclass(slots=True)
 class QuotaUse:
-    """A principal at one broker: its quota, its limiter if the quota has rates, and its connections."""
+    """A principal or namespace at one broker: quota, limiter if the quota has rates, connections."""
 
     quota: QuotaRule | None = None
     limiter: Limiter | None = None
@@ -62,7 +62,7 @@ class QuotaUse:
 
 
 class QuotaBook:
-    """Finds the limiters of principals, by the quotas that `follow` has set last.
+    """Finds the limiters of principals and namespaces, by the quotas that `follow` has set last.
 
     The limiter of a principal outlives its connections, so that it gains nothing by connecting again.
     """
@@ -73,10 +73,12 @@ class QuotaBook:
         self._brokers = 1  # that share the rates
         self._used: dict[QuotaSubject, QuotaUse] = {}
         self._sampled_s = clock.monotonic()
+        self.holds_namespaces = False  # some quota is of namespaces
 
     def follow(self, quotas: Sequence[QuotaRule]) -> None:
         """Apply these quotas from now on; debts stay."""
         self._quotas = tuple(quotas)
+        self.holds_namespaces = any(quota.kind == "namespace" for quota in quotas)
         for subject, use in self._used.items():
             self._apply(subject, use)
 
@@ -105,13 +107,20 @@ class QuotaBook:
     # ---- limiters --------------------------------------------------------------------------------
 
     def limiters_of(self, kind: QuotaKind, name: str) -> Limiters:
-        """Return the limiter of a principal, if its quota has rates."""
+        """Return the limiter of a principal or namespace, if its quota has rates."""
         return self._find(QuotaSubject(kind, name)).limiters
 
+    def of_namespace(self, namespace: str) -> Limiters:
+        """Return the limiter of a namespace; () for "" and without quotas of namespaces.
+
+        Call it for each use: a limiter of a namespace without connections may be forgotten.
+        """
+        return self.limiters_of("namespace", namespace) if namespace and self.holds_namespaces else ()
+
     def use_of(self, kind: QuotaKind, name: str) -> QuotaUse:
-        """Return quota, limiter and connections of a principal; it need not be in use."""
+        """Return quota, limiter and connections of a principal or namespace; it need not be in use."""
         found = self._used.get(QuotaSubject(kind, name))
-        return found or QuotaUse(quota_of(self._quotas, name))
+        return found or QuotaUse(quota_of(self._quotas, kind, name))
 
     def limiters(self) -> Iterable[Limiter]:
         """Return all limiters."""
@@ -127,7 +136,7 @@ class QuotaBook:
 
     def _apply(self, subject: QuotaSubject, use: QuotaUse) -> None:
         """Apply quota and shares of now."""
-        use.quota = quota_of(self._quotas, subject.name)
+        use.quota = quota_of(self._quotas, subject.kind, subject.name)
         limit, now_s = limit_of(use.quota), self._clock.monotonic()
         if not limit.holds:
             use.limiter = None

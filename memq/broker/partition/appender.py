@@ -29,7 +29,7 @@ from memq.errors import MemqError, MovedError, ThrottledError, TopicSealedError
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import ProducerEnd
 from memq.protocol.frames import AckLevel
-from memq.topic import Topic
+from memq.topic import Topic, namespace_of
 
 FULL_RETRY_MS = 100
 WAITS_HINT = "repair what the broker waits for: it tries again without end"
@@ -75,14 +75,15 @@ class Appender:
     def __init__(self, processor: RingHolder) -> None:
         self._processor = processor
         self._streams: dict[Stream, None] = {}
-        self._limiters: Limiters = ()
+        self._topic_limiters: Limiters = ()
+        self._namespace = namespace_of(processor.topic.name)
         self.spool: Spool | None = None  # stores blocks on disk before ack=1; None: they stay in memory
         self.follow(processor.topic)
 
     def follow(self, topic: Topic) -> None:
         """Apply changed settings of the topic."""
         services = self._processor.services
-        self._limiters = services.limits.of_topic(topic.id)
+        self._topic_limiters = services.limits.of_topic(topic.id)
         self.spool = services.spool if topic.settings.ack1 == "disk" else None
 
     # ---- the interface for front doors: memq.broker.partition.append.Partition ---------------------
@@ -118,8 +119,8 @@ class Appender:
         if processor.draining or (self.spool is not None and self._spool_refusal(stream) is not None):
             return 0, 0
         room = processor.ring.room()
-        if room[0] and (self._limiters or stream.limiters):
-            requests, size = room_of(self._limiters_of(stream), now_s)
+        if room[0] and (limiters := self._limiters_of(stream)):
+            requests, size = room_of(limiters, now_s)
             return min(room[0], requests), min(room[1], size)
         return room
 
@@ -131,7 +132,6 @@ class Appender:
             if refusal is not None:
                 return turned_away(refusal)
         producer = stream.producer
-        limiters: Limiters = ()
         if run.first < producer.next:
             try:
                 if self._is_repeated(stream, run):
@@ -141,8 +141,8 @@ class Appender:
         processor = self._processor
         if (closed := self._closed(stream, now_s)) is not None:
             return closed
-        if self._limiters or stream.limiters:
-            limiters = self._limiters_of(stream)
+        limiters = self._limiters_of(stream)
+        if limiters:
             over = refusal_of(limiters, now_s)
             if over is not None:
                 return Refused(over.error) if over.hard else Throttled(over.error)
@@ -253,7 +253,9 @@ class Appender:
         return Refused(sealed_error(processor.topic))
 
     def _limiters_of(self, stream: Stream) -> Limiters:
-        return () if stream.limiters is None else self._limiters + stream.limiters
+        if stream.limiters is None:
+            return ()
+        return self._topic_limiters + stream.limiters + self._processor.services.quotas.of_namespace(self._namespace)
 
     def _spool_refusal(self, stream: Stream) -> MemqError | None:
         return self.spool.refusal if self.spool is not None and stream.acks == AckLevel.ONE else None

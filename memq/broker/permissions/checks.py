@@ -22,6 +22,7 @@ from memq.permissions import (
     RuleSet,
     grant_command,
     permission_subject,
+    sees_namespace,
     topic_resource,
 )
 from memq.quotas import QuotaRule
@@ -48,6 +49,10 @@ class PrincipalAccess(Protocol):
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         """Whether a permission is allowed on each resource of a kind."""
+        ...
+
+    def sees(self, namespace: str) -> bool:
+        """Whether the principal has a permission in a namespace."""
         ...
 
     def hidden(self, resources: Iterable[Resource], peer: str) -> None:
@@ -108,6 +113,11 @@ class PermissionChecks:
             return True
         self.known()
         return self._index.decide_on_all(principal, permission, kind).allowed
+
+    def sees(self, principal: str, namespace: str) -> bool:
+        """Whether a principal has a permission in a namespace. Raises: NotReadyError."""
+        free = not self.enforced or self._is_free(principal, Permission.DESCRIBE)
+        return free or sees_namespace(self.known().rules, principal, namespace)
 
     def check(self, principal: str, needs: Needs, operation: str, peer: str) -> None:
         """Raise DeniedError, with an event, when a permission is not allowed; NotReadyError."""
@@ -229,6 +239,9 @@ class _AccessOf:
 
     def may_on_all(self, permission: Permission, kind: ResourceKind) -> bool:
         return self._checks.may_on_all(self._principal, permission, kind)
+
+    def sees(self, namespace: str) -> bool:
+        return self._checks.sees(self._principal, namespace)
 
     def hidden(self, resources: Iterable[Resource], peer: str) -> None:
         self._checks.hidden(self._principal, resources, peer)

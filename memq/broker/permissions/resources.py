@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from memq.broker.api import Call
-from memq.permissions import Resource, ResourceKind, topic_resource
+from memq.format.key import topic_of_folder
+from memq.permissions import Resource, ResourceKind, permission_subject, topic_resource
 from memq.protocol.admin_messages import (
     AlterTopic,
     BeginProducer,
@@ -63,6 +64,16 @@ from memq.protocol.transaction_messages import (
     SettleTransaction,
 )
 from memq.queues.pop.groups import is_pop_queue, topic_of
+from memq.topic import namespace_of
+
+
+def namespace_of_resource(resource: Resource) -> str:
+    """Return the namespace of a resource; "" without one. An object of several topics has none."""
+    kind, name = permission_subject(resource)
+    if kind is ResourceKind.OBJECT:
+        found = topic_of_folder(name.partition("/")[2])
+        return namespace_of(found[1]) if found else ""
+    return namespace_of(topic_of(name) if kind is ResourceKind.QUEUE else name)
 
 
 def cluster(call: Call[Any]) -> list[Resource]:

@@ -11,6 +11,7 @@ from memq.broker.permissions.checks import PrincipalAccess
 from memq.permissions import Permission, Resource, ResourceKind, topic_resource
 from memq.protocol.admin_messages import AdminAnswer
 from memq.protocol.messages import Metadata, MetadataRequest, PartitionRef
+from memq.protocol.namespace_messages import NamespaceAnswer
 from memq.protocol.queue_messages import QueueAnswer
 
 
@@ -91,6 +92,15 @@ def shown_queues(call: Call[Any], answer: Answer) -> Answer:
     found = cast(AdminAnswer, answer)
     queues = [each for each in found.about_queues.queues if _describes(call.access, ResourceKind.QUEUE, each.queue)]
     found.queue = QueueAnswer(queues=queues)
+    return found
+
+
+def shown_namespaces(call: Call[Any], answer: Answer) -> Answer:
+    """Remove hidden namespaces: those in which the principal has no permission."""
+    found = cast(AdminAnswer, answer)
+    assert isinstance(found.namespaces, NamespaceAnswer), "the handler fills it"
+    uses = [each for each in found.namespaces.uses if call.access.sees(each.namespace.name)]
+    found.namespaces = NamespaceAnswer(uses=uses)
     return found
 
 

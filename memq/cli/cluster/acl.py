@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import click
@@ -13,8 +13,19 @@ from memq.client.admin import Admin
 from memq.client.permission_admin import ChangedPermissions
 from memq.errors import InvalidRequestError
 from memq.patterns import EVERY
-from memq.permissions import KINDS, ROLES, AccessRule, Permission, ResourceKind, named_permission, rules_of_role
+from memq.permissions import (
+    KINDS,
+    ROLES,
+    AccessRule,
+    Permission,
+    ResourceKind,
+    is_of_cluster,
+    kinds_of_role,
+    named_permission,
+    rules_of_role,
+)
 from memq.settings import Value
+from memq.topic import NAMESPACE_END, check_name
 
 HEADS = ("effect", "principal", "permission", "kind", "name")
 DENIED = 1  # exit code of `memq acl test`
@@ -29,7 +40,8 @@ def _resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
             text = f"Name of a {kind.value.replace('-', ' ')}; a final * names a prefix."
             name = kind.name.lower()
             command = click.option(f"--{kind.value}", name, multiple=True, metavar="NAME", help=text)(command)
-    return command
+    text = "All topics, groups, queues and ids of a namespace: those that the role or the permission has."
+    return click.option("--namespace", "namespaces", multiple=True, metavar="NAME", help=text)(command)
 
 
 _role_option = click.option("--role", type=click.Choice(list(ROLES)), help="Permissions for a task, instead of one.")
@@ -109,7 +121,7 @@ def test(principal: str, permission: str, as_json: bool, **options: Any) -> None
 
     The exit code is 1 if it has not.
     """
-    named = [(kind, name) for kind, names in _names(options).items() for name in names]
+    named = [(kind, name) for kind, names in _names(options, KINDS).items() for name in names]
     if len(named) != 1:
         raise InvalidRequestError(f"{len(named)} resources are named", hint="name one, for example --topic clicks")
     (kind, name) = named[0]
@@ -139,7 +151,13 @@ def _change(
     remove: bool = False,
 ) -> None:
     """Add or remove rules, and print the change."""
-    rules = rules_named(effect, principal, permission, role, _names(options))
+    names = _names(options, KINDS if role is None else kinds_of_role(role))
+    if options["namespaces"] and role is not None and is_of_cluster(role):
+        raise InvalidRequestError(
+            f"role '{role}' has permissions on the whole cluster, not in a namespace alone",
+            hint="--role owner has all permissions in a namespace; name topics, groups and queues to give this role",
+        )
+    rules = rules_named(effect, principal, permission, role, names)
     with Admin(_brokers(options)) as admin:
         done = admin.change_permissions(**{"remove" if remove else "add": rules})
     _print_change(done, as_json=as_json)
@@ -172,10 +190,13 @@ def rules_named(
     return found
 
 
-def _names(options: Mapping[str, Any]) -> dict[ResourceKind, Sequence[str]]:
-    """Return the named resources by kind."""
+def _names(options: Mapping[str, Any], kinds: Collection[ResourceKind]) -> dict[ResourceKind, Sequence[str]]:
+    """Return the named resources by kind; a namespace names all resources of `kinds` in it."""
+    inside = [f"{check_name(each, 'namespace')}{NAMESPACE_END}{EVERY}" for each in options["namespaces"]]
     given: dict[ResourceKind, Sequence[str]] = {
-        kind: options[kind.name.lower()] for kind in KINDS if kind is not ResourceKind.CLUSTER
+        kind: [*options[kind.name.lower()], *(inside if kind in kinds else ())]
+        for kind in KINDS
+        if kind is not ResourceKind.CLUSTER
     }
     return {ResourceKind.CLUSTER: (EVERY,) if options["on_cluster"] else (), **given}
 

@@ -1,4 +1,4 @@
-"""`memq quota`: how much principals may use, and what they use."""
+"""`memq quota`: how much principals and namespaces may use, and what they use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memq.cli.output import print_json, print_message, print_table
 from memq.client.admin import Admin
 from memq.client.permission_admin import ChangedQuotas
 from memq.errors import InvalidSettingError
-from memq.quotas import QuotaRule, amounts_of
+from memq.quotas import QuotaKind, QuotaRule, amounts_of
 from memq.settings import Value, parse_size
 
 HEADS = ("kind", "name", "bytes in/s", "bytes out/s", "records/s", "requests/s", "connections")
@@ -32,9 +32,16 @@ def _amount_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+_kind_option = click.option("--namespace", "of_namespace", is_flag=True, help="NAME is a namespace, not a principal.")
+
+
+def _kind(of_namespace: bool) -> QuotaKind:
+    return "namespace" if of_namespace else "principal"
+
+
 @click.group()
 def quota() -> None:
-    """List and change the quotas of principals."""
+    """List and change the quotas of principals and namespaces."""
 
 
 @quota.command("list")
@@ -52,12 +59,13 @@ def list_quotas(as_json: bool, config: str | None, profile: str | None, **flags:
     )
 
 
-@quota.command("set", short_help="Set the quota of a principal.")
+@quota.command("set", short_help="Set the quota of a principal or a namespace.")
 @click.argument("name")
+@_kind_option
 @_amount_options
 @broker_options
 @json_option
-def set_quota(name: str, as_json: bool, **options: Any) -> None:
+def set_quota(name: str, of_namespace: bool, as_json: bool, **options: Any) -> None:
     """Set the quota of NAME: a principal, a prefix with a final *, or * as the default of all others.
 
     An amount that is not given has no limit. Brokers know the change within 5 s.
@@ -66,32 +74,34 @@ def set_quota(name: str, as_json: bool, **options: Any) -> None:
         each: _amount(_AMOUNTS[each][0], text) for each in _AMOUNTS if (text := options[each]) is not None
     }
     with Admin(_brokers(options)) as admin:
-        done = admin.change_quotas(put=[QuotaRule(name=name, **amounts)])
+        done = admin.change_quotas(put=[QuotaRule(kind=_kind(of_namespace), name=name, **amounts)])
     _print_change(done, as_json=as_json)
 
 
 @quota.command()
 @click.argument("name")
+@_kind_option
 @broker_options
 @json_option
-def remove(name: str, as_json: bool, **options: Any) -> None:
+def remove(name: str, of_namespace: bool, as_json: bool, **options: Any) -> None:
     """Remove the quota of NAME, as it was set."""
     with Admin(_brokers(options)) as admin:
-        done = admin.change_quotas(remove=[QuotaRule(name=name)])
+        done = admin.change_quotas(remove=[QuotaRule(kind=_kind(of_namespace), name=name)])
     _print_change(done, as_json=as_json)
 
 
-@quota.command(short_help="Show what a principal uses at each broker.")
+@quota.command(short_help="Show what a principal or a namespace uses at each broker.")
 @click.argument("name")
+@_kind_option
 @broker_options
 @json_option
-def show(name: str, as_json: bool, **options: Any) -> None:
+def show(name: str, of_namespace: bool, as_json: bool, **options: Any) -> None:
     """Show what NAME uses at each broker.
 
     `used` counts since the limit exists, and `held` how often NAME had to wait.
     """
     with Admin(_brokers(options)) as admin:
-        found = admin.quota_use(name)
+        found = admin.quota_use(name, kind=_kind(of_namespace))
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -104,7 +114,7 @@ def show(name: str, as_json: bool, **options: Any) -> None:
     if rows:
         print_table(("broker", "quota", "rate", "limit", "used", "held"), rows)
     else:
-        print_message(f"no quota limits '{name}', or it has not connected yet")
+        print_message(f"no quota limits '{name}', or nothing has used it yet")
 
 
 def _amount(option: str, text: str) -> int:

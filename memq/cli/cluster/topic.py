@@ -67,14 +67,18 @@ def list_topics(internal: bool, as_json: bool, config: str | None, profile: str 
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), default=1, help="Write partitions (default 1).")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, PARTITIONS_MAX),
+    help="Write partitions; default: as the namespace sets, else as the broker's setting partitions.",
+)
 @click.option("--exist-ok", is_flag=True, help="Return an existing topic instead of an error.")
 @set_option
 @broker_options
 @json_option
 def create(
     name: str,
-    partitions: int,
+    partitions: int | None,
     exist_ok: bool,
     texts: tuple[str, ...],
     as_json: bool,
