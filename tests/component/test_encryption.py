@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import memq
+from memq.cli import main
 from memq.client.consumer.consumer import read_arrow, read_record
 from memq.client.producer.producer import Producer
 from memq.encryption.keys import environment_keys
@@ -163,6 +164,9 @@ def test_transactions_are_encrypted(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_broker_and_the_store_see_no_content(cluster: Cluster) -> None:
     fill(cluster, "canary", keys(), count=3)
     found = read(cluster, "canary", keys())
+    stored = [body for key, body in cluster.store.objects.items() if "/canary/" in key]
+    assert stored
+    assert not any(SECRET in bytes(body) or b"t0" in bytes(body) for body in stored)
     with pytest.raises(KeyMissingError):
         read_record(cluster.address, "canary", found[0].position)
 
@@ -243,3 +247,82 @@ def test_retries_and_dead_letters_keep_the_subject(cluster: Cluster, tmp_path: P
         assert letter.value is None
         assert letter.attempts == 2
     assert all(record.forgotten for record in read(cluster, "billing.retry", keys(path)))
+
+
+# ---- commands --------------------------------------------------------------------------------
+
+
+def test_the_commands_make_keys_send_read_and_forget(
+    cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, subjects, lines = tmp_path / "keys.json", tmp_path / "subjects", tmp_path / "lines"
+    lines.write_bytes(SECRET + b"\n")
+    common = ["-b", cluster.address, "--encryption", f"file:{file}", "--subjects", str(subjects)]
+    read_all = ["consume", "letters", "-e", "--json", *common]
+    assert main(["keys", "init", str(file)]) == 0
+    assert main(["produce", "letters", str(lines), *common]) == 0
+    assert main(["produce", "letters", str(lines), *common, "--subject", "ada"]) == 0
+    assert main(["keys", "rotate", str(file), "--id", "second"]) == 0
+    assert main(["produce", "letters", str(lines), *common]) == 0
+    capfd.readouterr()
+    assert main(read_all) == 0
+    assert capfd.readouterr().out.count(SECRET.decode()) == 3
+    assert main(["forget", "ada", *common[2:]]) == 0
+    assert main(["forget", "ada", *common[2:]]) == 3
+    capfd.readouterr()
+    assert main(read_all) == 0
+    out = capfd.readouterr().out
+    assert out.count(SECRET.decode()) == 2
+    assert "memq-forgotten" in out
+    assert main(["consume", "letters", "-e", "-b", cluster.address]) != 0
+    assert "memq-forgotten" not in capfd.readouterr().out
+    assert main(["keys", "list", str(file), "--json"]) == 0
+    listed = capfd.readouterr().out
+    assert "second" in listed
+    assert b64encode(MASTER_KEY).decode() not in listed
+    assert main(["forget", "ada"]) != 0
+    assert "--encryption" in capfd.readouterr().err
+
+
+def test_an_audit_is_exact_without_keys_also_of_forgotten_records(cluster: Cluster, tmp_path: Path) -> None:
+    writer = keys(tmp_path / "subjects")
+    with Producer(cluster.address, encryption=writer) as producer:
+        for number in range(20):
+            producer.send("audited", SECRET, subject=f"user-{number % 3}")
+    for number in range(2):
+        writer.subjects.forget(f"user-{number}")
+    found = read(cluster, "audited", writer)
+    assert [record.forgotten for record in found].count(True) == 14
+    assert main(["audit", "audited", "-b", cluster.address]) == 0
+
+
+# ---- readers that have no keys ---------------------------------------------------------------
+
+
+def read_splits(reader: Any, splits: Any) -> list[Any]:
+    return [rows for split in splits for rows in reader.read(split)]
+
+
+def test_readers_of_spark_refuse_encrypted_blocks_also_if_they_skip_damage(cluster: Cluster, tmp_path: Path) -> None:
+    source = pytest.importorskip("memq.spark.source")
+    types = pytest.importorskip("pyspark.sql.types")
+    fill(cluster, "to-spark", keys(), count=3)
+    for key, body in cluster.store.objects.items():
+        path = tmp_path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(body))
+    options = {"topics": "to-spark", "brokers": cluster.address, "store": tmp_path.as_uri(), "columns": "value"}
+    schema = types.StructType([types.StructField("value", types.BinaryType())])
+    for policy in ("fail", "skip"):
+        reader = source.MemqSource({**options, "onDamaged": policy}).reader(schema)
+        splits = reader.partitions()
+        with pytest.raises(KeyMissingError, match="k1"):
+            read_splits(reader, splits)
+
+
+def test_a_pop_group_gets_no_item_of_an_encrypted_block(cluster: Cluster) -> None:
+    cluster.create_topic("tasks", partitions=1)
+    fill(cluster, "tasks", keys(), count=1)
+    assert main(["queue", "pop", "begin", "tasks", "workers", "--start", "beginning", "-b", cluster.address]) == 0
+    with memq.Queue(cluster.address) as queue, pytest.raises(KeyMissingError, match="k1"):
+        queue.dequeue("tasks@workers", wait=WAIT_S)

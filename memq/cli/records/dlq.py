@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position, raw_option, yes_option
+from memq.cli.options import (
+    encryption_of_settings,
+    json_option,
+    parse_position,
+    raw_option,
+    setting_options,
+    settings_of,
+    yes_option,
+)
 from memq.cli.output import (
     confirm,
     count_text,
@@ -28,6 +37,14 @@ CAUSE_CHARS = 80  # in a table
 STRANGERS_SHOWN = 5
 
 
+_letter_options = setting_options("brokers", "encryption", "subjects")
+
+
+def _open(group: str, config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> DeadLetterQueue:
+    settings = settings_of(config, profile, **flags).client()
+    return DeadLetterQueue(settings.brokers, group, encryption=encryption_of_settings(settings))
+
+
 @click.group()
 def dlq() -> None:
     """Dead letters of consumer groups: list, show, redrive and purge them."""
@@ -36,21 +53,20 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("group", required=False)
 @click.option("-c", "--count", type=click.IntRange(min=1), default=LETTERS_MAX, metavar="COUNT", help="At most COUNT.")
-@broker_options
+@_letter_options
 @json_option
 def list_letters(
     group: str | None, count: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
 ) -> None:
     """List the waiting letters of GROUP, oldest first; without GROUP, how many wait in each group."""
-    brokers = brokers_of(config, profile, flags)
     if group is None:
-        waiting = asyncio.run(_waiting(brokers))
+        waiting = asyncio.run(_waiting(settings_of(config, profile, **flags).client().brokers))
         if as_json:
             print_json(waiting)
         else:
             print_table(("group", "waiting letters"), sorted(waiting.items()))
         return
-    with DeadLetterQueue(brokers, group) as queue:
+    with _open(group, config, profile, flags) as queue:
         letters = queue.letters(count)
         _tell_strangers(queue)
     if as_json:
@@ -84,7 +100,7 @@ def _row(letter: Letter) -> tuple[object, ...]:
 @click.argument("group")
 @click.argument("position")
 @click.option("--value", "only_value", is_flag=True, help="Print only the value.")
-@broker_options
+@_letter_options
 @raw_option
 @json_option
 def show(
@@ -101,7 +117,7 @@ def show(
     if only_value and as_json:
         raise click.UsageError("--value and --json exclude each other")
     at = parse_position(position)
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         letter = queue.letter(at)
     if only_value:
         if letter.cut:
@@ -155,14 +171,14 @@ def _json_line(letter: Letter) -> str:
 @dlq.command(short_help="Send waiting letters back to the group's handlers.")
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
-@broker_options
+@_letter_options
 def redrive(group: str, count: int | None, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Send the waiting letters of GROUP back to its handlers, each once; their attempts begin at 1 again.
 
     Other groups see nothing of it. If the command is killed, run it again: letters that were sent and not committed
     are sent twice.
     """
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         sent = queue.redrive(count)
         _tell_strangers(queue)
     print_message(f"{count_text(sent, 'letter')} sent back")
@@ -172,13 +188,13 @@ def redrive(group: str, count: int | None, config: str | None, profile: str | No
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
 @yes_option
-@broker_options
+@_letter_options
 def purge(
     group: str, count: int | None, yes: bool, config: str | None, profile: str | None, **flags: Value | None
 ) -> None:
     """Drop the waiting letters of GROUP, oldest first. On a terminal it asks first."""
     if not yes:
         confirm(f"drop {'all' if count is None else count} waiting letters of group {group}?")
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         purged = queue.purge(count)
     print_message(f"{count_text(purged, 'letter')} dropped")
