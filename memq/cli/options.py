@@ -124,7 +124,7 @@ def encryption_of_settings(settings: ClientSettings) -> Encryption | None:
         return None
     from memq.encryption.encryption import Encryption
 
-    return Encryption(settings.encryption, subjects=settings.subjects or None)
+    return Encryption(settings.encryption, subjects=settings.subjects or None, plain_blocks=settings.plain_blocks)
 
 
 def s3_values(settings: Settings) -> dict[str, object]:

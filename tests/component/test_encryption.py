@@ -15,7 +15,7 @@ from memq.cli import main
 from memq.client.consumer.consumer import read_arrow, read_record
 from memq.client.producer.producer import Producer
 from memq.encryption.keys import environment_keys
-from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, KeyMissingError
+from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, KeyMissingError, NotEncryptedError
 from memq.format.blocks.builder import SealedBlock
 from memq.testing import Cluster
 from tests.golden.make import MASTER_KEY
@@ -96,12 +96,42 @@ def test_a_missing_key_stops_under_every_policy(
         assert consumer.stats().counts.damaged_blocks == 0
 
 
+@pytest.mark.parametrize("on_damaged", ["fail", "skip"])
+def test_a_plain_block_among_encrypted_ones_is_refused(cluster: Cluster, on_damaged: Any) -> None:
+    topic = f"forged-{on_damaged}"
+    cluster.create_topic(topic, partitions=1)
+    fill(cluster, topic, keys(), count=1)
+    fill(cluster, topic, None, count=1)  # of a stranger, who has no key
+    with memq.Consumer(
+        cluster.address, topic, encryption=keys(), on_damaged=on_damaged, end="end", audit=False
+    ) as consumer:
+        first = consumer.poll(WAIT_S)
+        assert first is not None
+        assert len(first) == 1
+        for _ in range(2):
+            with pytest.raises(NotEncryptedError, match="is not encrypted"):
+                consumer.poll(WAIT_S)
+
+
+def test_a_plain_block_that_comes_with_its_pointer_is_refused(cluster: Cluster) -> None:
+    cluster.create_topic("forged-tail", partitions=1)
+    with memq.Consumer(cluster.address, "forged-tail", start="end", encryption=keys(), audit=False) as consumer:
+        assert consumer.poll(0.1) is None
+        fill(cluster, "forged-tail", None, count=1)
+        with pytest.raises(NotEncryptedError):
+            consumer.poll(WAIT_S)
+
+
 def test_plain_and_encrypted_records_mix(cluster: Cluster) -> None:
     fill(cluster, "mixed", None, count=1)
     fill(cluster, "mixed", keys(), count=1)
-    fill(cluster, "mixed", keys(k2=bytes(range(1, 33))), count=1)
-    both = keys(k1=MASTER_KEY, k2=bytes(range(1, 33)))
-    assert len(read(cluster, "mixed", both)) == 3
+    both = {"k1": MASTER_KEY, "k2": bytes(range(1, 33))}
+    fill(cluster, "mixed", keys(k2=both["k2"]), count=1)
+    pairs = ",".join(f"{name}:{b64encode(key).decode()}" for name, key in both.items())
+    reader = memq.Encryption(environment_keys("KEYS", {"KEYS": pairs}), plain_blocks="allow")
+    assert len(read(cluster, "mixed", reader)) == 3
+    with pytest.raises(InvalidSettingError, match="plain_blocks"):
+        memq.Encryption(environment_keys("KEYS", {"KEYS": pairs}), plain_blocks="drop")  # type: ignore[arg-type]
 
 
 class Misplaced(memq.Encryption):

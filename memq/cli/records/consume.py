@@ -72,7 +72,7 @@ class PrintedCount:
 
 @click.command()
 @click.argument("topic")
-@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects")
+@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects", "plain_blocks")
 @click.option("-G", "--group", metavar="GROUP", help="Share the topic with the group's members, and commit.")
 @click.option("--broadcast", metavar="NAME", help="Read all partitions, and commit under this name of your own.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")

@@ -37,7 +37,7 @@ CAUSE_CHARS = 80  # in a table
 STRANGERS_SHOWN = 5
 
 
-_letter_options = setting_options("brokers", "encryption", "subjects")
+_letter_options = setting_options("brokers", "encryption", "subjects", "plain_blocks")
 
 
 def _open(group: str, config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> DeadLetterQueue:

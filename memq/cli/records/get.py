@@ -23,7 +23,7 @@ from memq.settings import Value
 @click.command()
 @click.argument("topic")
 @click.argument("position")
-@setting_options("brokers", "encryption", "subjects")
+@setting_options("brokers", "encryption", "subjects", "plain_blocks")
 @click.option("-f", "--format", "form", metavar="FORMAT", help=r"Format of the record, such as '%t %p %k %s\n'.")
 @raw_option
 @json_option

@@ -29,7 +29,7 @@ from memq.settings import Value
 @click.command()
 @click.argument("topic")
 @click.argument("command", nargs=-1, required=True)
-@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects")
+@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects", "plain_blocks")
 @click.option("-G", "--group", required=True, metavar="GROUP", help="Share the topic with the group's members.")
 @click.option(
     "--concurrency",
