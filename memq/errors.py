@@ -76,6 +76,13 @@ class KeyMissingError(DeniedError):
     default_hint = "pass encryption= (--encryption) with the key that the message names; see docs/encryption.md"
 
 
+class NotEncryptedError(DeniedError):
+    """A block is plain, and this client reads encrypted blocks only: a stranger may have made it."""
+
+    code = "not-encrypted"
+    default_hint = "if the topic also has plain records: plain_blocks='allow' (--plain-blocks allow)"
+
+
 class FencedError(MemqError):
     """Stop: another owner, member or instance took over."""
 

@@ -177,6 +177,11 @@ class ClientSettings:
     delivery_timeout_ms: int = _setting(120_000, "a record that is not acked by then is given up", 1_000, 86_400_000)
     pending_bytes_max: int = _setting(64 * MIB, "bound on a producer's unacked bytes", 512 * KIB, 1 << 40)
     prefetch_bytes_max: int = _setting(64 * MIB, "bound on the bytes that a consumer reads ahead", 64 * KIB, 1 << 40)
+    encryption: str = _setting("", "keys of encrypted records: file:PATH, env:VARIABLE or aws-kms:KEY")
+    subjects: str = _setting("", "file with the keys of subjects")
+    plain_blocks: Literal["refuse", "allow"] = _setting(
+        "refuse", "with encryption, what a consumer does with plain blocks", choices=("refuse", "allow")
+    )
     metadata_timeout_ms: int = _setting(10_000, "time that a producer waits for a topic's metadata", 100, 86_400_000)
 
 

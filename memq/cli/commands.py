@@ -59,6 +59,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "quota": ("memq.cli.cluster.quota", "quota", "list and change the quotas of principals and namespaces"),
     "users": ("memq.cli.cluster.users", "users", "add, remove and list users that log in with a password"),
     "iam": ("memq.cli.store.iam", "iam", "print the policy that a role needs on the bucket"),
+    "keys": ("memq.cli.cluster.keys", "keys", "make, rotate and list the keys of encrypted records"),
+    "forget": ("memq.cli.cluster.keys", "forget", "destroy the key of a subject, so that its records are unreadable"),
     "certs": ("memq.cli.cluster.certs", "certs", "make and show the certificates of brokers and clients"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
     "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),

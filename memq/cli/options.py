@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import click
@@ -15,8 +15,20 @@ import click
 from memq.errors import InvalidRequestError, InvalidSettingError, UnreachableError
 from memq.limits import DELAY_MS_MAX
 from memq.runtime.network import Address, parse_address
-from memq.settings import DEFAULTS, RULES, Settings, Value, environment_settings, parse_time_ms, parse_unix_ms
+from memq.settings import (
+    DEFAULTS,
+    RULES,
+    ClientSettings,
+    Settings,
+    Value,
+    environment_settings,
+    parse_time_ms,
+    parse_unix_ms,
+)
 from memq.topic import Position
+
+if TYPE_CHECKING:
+    from memq.encryption.encryption import Encryption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +41,8 @@ _METAVARS = {
     "host": "HOST",
     "advertise": "ADDR",
     "cluster": "NAME",
+    "encryption": "KEYS",
+    "subjects": "FILE",
     "broker_id": "NAME",
     "zone": "NAME",
     "superusers": "NAMES",
@@ -102,6 +116,19 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
     for name, (value, _) in settings.sections.get("tls", {}).items():
         os.environ[f"MEMQ_TLS_{name.upper()}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return settings
+
+
+def encryption_of_settings(settings: ClientSettings) -> Encryption | None:
+    """Return the keys that the settings name; None without. Raises: InvalidSettingError, KeyProviderError."""
+    if not settings.encryption:
+        if settings.subjects:
+            raise InvalidSettingError(
+                "subjects without encryption", hint="pass --encryption, too: its keys open the file of subjects"
+            )
+        return None
+    from memq.encryption.encryption import Encryption
+
+    return Encryption(settings.encryption, subjects=settings.subjects or None, plain_blocks=settings.plain_blocks)
 
 
 def s3_values(settings: Settings) -> dict[str, object]:

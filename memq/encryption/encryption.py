@@ -7,14 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memq.encryption.cipher import Cipher, new_nonce
 from memq.encryption.keys import DataKey, KeyProvider
 from memq.encryption.providers import provider_of
 from memq.encryption.records import open_records, seal_record
 from memq.encryption.subjects import SubjectKeys
-from memq.errors import CorruptDataError, InvalidSettingError, MemqError, RetryableError
+from memq.errors import CorruptDataError, InvalidSettingError, MemqError, NotEncryptedError, RetryableError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.builder import Headers, SealedBlock
 from memq.format.blocks.columns import BlockReader
@@ -30,6 +30,7 @@ from memq.format.blocks.envelope import (
 from memq.format.blocks.header import ENVELOPE
 from memq.runtime.clock import Clock, SystemClock
 
+PlainBlocks = Literal["refuse", "allow"]
 BLOCKS_MAX = 1 << 20  # with one data key: the chance that two of its random nonces of 96 bits are equal is below 2^-56
 KEY_S_MAX = 3_600.0
 CACHED_MAX = 1_024
@@ -46,6 +47,8 @@ class Encryption:
     Args:
         keys: `file:PATH`, `env:VARIABLE`, `aws-kms:KEY`, or a provider of your own (`memq.encryption.keys`).
         subjects: the file with the keys of subjects; it is created with the first one. None: no subjects.
+        plain_blocks: for a consumer that meets a block without encryption. "refuse": NotEncryptedError, since brokers
+            and writers without keys can make such blocks; "allow": read them, as in a topic that was plain before.
         data_key_blocks_max, data_key_s_max: bounds on the use of one data key by a producer.
         clock: of the age of data keys.
 
@@ -57,12 +60,16 @@ class Encryption:
         keys: str | KeyProvider,
         *,
         subjects: str | os.PathLike[str] | None = None,
+        plain_blocks: PlainBlocks = "refuse",
         data_key_blocks_max: int = BLOCKS_MAX,
         data_key_s_max: float = KEY_S_MAX,
         clock: Clock | None = None,
     ) -> None:
         if not 0 < data_key_blocks_max <= BLOCKS_MAX:
             raise InvalidSettingError(f"data_key_blocks_max = {data_key_blocks_max} is outside 1 to {BLOCKS_MAX}")
+        if plain_blocks not in ("refuse", "allow"):
+            raise InvalidSettingError(f"plain_blocks = {plain_blocks!r} is not 'refuse' or 'allow'")
+        self.allows_plain = plain_blocks == "allow"
         self._provider = provider_of(keys) if isinstance(keys, str) else keys
         self._subjects = SubjectKeys(Path(subjects), self._provider) if subjects is not None else None
         self._blocks_max, self._key_s_max = data_key_blocks_max, data_key_s_max
@@ -131,7 +138,7 @@ class Encryption:
         """
         opened = []
         for piece in pieces:
-            if piece.header is not None and piece.header.codec == ENVELOPE:
+            if piece.header is not None and (piece.header.codec == ENVELOPE or not self.allows_plain):
                 try:
                     piece = self._opened(piece, bytes.fromhex(topic_id), partition)
                 except RetryableError:
@@ -143,6 +150,8 @@ class Encryption:
 
     def _opened(self, piece: BlockPiece, topic_id: bytes, partition: int) -> BlockPiece:
         stored = piece.sound()
+        if stored.codec != ENVELOPE:
+            raise NotEncryptedError(f"{stored.describe()} is not encrypted")
         envelope = parse_envelope(piece.data, stored)
         payload = self._cipher(envelope).open(
             envelope.nonce, envelope.sealed, associated_data(piece.data, envelope, topic_id, partition)

@@ -6,8 +6,9 @@ import base64
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from memq.encryption.cipher import KEY_BYTES, Cipher, new_key
 from memq.errors import AlreadyExistsError, InvalidSettingError, KeyMissingError, KeyProviderError
@@ -19,11 +20,12 @@ VERSION = 1
 _WRAP = b"mqK1"  # begins the associated data of a wrapped data key
 
 
-class DataKey(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DataKey:
     """A key for content: plain, and wrapped by the provider's key `key_id`."""
 
     key_id: str
-    plain: bytes
+    plain: bytes = field(repr=False)
     wrapped: bytes
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import memq
+from memq.cli import main
 from memq.client.consumer.consumer import read_arrow, read_record
 from memq.client.producer.producer import Producer
 from memq.encryption.keys import environment_keys
-from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, KeyMissingError
+from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, KeyMissingError, NotEncryptedError
 from memq.format.blocks.builder import SealedBlock
 from memq.testing import Cluster
 from tests.golden.make import MASTER_KEY
@@ -95,12 +96,42 @@ def test_a_missing_key_stops_under_every_policy(
         assert consumer.stats().counts.damaged_blocks == 0
 
 
+@pytest.mark.parametrize("on_damaged", ["fail", "skip"])
+def test_a_plain_block_among_encrypted_ones_is_refused(cluster: Cluster, on_damaged: Any) -> None:
+    topic = f"forged-{on_damaged}"
+    cluster.create_topic(topic, partitions=1)
+    fill(cluster, topic, keys(), count=1)
+    fill(cluster, topic, None, count=1)  # of a stranger, who has no key
+    with memq.Consumer(
+        cluster.address, topic, encryption=keys(), on_damaged=on_damaged, end="end", audit=False
+    ) as consumer:
+        first = consumer.poll(WAIT_S)
+        assert first is not None
+        assert len(first) == 1
+        for _ in range(2):
+            with pytest.raises(NotEncryptedError, match="is not encrypted"):
+                consumer.poll(WAIT_S)
+
+
+def test_a_plain_block_that_comes_with_its_pointer_is_refused(cluster: Cluster) -> None:
+    cluster.create_topic("forged-tail", partitions=1)
+    with memq.Consumer(cluster.address, "forged-tail", start="end", encryption=keys(), audit=False) as consumer:
+        assert consumer.poll(0.1) is None
+        fill(cluster, "forged-tail", None, count=1)
+        with pytest.raises(NotEncryptedError):
+            consumer.poll(WAIT_S)
+
+
 def test_plain_and_encrypted_records_mix(cluster: Cluster) -> None:
     fill(cluster, "mixed", None, count=1)
     fill(cluster, "mixed", keys(), count=1)
-    fill(cluster, "mixed", keys(k2=bytes(range(1, 33))), count=1)
-    both = keys(k1=MASTER_KEY, k2=bytes(range(1, 33)))
-    assert len(read(cluster, "mixed", both)) == 3
+    both = {"k1": MASTER_KEY, "k2": bytes(range(1, 33))}
+    fill(cluster, "mixed", keys(k2=both["k2"]), count=1)
+    pairs = ",".join(f"{name}:{b64encode(key).decode()}" for name, key in both.items())
+    reader = memq.Encryption(environment_keys("KEYS", {"KEYS": pairs}), plain_blocks="allow")
+    assert len(read(cluster, "mixed", reader)) == 3
+    with pytest.raises(InvalidSettingError, match="plain_blocks"):
+        memq.Encryption(environment_keys("KEYS", {"KEYS": pairs}), plain_blocks="drop")  # type: ignore[arg-type]
 
 
 class Misplaced(memq.Encryption):
@@ -163,6 +194,9 @@ def test_transactions_are_encrypted(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_broker_and_the_store_see_no_content(cluster: Cluster) -> None:
     fill(cluster, "canary", keys(), count=3)
     found = read(cluster, "canary", keys())
+    stored = [body for key, body in cluster.store.objects.items() if "/canary/" in key]
+    assert stored
+    assert not any(SECRET in bytes(body) or b"t0" in bytes(body) for body in stored)
     with pytest.raises(KeyMissingError):
         read_record(cluster.address, "canary", found[0].position)
 
@@ -243,3 +277,82 @@ def test_retries_and_dead_letters_keep_the_subject(cluster: Cluster, tmp_path: P
         assert letter.value is None
         assert letter.attempts == 2
     assert all(record.forgotten for record in read(cluster, "billing.retry", keys(path)))
+
+
+# ---- commands --------------------------------------------------------------------------------
+
+
+def test_the_commands_make_keys_send_read_and_forget(
+    cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, subjects, lines = tmp_path / "keys.json", tmp_path / "subjects", tmp_path / "lines"
+    lines.write_bytes(SECRET + b"\n")
+    common = ["-b", cluster.address, "--encryption", f"file:{file}", "--subjects", str(subjects)]
+    read_all = ["consume", "letters", "-e", "--json", *common]
+    assert main(["keys", "init", str(file)]) == 0
+    assert main(["produce", "letters", str(lines), *common]) == 0
+    assert main(["produce", "letters", str(lines), *common, "--subject", "ada"]) == 0
+    assert main(["keys", "rotate", str(file), "--id", "second"]) == 0
+    assert main(["produce", "letters", str(lines), *common]) == 0
+    capfd.readouterr()
+    assert main(read_all) == 0
+    assert capfd.readouterr().out.count(SECRET.decode()) == 3
+    assert main(["forget", "ada", *common[2:]]) == 0
+    assert main(["forget", "ada", *common[2:]]) == 3
+    capfd.readouterr()
+    assert main(read_all) == 0
+    out = capfd.readouterr().out
+    assert out.count(SECRET.decode()) == 2
+    assert "memq-forgotten" in out
+    assert main(["consume", "letters", "-e", "-b", cluster.address]) != 0
+    assert "memq-forgotten" not in capfd.readouterr().out
+    assert main(["keys", "list", str(file), "--json"]) == 0
+    listed = capfd.readouterr().out
+    assert "second" in listed
+    assert b64encode(MASTER_KEY).decode() not in listed
+    assert main(["forget", "ada"]) != 0
+    assert "--encryption" in capfd.readouterr().err
+
+
+def test_an_audit_is_exact_without_keys_also_of_forgotten_records(cluster: Cluster, tmp_path: Path) -> None:
+    writer = keys(tmp_path / "subjects")
+    with Producer(cluster.address, encryption=writer) as producer:
+        for number in range(20):
+            producer.send("audited", SECRET, subject=f"user-{number % 3}")
+    for number in range(2):
+        writer.subjects.forget(f"user-{number}")
+    found = read(cluster, "audited", writer)
+    assert [record.forgotten for record in found].count(True) == 14
+    assert main(["audit", "audited", "-b", cluster.address]) == 0
+
+
+# ---- readers that have no keys ---------------------------------------------------------------
+
+
+def read_splits(reader: Any, splits: Any) -> list[Any]:
+    return [rows for split in splits for rows in reader.read(split)]
+
+
+def test_readers_of_spark_refuse_encrypted_blocks_also_if_they_skip_damage(cluster: Cluster, tmp_path: Path) -> None:
+    source = pytest.importorskip("memq.spark.source")
+    types = pytest.importorskip("pyspark.sql.types")
+    fill(cluster, "to-spark", keys(), count=3)
+    for key, body in cluster.store.objects.items():
+        path = tmp_path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(body))
+    options = {"topics": "to-spark", "brokers": cluster.address, "store": tmp_path.as_uri(), "columns": "value"}
+    schema = types.StructType([types.StructField("value", types.BinaryType())])
+    for policy in ("fail", "skip"):
+        reader = source.MemqSource({**options, "onDamaged": policy}).reader(schema)
+        splits = reader.partitions()
+        with pytest.raises(KeyMissingError, match="k1"):
+            read_splits(reader, splits)
+
+
+def test_a_pop_group_gets_no_item_of_an_encrypted_block(cluster: Cluster) -> None:
+    cluster.create_topic("tasks", partitions=1)
+    fill(cluster, "tasks", keys(), count=1)
+    assert main(["queue", "pop", "begin", "tasks", "workers", "--start", "beginning", "-b", cluster.address]) == 0
+    with memq.Queue(cluster.address) as queue, pytest.raises(KeyMissingError, match="k1"):
+        queue.dequeue("tasks@workers", wait=WAIT_S)

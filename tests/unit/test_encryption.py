@@ -140,6 +140,12 @@ def test_one_data_key_seals_a_bounded_number_of_blocks_each_with_its_own_nonce()
         Encryption(environment_keys("KEYS", found), data_key_blocks_max=(1 << 20) + 1)
 
 
+def test_no_text_of_a_data_key_has_the_plain_key() -> None:
+    made = environment_keys("KEYS", {"KEYS": keys_of(k1=MASTER_KEY)}).new_data_key()
+    assert repr(made.plain)[2:-1] not in repr(made)
+    assert repr(made.wrapped)[2:-1] in repr(made)
+
+
 def test_a_block_without_room_for_an_envelope_is_too_large() -> None:
     builder = BlockBuilder()
     builder.append(bytes(BLOCK_RAW_BYTES_MAX - 64))

@@ -18,6 +18,7 @@ from memq.cli.options import (
     LastRecords,
     RecordOffset,
     Start,
+    encryption_of_settings,
     json_option,
     parse_start,
     raw_option,
@@ -74,7 +75,7 @@ class PrintedCount:
 
 @click.command()
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@setting_options("brokers", "prefetch_bytes_max")
+@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects", "plain_blocks")
 @click.option("-G", "--group", metavar="GROUP", help="Share the topic with the group's members, and commit.")
 @click.option("--broadcast", metavar="NAME", help="Read all partitions, and commit under this name of your own.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
@@ -249,6 +250,7 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
         tags=request.tags,
         where=request.where,
         s3=request.s3,
+        encryption=encryption_of_settings(settings),
     )
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, parse_position, raw_option, yes_option
+from memq.cli.options import (
+    encryption_of_settings,
+    json_option,
+    parse_position,
+    raw_option,
+    setting_options,
+    settings_of,
+    yes_option,
+)
 from memq.cli.output import (
     confirm,
     count_text,
@@ -29,6 +38,14 @@ CAUSE_CHARS = 80  # in a table
 STRANGERS_SHOWN = 5
 
 
+_letter_options = setting_options("brokers", "encryption", "subjects", "plain_blocks")
+
+
+def _open(group: str, config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> DeadLetterQueue:
+    settings = settings_of(config, profile, **flags).client()
+    return DeadLetterQueue(settings.brokers, group, encryption=encryption_of_settings(settings))
+
+
 @click.group()
 def dlq() -> None:
     """Dead letters of consumer groups: list, show, redrive and purge them."""
@@ -37,21 +54,20 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("group", required=False)
 @click.option("-c", "--count", type=click.IntRange(min=1), default=LETTERS_MAX, metavar="COUNT", help="At most COUNT.")
-@broker_options
+@_letter_options
 @json_option
 def list_letters(
     group: str | None, count: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
 ) -> None:
     """List the waiting letters of GROUP, oldest first; without GROUP, how many wait in each group."""
-    brokers = brokers_of(config, profile, flags)
     if group is None:
-        waiting = asyncio.run(_waiting(brokers))
+        waiting = asyncio.run(_waiting(settings_of(config, profile, **flags).client().brokers))
         if as_json:
             print_json(waiting)
         else:
             print_table(("group", "waiting letters"), sorted(waiting.items()))
         return
-    with DeadLetterQueue(brokers, group) as queue:
+    with _open(group, config, profile, flags) as queue:
         letters = queue.letters(count)
         _tell_strangers(queue)
     if as_json:
@@ -85,7 +101,7 @@ def _row(letter: Letter) -> tuple[object, ...]:
 @click.argument("group")
 @click.argument("position")
 @click.option("--value", "only_value", is_flag=True, help="Print only the value.")
-@broker_options
+@_letter_options
 @raw_option
 @json_option
 def show(
@@ -102,7 +118,7 @@ def show(
     if only_value and as_json:
         raise click.UsageError("--value and --json exclude each other")
     at = parse_position(position)
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         letter = queue.letter(at)
     if only_value:
         if letter.cut:
@@ -156,7 +172,7 @@ def _json_line(letter: Letter) -> str:
 @dlq.command(short_help="Send waiting letters back to the group's handlers.")
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
-@broker_options
+@_letter_options
 @json_option
 def redrive(
     group: str, count: int | None, as_json: bool, config: str | None, profile: str | None, **flags: Value | None
@@ -166,7 +182,7 @@ def redrive(
     Other groups see nothing of it. If the command is killed, run it again: letters that were sent and not committed
     are sent twice.
     """
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         sent = queue.redrive(count)
         _tell_strangers(queue)
     print_done(f"{count_text(sent, 'letter')} sent back", {"group": group, "sent": sent}, as_json=as_json)
@@ -176,7 +192,7 @@ def redrive(
 @click.argument("group")
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="At most COUNT, the oldest ones.")
 @yes_option
-@broker_options
+@_letter_options
 @json_option
 def purge(
     group: str,
@@ -190,6 +206,6 @@ def purge(
     """Drop the waiting letters of GROUP, oldest first. On a terminal it asks first."""
     if not yes:
         confirm(f"drop {'all' if count is None else count} waiting letters of group {group}?")
-    with DeadLetterQueue(brokers_of(config, profile, flags), group) as queue:
+    with _open(group, config, profile, flags) as queue:
         purged = queue.purge(count)
     print_done(f"{count_text(purged, 'letter')} dropped", {"group": group, "dropped": purged}, as_json=as_json)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from memq.cli.options import json_option, parse_position, raw_option, s3_values, setting_options, settings_of
+from memq.cli.options import (
+    encryption_of_settings,
+    json_option,
+    parse_position,
+    raw_option,
+    s3_values,
+    setting_options,
+    settings_of,
+)
 from memq.cli.output import write_records
 from memq.cli.records.consume import line_of_record
 from memq.client.consumer.consumer import read_record
@@ -15,7 +23,7 @@ from memq.settings import Value
 @click.command()
 @click.argument("topic")
 @click.argument("position")
-@setting_options("brokers")
+@setting_options("brokers", "encryption", "subjects", "plain_blocks")
 @click.option("-f", "--format", "form", metavar="FORMAT", help=r"Format of the record, such as '%t %p %k %s\n'.")
 @raw_option
 @json_option
@@ -40,7 +48,9 @@ def get(
     at = parse_position(position)
     found = settings_of(config, profile, **flags)
     try:
-        record = read_record(found.client().brokers, topic, at, s3=s3_values(found))
+        client = found.client()
+        keys = encryption_of_settings(client)
+        record = read_record(client.brokers, topic, at, s3=s3_values(found), encryption=keys)
     except PositionExpiredError as error:
         raise NotFoundError(str(error), hint="retention or memq topic truncate has removed it") from error
     write_records(show(record, topic), raw=raw)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import click
 
 from memq.cli.commands import INTERRUPTED
-from memq.cli.options import s3_values, setting_options, settings_of
+from memq.cli.options import encryption_of_settings, s3_values, setting_options, settings_of
 from memq.cli.output import print_message
 from memq.cli.records.programs import (
     Programs,
@@ -29,7 +29,7 @@ from memq.settings import Value
 @click.command()
 @click.argument("topic")
 @click.argument("command", nargs=-1, required=True)
-@setting_options("brokers", "prefetch_bytes_max")
+@setting_options("brokers", "prefetch_bytes_max", "encryption", "subjects", "plain_blocks")
 @click.option("-G", "--group", required=True, metavar="GROUP", help="Share the topic with the group's members.")
 @click.option(
     "--concurrency",
@@ -102,6 +102,7 @@ def listen(
         where=where,
         prefetch_bytes_max=settings.prefetch_bytes_max,
         s3=s3_values(found),
+        encryption=encryption_of_settings(settings),
     )
     stopped = asyncio.run(_listen(listener, programs))
     print_message(f"memq: {_summary(listener.stats())}")

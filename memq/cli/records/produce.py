@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from memq.cli.options import delay_of, json_option, setting_options, settings_of
+from memq.cli.options import delay_of, encryption_of_settings, json_option, setting_options, settings_of
 from memq.cli.output import ProgressBar, count_text, print_json, print_message, size_text
 from memq.cli.records.record_text import decode_record, parse_delimiter
 from memq.client.admin import Admin
@@ -33,7 +33,15 @@ INTERRUPTED_FLUSH_S = 0.3
 @click.argument("topic")
 @click.argument("files", metavar="[FILE]...", nargs=-1)
 @setting_options(
-    "brokers", "acks", "codec", "linger_ms", "delivery_timeout_ms", "pending_bytes_max", "metadata_timeout_ms"
+    "brokers",
+    "acks",
+    "codec",
+    "linger_ms",
+    "delivery_timeout_ms",
+    "pending_bytes_max",
+    "metadata_timeout_ms",
+    "encryption",
+    "subjects",
 )
 @click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Send to this partition.")
 @click.option("-k", "--key", metavar="KEY", help="Key of every record.")
@@ -43,6 +51,7 @@ INTERRUPTED_FLUSH_S = 0.3
 @click.option("--tag", metavar="TAG", help="Tag of every record.")
 @click.option("--deliver-after", metavar="DELAY", help="Readers get each record this long after it is sent, as 5m.")
 @click.option("--deliver-at", metavar="TIME", help="Readers get the records at this time, as YYYY-MM-DDTHH:MM:SSZ.")
+@click.option("--subject", metavar="SUBJECT", help="Encrypt each record with the key of this subject, too.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Separator of key and value in a line.")
 @click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")
@@ -59,6 +68,7 @@ def produce(
     tag: str | None,
     deliver_after: str | None,
     deliver_at: str | None,
+    subject: str | None,
     key_separator: str | None,
     delimiter: str,
     null: bool,
@@ -78,7 +88,9 @@ def produce(
     given = (_encode(key) or None) if null else _encode(key)
     clock = SystemClock()
     delay = delay_of(deliver_at, deliver_after, clock.wall_ms())
-    shape = Shape(topic, partition, given, parse_headers(header), tag, separator, null, delay)
+    keys = encryption_of_settings(settings)
+    arguments = delay if subject is None else {**delay, "subject": subject}
+    shape = Shape(topic, partition, given, parse_headers(header), tag, separator, null, arguments)
     started = clock.monotonic()
     counts = SentCount()
     with ExitStack() as stack:
@@ -93,6 +105,7 @@ def produce(
                 delivery_timeout_ms=settings.delivery_timeout_ms,
                 metadata_timeout_ms=settings.metadata_timeout_ms,
                 on_ack=counts.note,
+                encryption=keys,
             )
         )
         send = json_sender(producer, shape, counts) if form == "json" else line_sender(producer, shape, counts)
@@ -224,7 +237,7 @@ class Shape:
     tag: str | None
     separator: bytes | None
     null_when_empty: bool
-    delay: Mapping[str, Any] = field(default_factory=dict)  # arguments of `Producer.send`
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Producer.send`
 
 
 @dataclass(slots=True)
@@ -249,7 +262,7 @@ def line_sender(producer: Producer, shape: Shape, counts: SentCount) -> Callable
 
     def send(records: list[bytes]) -> None:
         keys, values = _columns(records, shape)
-        if shape.partition is None and not shape.headers and not shape.delay:
+        if shape.partition is None and not shape.headers and not shape.arguments:
             try:
                 producer.send_many(shape.topic, values, keys=keys, tag=shape.tag)
             except TooLargeError:
@@ -267,7 +280,7 @@ def line_sender(producer: Producer, shape: Shape, counts: SentCount) -> Callable
                     headers=shape.headers,
                     tag=shape.tag,
                     partition=shape.partition,
-                    **shape.delay,
+                    **shape.arguments,
                 )
             except TooLargeError as error:
                 text = f"record {counts.records + 1} of the input: {error}"
@@ -308,7 +321,7 @@ def json_sender(producer: Producer, shape: Shape, counts: SentCount) -> Callable
                     timestamp_ms=record.timestamp_ms,
                     tag=shape.tag if record.tag is None else record.tag,
                     partition=shape.partition,
-                    **shape.delay,
+                    **shape.arguments,
                 )
             except NotFoundError:  # of the topic or the partition
                 raise

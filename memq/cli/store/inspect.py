@@ -15,14 +15,14 @@ from memq.cli.records.record_text import encode_record
 from memq.cli.store.object_files import ObjectTarget, find_objects
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.blocks.columns import BlockReader, open_block
-from memq.format.blocks.header import CODECS
+from memq.format.blocks.header import CODECS, ENVELOPE
 from memq.format.key import kind_without_batches
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
 from memq.format.ranges import RangeSet
 from memq.format.spool import MAGIC, SpoolEntry, decode_segment
 from memq.topic import INTERNAL_PREFIX
 
-_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+_CODEC_NAMES = {**{number: name for name, number in CODECS.items()}, ENVELOPE: "encrypted"}
 
 
 @click.command()

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from memq.encryption.encryption import Encryption
 
 
-def is_encrypted(pieces: Sequence[BlockPiece]) -> bool:
-    """Whether a block is encrypted."""
+def must_open(pieces: Sequence[BlockPiece], encryption: Encryption | None) -> bool:
+    """Whether blocks can't be delivered as they are: one is encrypted, or plain ones are refused."""
+    if encryption is not None and not encryption.allows_plain:
+        return True
     return any(piece.header is not None and piece.header.codec == ENVELOPE for piece in pieces)
 
 
@@ -27,7 +29,7 @@ async def open_content(
 
     Raises: KeyProviderError: try again.
     """
-    if not is_encrypted(pieces):
+    if not must_open(pieces, encryption):
         return pieces
     if encryption is None:
         return [_closed(piece) for piece in pieces]

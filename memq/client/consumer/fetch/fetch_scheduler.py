@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.content_opener import is_encrypted, open_content
+from memq.client.consumer.fetch.content_opener import must_open, open_content
 from memq.client.consumer.fetch.copy_search import CopySearch
 from memq.client.consumer.fetch.cursor_outcomes import Counts, ReadyRange, Seen
 from memq.client.consumer.fetch.fetcher import BatchFetcher
@@ -228,7 +228,7 @@ class FetchScheduler:
                 return
             assert slot.pointer is not None
             pieces = self._fetcher.cut_sent(slot.pointer, data)
-            if pieces is None or is_encrypted(pieces):  # which are opened in the background
+            if pieces is None or must_open(pieces, self._encryption):  # which are opened in the background
                 slot.sent = data
                 return
             assigned.cursor.start_fetch(slot)
