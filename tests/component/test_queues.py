@@ -266,6 +266,47 @@ def test_large_items_of_many_shards_come_in_several_answers_and_each_queue_has_a
     run(work())
 
 
+def test_queues_of_all_brokers_share_the_bound_of_a_dequeue() -> None:
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            names = [f"jobs-{number}" for number in range(6)]
+            for name in names[:5]:
+                await queue.enqueue_many(name, [b"x"] * 8, lease=60)
+            wanted = dict.fromkeys(names, 1_024)
+            first = await queue.dequeue(wanted, max_items=20)
+            shares = [sum(item.queue == name for item in first) for name in names]
+            assert (sum(shares), shares[5]) == (20, 0)
+            assert all(2 <= share <= 8 for share in shares[:5]), shares
+            outcomes, second = await queue.ack_and_dequeue(first, wanted, max_items=1_000)
+            assert (outcomes, len(second)) == ([ItemOutcome.ACKED] * 20, 20)
+            await queue.enqueue_many(names[0], [b"y"] * 3)
+            assert len(await queue.dequeue(names[0], max_items=2)) == 2
+
+    run(work())
+
+
+def test_a_dequeue_waits_for_items_that_it_may_take() -> None:
+    async def work() -> None:
+        async with queueing(2) as (_, brokers, queue):
+            await queue.enqueue_many("jobs", [b"1", b"2"], at_most_once=True)
+            for address in (broker.address for broker in brokers):
+                async with AsyncQueue(address) as other:
+                    assert await other.dequeue({"jobs": 5}, wait=0.1, max_at_most_once=0) == []
+                    waiting = asyncio.create_task(other.dequeue({"jobs": 5}, wait=20, max_at_most_once=0))
+                    await queue.enqueue("jobs", b"first", priority=0)
+                    assert payloads(await waiting) == [b"first"]
+                    (found,) = await other.dequeue({"jobs": 5}, max_at_most_once=1)
+                    assert found.lease_s == 0
+            for wrong, text in (
+                ({"max_items": 0}, "max_items = 0"),
+                ({"max_at_most_once": -1}, "max_at_most_once = -1"),
+            ):
+                with pytest.raises(InvalidSettingError, match=text):
+                    await queue.dequeue("jobs", **wrong)
+
+    run(work())
+
+
 def test_an_item_comes_again_after_a_nack_or_the_end_of_its_lease() -> None:
     async def work() -> None:
         async with queueing() as (_, _brokers, queue):

@@ -21,6 +21,7 @@ from memq.client.queue.items import (
     QueueItem,
     RecentBlocks,
     UnreadableItems,
+    WantedItems,
     blocks_of,
     checked_fields,
     checked_item,
@@ -32,6 +33,7 @@ from memq.client.queue.items import (
     nack_request,
     outcomes_of,
     parsed_id,
+    wanted_items,
     wire_leases,
     with_keys,
 )
@@ -204,16 +206,29 @@ class AsyncQueue(AsyncItemViews):
         named = [terms.wire(block) for block in blocks]
         return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks), began_s=began_s))[0]
 
-    async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+    async def dequeue(
+        self,
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
+    ) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
         self._check_loop()
-        return (await self._next(_wanted(queues), wait))[1]
+        return (await self._next(wanted_items(queues, max_items, max_at_most_once), wait))[1]
 
     async def ack_and_dequeue(
-        self, items: Sequence[QueueItem], queues: str | Mapping[str, int], *, wait: float = 0.0
+        self,
+        items: Sequence[QueueItem],
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
     ) -> tuple[list[ItemOutcome], list[QueueItem]]:
         """End items, and lease the next ones with the same request. See `Queue.ack_and_dequeue`."""
-        leases, wanted = self._leases(items), _wanted(queues)
+        leases, wanted = self._leases(items), wanted_items(queues, max_items, max_at_most_once)
         names = dict.fromkeys(queue for queue, _ in leases)
         if not leases or len(leases) > QUEUE_ITEMS_PER_REQUEST_MAX or len(names) > QUEUES_PER_REQUEST_MAX:
             return await self._of_queues(leases, self._ack), (await self._next(wanted, wait))[1]
@@ -224,7 +239,7 @@ class AsyncQueue(AsyncItemViews):
         return [ends[at] for at in range(len(leases))], found
 
     async def _next(
-        self, wanted: Mapping[str, int], wait: float, acks: Mapping[str, list[WireLeasedItems]] = NO_ACKS
+        self, wanted: WantedItems, wait: float, acks: Mapping[str, list[WireLeasedItems]] = NO_ACKS
     ) -> tuple[Outcomes, list[QueueItem]]:
         """Return the outcomes of acks, and the next items.
 
@@ -241,7 +256,9 @@ class AsyncQueue(AsyncItemViews):
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
             known = self._recent.known()
             ask = DequeueItems(
-                queues=dict(wanted),
+                queues=wanted.queues,
+                items_max=wanted.items_max,
+                once_max=wanted.once_max,
                 wait_ms=0 if acks or again else wait_ms,
                 known=list(known),
                 acks=dict(acks),
@@ -444,19 +461,6 @@ class AsyncQueue(AsyncItemViews):
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
-
-
-def _wanted(queues: str | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of items to lease of each queue. Raises: TypeError, InvalidRequestError."""
-    if not isinstance(queues, str | Mapping):
-        raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
-    wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
-    if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
-        raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
-    for queue, items in wanted.items():
-        check_queue(queue)
-        check_number(f"items of queue '{queue}'", items, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
-    return wanted
 
 
 def _sure(outcomes: Outcomes, *, repeated: bool) -> Outcomes:
