@@ -157,6 +157,36 @@ def with_keys(
     return terms._replace(key=key or "", ordered=ordered, dedupe_key=dedupe_key or "", dedupe_ms=dedupe_ms)
 
 
+def terms_of_items(
+    terms: EnqueueTerms,
+    count: int,
+    key: str | None,
+    *,
+    ordered: bool,
+    keys: Sequence[str | None] | None,
+    dedupe_keys: Sequence[str | None] | None,
+    dedupe_window: float | None,
+) -> list[EnqueueTerms]:
+    """Return the settings of each item: all have the key, or each has its own.
+
+    Raises: InvalidSettingError, InvalidRequestError, TypeError.
+    """
+    if key is not None and keys is not None:
+        raise InvalidSettingError("key is for all items, and keys has one for each", hint="leave one of them out")
+    if dedupe_keys is None and dedupe_window is not None:
+        with_keys(terms, key, ordered=ordered, dedupe_window=dedupe_window)  # says what to do
+    every = [key] * count if keys is None else listed("keys", keys, "str or None")
+    others = [None] * count if dedupe_keys is None else listed("dedupe_keys", dedupe_keys, "str or None")
+    for name, values in (("keys", every), ("dedupe_keys", others)):
+        if len(values) != count:
+            raise InvalidRequestError(f"{count} payloads and {len(values)} {name}")
+    made: dict[tuple[str | None, str | None], EnqueueTerms] = {}
+    for pair in dict.fromkeys(zip(every, others, strict=True)):
+        window = dedupe_window if pair[1] is not None else None
+        made[pair] = with_keys(terms, pair[0], ordered=ordered, dedupe_key=pair[1], dedupe_window=window)
+    return [made[pair] for pair in zip(every, others, strict=True)]
+
+
 def _check_key(what: str, key: str | None) -> None:
     if key is None:
         return

@@ -33,6 +33,7 @@ from memq.client.queue.items import (
     nack_request,
     outcomes_of,
     parsed_id,
+    terms_of_items,
     wanted_items,
     wire_leases,
     with_keys,
@@ -166,12 +167,23 @@ class AsyncQueue(AsyncItemViews):
         at_most_once: bool = False,
         key: str | None = None,
         ordered: bool = False,
+        keys: Sequence[str | None] | None = None,
+        dedupe_keys: Sequence[str | None] | None = None,
+        dedupe_window: float | None = None,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
-        """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
+        """Put items into a queue; return their ids. See `Queue.enqueue_many`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
-        terms = with_keys(terms, key, ordered=ordered)
         payloads = listed("payloads", payloads, "payloads")
+        each_terms = terms_of_items(
+            terms,
+            len(payloads),
+            key,
+            ordered=ordered,
+            keys=keys,
+            dedupe_keys=dedupe_keys,
+            dedupe_window=dedupe_window,
+        )
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
         self._check_loop()
@@ -179,32 +191,51 @@ class AsyncQueue(AsyncItemViews):
             checked_fields(as_bytes(payload, "payload"), headers)
             for payload, headers in zip(payloads, metadata or [None] * len(payloads), strict=True)
         ]
-        return await self._enqueue_joint((check_queue(queue), terms), items, self._runtime.clock.monotonic())
+        groups = dict[tuple[EnqueueTerms, int], list[int]]()
+        for at, its_terms in enumerate(each_terms):  # a block with a dedupe key has one item
+            groups.setdefault((its_terms, at if its_terms.dedupe_key else -1), []).append(at)
+        blocks = [(terms, [items[at] for at in places]) for (terms, _), places in groups.items()]
+        ids = await self._enqueue_groups(check_queue(queue), blocks, self._runtime.clock.monotonic())
+        found = dict(zip(chain.from_iterable(groups.values()), ids, strict=True))
+        return [found[at] for at in range(len(items))]
 
     async def _enqueue_joint(
         self, line: tuple[str, EnqueueTerms], items: Sequence[RecordFields], began_s: float
     ) -> list[str]:
         """Put items of any calls with the same terms into a queue; return their ids."""
-        queue, terms = line
-        ids: list[str] = []
-        waiting: list[bytes] = []
-        size = 0
-        for block, names in list(blocks_of(queue, items, self._runtime)):
-            if waiting and size + len(block) > REQUEST_BYTES_MAX:
-                await self._send(queue, waiting, terms, began_s)
-                waiting, size = [], 0
-            waiting.append(block)
-            size += len(block)
-            ids += names
-        if waiting:
-            answer = await self._send(queue, waiting, terms, began_s)
-            if answer.about_queues.firsts:  # of one item with a dedupe key
-                ids = [f"{queue}:{first}:0" for first in answer.about_queues.firsts]
-        return ids
+        return await self._enqueue_groups(line[0], [(line[1], items)], began_s)
 
-    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms, began_s: float) -> AdminAnswer:
-        named = [terms.wire(block) for block in blocks]
-        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks), began_s=began_s))[0]
+    async def _enqueue_groups(
+        self, queue: str, groups: Sequence[tuple[EnqueueTerms, Sequence[RecordFields]]], began_s: float
+    ) -> list[str]:
+        """Put groups of items, each with its terms, into a queue; return their ids in this order."""
+        ids: list[str] = []
+        waiting: list[tuple[EnqueueTerms, bytes, list[str]]] = []
+        size = 0
+        for terms, items in groups:
+            for block, names in list(blocks_of(queue, items, self._runtime)):
+                is_full = len(waiting) == QUEUE_ITEMS_PER_REQUEST_MAX or size + len(block) > REQUEST_BYTES_MAX
+                if waiting and is_full:
+                    ids += await self._send(queue, waiting, began_s)
+                    waiting, size = [], 0
+                waiting.append((terms, block, names))
+                size += len(block)
+        return ids + (await self._send(queue, waiting, began_s) if waiting else [])
+
+    async def _send(
+        self, queue: str, blocks: Sequence[tuple[EnqueueTerms, bytes, list[str]]], began_s: float
+    ) -> list[str]:
+        """Put blocks into a queue; return the ids of their items, or of those with the same dedupe keys."""
+        ask = EnqueueItems(queue=queue, blocks=[terms.wire(block) for terms, block, _ in blocks])
+        answer, _ = await self._surely(ask, b"".join(block for _, block, _ in blocks), began_s=began_s)
+        firsts = answer.about_queues.firsts
+        if not firsts:
+            return [name for *_, names in blocks for name in names]
+        return [
+            f"{queue}:{first}:{number}"
+            for (*_, names), first in zip(blocks, firsts, strict=True)
+            for number in range(len(names))
+        ]
 
     async def dequeue(
         self,

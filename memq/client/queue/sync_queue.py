@@ -107,11 +107,15 @@ class Queue(ItemViews):
         at_most_once: bool = False,
         key: str | None = None,
         ordered: bool = False,
+        keys: Sequence[str | None] | None = None,
+        dedupe_keys: Sequence[str | None] | None = None,
+        dedupe_window: float | None = None,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
-        """Put items with the same terms into a queue; return their ids. See `enqueue`.
+        """Put items into a queue; return their ids. See `enqueue`.
 
-        After an error some of them may be in the queue.
+        `keys` and `dedupe_keys` have one for each item, or None; `key` is for all items. The other terms are the same
+        for all. After an error some of them may be in the queue.
         """
         return self._background.run(
             self._core.enqueue_many(
@@ -125,6 +129,9 @@ class Queue(ItemViews):
                 at_most_once=at_most_once,
                 key=key,
                 ordered=ordered,
+                keys=keys,
+                dedupe_keys=dedupe_keys,
+                dedupe_window=dedupe_window,
                 metadata=metadata,
             )
         )
