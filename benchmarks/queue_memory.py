@@ -31,7 +31,7 @@ from memq.queues.decisions import (
     encode_decision,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import ItemScheduler, Moment
+from memq.queues.scheduler import Bounds, ItemScheduler, Moment
 from memq.state_log import Answer
 
 Value = TypeVar("Value")
@@ -73,7 +73,7 @@ class Shard:
         found: list[tuple[LeasedItems, ...]] = []
         left = count
         while left > 0:
-            items = self.scheduler.take({"jobs": min(LEASED, left)}, 1 << 30, READY)
+            items = self.scheduler.take({"jobs": min(LEASED, left)}, Bounds(1 << 30), READY)
             self._grant += 1
             blocks = self._decide(GrantDecision(self._grant, READY.wall_ms, tuple(items)))
             self.scheduler.granted(items, blocks, READY.steady_s)  # type: ignore[arg-type]  # as the machine says

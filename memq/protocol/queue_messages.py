@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX
 from memq.protocol.pop_messages import WirePop
 from memq.protocol.wire_types import Bits64, Int64, ServiceQuestion
 
@@ -38,10 +39,14 @@ class EnqueueItems(msgspec.Struct, tag_field="op", tag="enqueue-items", kw_only=
 
 
 class AwaitItems(msgspec.Struct, tag_field="op", tag="await-items", kw_only=True):
-    """Wait up to `wait_ms` until a queue of this broker has a ready item. Another broker asks so."""
+    """Wait up to `wait_ms` until a queue of this broker has a ready item. Another broker asks so.
+
+    Without `once`, an item that is delivered at most once does not count.
+    """
 
     queues: list[str]
     wait_ms: Int64
+    once: bool = True
 
 
 class WireGrantedItems(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +95,9 @@ class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=
 
     The client has the blocks `known`, so the answer names them without their bytes. The first block counts in any
     case; with `bytes_max` the others come as long as all have so many bytes. 0: as many as the broker allows.
+    All queues together give at most `items_max` items, 0 for as many as each may, and at most `once_max` items that are
+    delivered at most once.
+
     `acks` has items that are done, by queue. The answer has their outcomes in this order. It comes when they count,
     also if no item is ready. `request` is the identity of the request, 0 for none. If its answer was lost, it comes
     `again`: it then gets the items that it has leased, and that are leased still, and no others, without a wait.
@@ -100,6 +108,8 @@ class DequeueItems(msgspec.Struct, tag_field="op", tag="dequeue-items", kw_only=
     known: list[Bits64] = []
     bytes_max: Int64 = 0
     acks: dict[str, list[WireLeasedItems]] = {}
+    items_max: Int64 = 0
+    once_max: Int64 = QUEUE_ITEMS_PER_REQUEST_MAX
     request: Int64 = 0
     again: bool = False
 

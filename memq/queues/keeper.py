@@ -54,7 +54,7 @@ from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, count_wait
 from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
 from memq.queues.pop.keeper import PopKeeper, ShardCalls
 from memq.queues.repeats import Delivered, RepeatedGrants
-from memq.queues.scheduler import Item, ItemScheduler, Moment
+from memq.queues.scheduler import Bounds, Item, ItemScheduler, Moment
 from memq.queues.views import SeenItem, dead_after, view_of
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -68,6 +68,7 @@ ENDED_BLOCKS_MAX = 250_000  # ends in memory; beyond it they are forgotten at on
 DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that is repeated later than this may get the answer "unknown"
 ANSWER_BYTES_MAX = 2 * MIB  # of the blocks in one answer
+WHOLE_ANSWER = Bounds(ANSWER_BYTES_MAX)
 STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
 TIMER_S_MAX = 5.0  # between two reads of the clock: it may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
@@ -249,19 +250,19 @@ class QueueKeeper:
         self,
         wanted: Mapping[str, int],
         known: Collection[int] = (),
-        bytes_max: int = ANSWER_BYTES_MAX,
+        bounds: Bounds = WHOLE_ANSWER,
         request: int = 0,
     ) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most the `wanted` number of each queue.
 
-        The answer has no bytes of the blocks `known`, which the worker has. `bytes_max` is as in `ItemScheduler.take`.
+        The answer has no bytes of the blocks `known`, which the worker has. `bounds` are those of all queues.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         await self.pop.check(wanted)
         if self._repeats.is_closed(request):
             return []
         now = self._now()
-        items = self._scheduler.take(wanted, bytes_max, now)
+        items = self._scheduler.take(wanted, bounds, now)
         strays = [each for each in items if self.pop.is_stray(self._machine.blocks[each.block])]
         if strays:
             self._scheduler.released(strays)
@@ -295,13 +296,13 @@ class QueueKeeper:
         with suppress(MemqError):
             await self.pop.end(blocks, removed=True)
 
-    async def until_ready(self, topics: Iterable[str], within_s: float) -> bool:
-        """Wait at most `within_s` until a queue has a ready item; return whether. Raises: NotReadyError."""
+    async def until_ready(self, topics: Iterable[str], within_s: float, *, once: bool = True) -> bool:
+        """Wait at most `within_s` until `is_ready` of the scheduler; return whether. Raises: NotReadyError."""
         wanted = tuple(topics)
         await self.pop.check(wanted)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self._scheduler.is_ready(wanted, self._now()):
+                while not self._scheduler.is_ready(wanted, self._now(), once=once):
                     if not self._log.is_owner or self._tasks.stopped:
                         raise NotReadyError("the service partition of this queue moves")
                     with suppress(TimeoutError):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     EndDecision,
@@ -67,6 +68,44 @@ class _Lease(NamedTuple):
     block: int
     begin: int
     end: int
+
+
+class Bounds(NamedTuple):
+    """Bounds of a grant over all its queues: bytes of blocks, items, and at-most-once items.
+
+    The first block counts in any case.
+    """
+
+    bytes_max: int
+    items_max: int = QUEUE_ITEMS_PER_REQUEST_MAX
+    once_max: int = QUEUE_ITEMS_PER_REQUEST_MAX
+
+
+class _ChosenItems:
+    """Items that are chosen, by block, and the rest of the bounds."""
+
+    __slots__ = ("items", "once", "ranges", "room")
+
+    def __init__(self, bytes_max: int, items_max: int, once_max: int) -> None:
+        self.ranges: dict[int, list[Range]] = {}
+        self.room, self.items, self.once = bytes_max, items_max, once_max
+
+    def has_room(self, block: QueueBlock) -> bool:
+        """Whether items of a block may be added."""
+        is_new = bool(self.ranges) and block.number not in self.ranges
+        if is_new and block.block.length > self.room:
+            self.items = 0
+        return self.items > 0 and (self.once > 0 or bool(block.terms.lease_ms))
+
+    def add(self, block: QueueBlock, ranges: list[Range]) -> int:
+        """Add items of a block; return how many."""
+        count = sum(end - begin for begin, end in ranges)
+        if block.number not in self.ranges:
+            self.room -= block.block.length
+        self.ranges.setdefault(block.number, []).extend(ranges)
+        self.items -= count
+        self.once -= 0 if block.terms.lease_ms else count
+        return count
 
 
 class SeenRange(NamedTuple):
@@ -217,42 +256,49 @@ class ItemScheduler:
 
     # ---- grants ----------------------------------------------------------------------------------
 
-    def take(self, wanted: Mapping[str, int], bytes_max: int, now: Moment) -> list[ItemRanges]:
-        """Choose items of each queue, at most the wanted number.
+    def take(self, wanted: Mapping[str, int], bounds: Bounds, now: Moment) -> list[ItemRanges]:
+        """Choose items of each queue, at most the wanted number, and at most as the bounds of all queues say.
 
-        They are busy until `granted` or `released`. `bytes_max` bounds the bytes of their blocks, except for the first.
+        Queues with many items share the bound; the one that was served longest ago is first. The chosen items are busy
+        until `granted` or `released`.
         """
         self.pass_time(now)
-        first_free, room, chosen = partial(self._first_free, now), bytes_max, dict[int, list[Range]]()
-        for topic in sorted(wanted, key=self._served):
-            ready, left = self._ready.get(topic), wanted[topic]
-            while ready is not None and left > 0:
-                span = ready.first(first_free)
-                if span is None:
-                    break
-                block = self._machine.blocks[span.block]
-                if span.block not in chosen:
-                    room -= block.block.length
-                    if chosen and room < 0:
-                        return self._chosen(chosen)
-                taken = ready.take(left, lambda key, topic=topic: self._local.flights[topic, key], first_free)  # type: ignore[misc]
-                for begin, end in taken:
-                    self._local.change(span.block, begin, end, _chosen_state, place_of(block))
-                    left -= end - begin
-                chosen.setdefault(span.block, []).extend(taken)
-                self._turn += 1
-                ready.served = self._turn
-            if ready is not None and not ready:
-                del self._ready[topic]
-        return self._chosen(chosen)
+        choice = _ChosenItems(*bounds)
+        left, waiting = dict(wanted), sorted(wanted, key=self._served)
+        while waiting and choice.items > 0:
+            share, rest = max(1, choice.items // len(waiting)), list[str]()
+            for topic in waiting:
+                count = min(left[topic], share, choice.items)
+                taken = self._take_of(topic, count, choice, now)
+                left[topic] -= taken
+                if 0 < taken == count and left[topic]:
+                    rest.append(topic)
+            waiting = rest
+        return [merged_ranges(block, ranges) for block, ranges in choice.ranges.items()]
+
+    def _take_of(self, topic: str, count: int, choice: _ChosenItems, now: Moment) -> int:
+        """Choose at most `count` items of a queue; return how many."""
+        first_free, ready, left = partial(self._first_free, now), self._ready.get(topic), count
+        while ready is not None and left > 0:
+            span = ready.first(first_free)
+            block = self._machine.blocks[span.block] if span is not None else None
+            if span is None or block is None or not choice.has_room(block):
+                break
+            most = left if block.terms.lease_ms else min(left, choice.once)
+            taken = ready.take(most, lambda key: self._local.flights[topic, key], first_free)
+            for begin, end in taken:
+                self._local.change(span.block, begin, end, _chosen_state, place_of(block))
+            left -= choice.add(block, taken)
+            self._turn += 1
+            ready.served = self._turn
+        if ready is not None and not ready:
+            del self._ready[topic]
+        return count - left
 
     def _served(self, topic: str) -> int:
         """Return the turn in which a queue was served last; 0 for a queue without ready items."""
         ready = self._ready.get(topic)
         return ready.served if ready is not None else 0
-
-    def _chosen(self, chosen: Mapping[int, list[Range]]) -> list[ItemRanges]:
-        return [merged_ranges(block, ranges) for block, ranges in chosen.items()]
 
     def peek(self, topic: str, count: int, now: Moment) -> list[Item]:
         """Return the items of a queue that `take` would choose next, in this order. They are not taken."""
@@ -281,12 +327,12 @@ class ItemScheduler:
             flights[key] += len(numbers)
         return list(seen)
 
-    def _has_ready(self, topic: str, now: Moment) -> bool:
+    def _has_ready(self, topic: str, now: Moment, *, once: bool) -> bool:
         ready = self._ready.get(topic)
-        if ready is not None and ready.first(partial(self._first_free, now)) is None:
+        span = ready.first(partial(self._first_free, now)) if ready is not None else None
+        if ready is not None and span is None:
             del self._ready[topic]
-            ready = None
-        return ready is not None
+        return span is not None and (once or bool(self._machine.blocks[span.block].terms.lease_ms))
 
     def _first_free(self, now: Moment, span: ReadySpan) -> Range | None:
         """Return the first range of a span that may be granted now.
@@ -475,10 +521,13 @@ class ItemScheduler:
         """Note that a decision about ends has its answer, or has failed."""
         self.released(each.items for each in decision.leases)
 
-    def is_ready(self, topics: Iterable[str], now: Moment) -> bool:
-        """Whether a queue has an item that may be granted now."""
+    def is_ready(self, topics: Iterable[str], now: Moment, *, once: bool = True) -> bool:
+        """Whether a queue has an item that may be granted now.
+
+        Without `once`, an item that is delivered at most once does not count.
+        """
         self.pass_time(now)
-        return any(self._has_ready(topic, now) for topic in topics)
+        return any(self._has_ready(topic, now, once=once) for topic in topics)
 
     def has_ends(self) -> bool:
         """Whether some items must end."""

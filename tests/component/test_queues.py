@@ -267,6 +267,84 @@ def test_large_items_of_many_shards_come_in_several_answers_and_each_queue_has_a
     run(work())
 
 
+def test_each_item_of_a_call_may_have_its_own_key_and_dedupe_key() -> None:
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            ids = await queue.enqueue_many(
+                "jobs", [b"%d" % at for at in range(6)], keys=["a", "b", "a", None, "b", "a"]
+            )
+            assert len(set(ids)) == 6
+            first = await queue.dequeue({"jobs": 6})
+            assert [payloads(first).index(b"%d" % at) for at in (0, 2, 5)] == sorted(
+                payloads(first).index(b"%d" % at) for at in (0, 2, 5)
+            )
+            assert {item.id: item.payload for item in first} == {id_: b"%d" % at for at, id_ in enumerate(ids)}
+            await queue.ack_many(first)
+            names: list[str | None] = ["x", "y", None, "x", None]
+            ids = await queue.enqueue_many(
+                "mails", [b"%d" % at for at in range(5)], dedupe_keys=names, dedupe_window=60
+            )
+            assert ids[0] == ids[3]
+            assert await queue.enqueue("mails", b"again", dedupe_key="y") == ids[1]
+            assert sorted(payloads(await queue.dequeue({"mails": 9}))) == [b"0", b"1", b"2", b"4"]
+            await queue.enqueue_many("orders", [b"1", b"2", b"3"], keys=["k", "l", "k"], ordered=True)
+            assert sorted(payloads(await queue.dequeue({"orders": 9}))) == [b"1", b"2"]
+            many = await queue.enqueue_many("many", [b"x"] * 1_500, dedupe_keys=[f"d{at}" for at in range(1_500)])
+            assert len(set(many)) == (await queue.queues())["many"].ready == 1_500
+            for wrong, text in (
+                (queue.enqueue_many("jobs", [b"x"], keys=[]), "1 payloads and 0 keys"),
+                (queue.enqueue_many("jobs", [b"x"], dedupe_keys=["a", "b"]), "1 payloads and 2 dedupe_keys"),
+                (queue.enqueue_many("jobs", [b"x"], key="a", keys=["a"]), "key is for all items"),
+                (queue.enqueue_many("jobs", [b"x"], dedupe_window=9), "has no effect without a dedupe_key"),
+                (queue.enqueue_many("jobs", [b"x"], keys=[None], ordered=True), "ordered items need a key"),
+            ):
+                with pytest.raises(InvalidRequestError, match=text):
+                    await wrong
+
+    run(work())
+
+
+def test_queues_of_all_brokers_share_the_bound_of_a_dequeue() -> None:
+    async def work() -> None:
+        async with queueing() as (_, _brokers, queue):
+            names = [f"jobs-{number}" for number in range(6)]
+            for name in names[:5]:
+                await queue.enqueue_many(name, [b"x"] * 8, lease=60)
+            wanted = dict.fromkeys(names, 1_024)
+            first = await queue.dequeue(wanted, max_items=20)
+            shares = [sum(item.queue == name for item in first) for name in names]
+            assert (sum(shares), shares[5]) == (20, 0)
+            assert all(2 <= share <= 8 for share in shares[:5]), shares
+            outcomes, second = await queue.ack_and_dequeue(first, wanted, max_items=1_000)
+            assert (outcomes, len(second)) == ([ItemOutcome.ACKED] * 20, 20)
+            await queue.enqueue_many(names[0], [b"y"] * 3)
+            assert len(await queue.dequeue(names[0], max_items=2)) == 2
+
+    run(work())
+
+
+def test_a_dequeue_waits_for_items_that_it_may_take() -> None:
+    async def work() -> None:
+        async with queueing(2) as (_, brokers, queue):
+            await queue.enqueue_many("jobs", [b"1", b"2"], at_most_once=True)
+            for address in (broker.address for broker in brokers):
+                async with AsyncQueue(address) as other:
+                    assert await other.dequeue({"jobs": 5}, wait=0.1, max_at_most_once=0) == []
+                    waiting = asyncio.create_task(other.dequeue({"jobs": 5}, wait=20, max_at_most_once=0))
+                    await queue.enqueue("jobs", b"first", priority=0)
+                    assert payloads(await waiting) == [b"first"]
+                    (found,) = await other.dequeue({"jobs": 5}, max_at_most_once=1)
+                    assert found.lease_s == 0
+            for wrong, text in (
+                ({"max_items": 0}, "max_items = 0"),
+                ({"max_at_most_once": -1}, "max_at_most_once = -1"),
+            ):
+                with pytest.raises(InvalidSettingError, match=text):
+                    await queue.dequeue("jobs", **wrong)
+
+    run(work())
+
+
 def test_an_item_comes_again_after_a_nack_or_the_end_of_its_lease() -> None:
     async def work() -> None:
         async with queueing() as (_, _brokers, queue):

@@ -221,7 +221,7 @@ def test_handlers_that_take_longer_than_the_drain_end_without_an_ack(cluster: Cl
 def test_an_error_that_does_not_pass_stops_the_worker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = AsyncQueue.dequeue, Counter[str]()
 
-    async def refused(self: AsyncQueue, queues: object, *, wait: float = 0.0) -> list[QueueItem]:
+    async def refused(self: AsyncQueue, queues: object, **bounds: object) -> list[QueueItem]:
         calls["dequeue"] += 1
         if calls["dequeue"] == 2:
             raise NotReadyError("moves")

@@ -38,7 +38,7 @@ from memq.queues.decisions import (
     encode_decision,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import ItemScheduler, Moment
+from memq.queues.scheduler import Bounds, ItemScheduler, Moment
 from tests.model.lease_facts import Item, LeaseFacts
 
 TOPIC = "jobs"
@@ -279,7 +279,7 @@ class LeaseModel:
             return
         scheduler, now = owner.scheduler, self.now()
         waiting = self._waiting(owner)
-        items = scheduler.take({TOPIC: 1}, 1_000, now)
+        items = scheduler.take({TOPIC: 1}, Bounds(1_000), now)
         self._check_choice(owner, items, waiting)
         if not items:
             return
@@ -444,9 +444,8 @@ class LeaseModel:
             for lease in decision.leases
             for number in lease.items
         }
-        taken = {
-            (each.block, number) for each in scheduler.take({TOPIC: 1_000}, 1 << 20, self.now()) for number in each
-        }
+        found = scheduler.take({TOPIC: 1_000}, Bounds(1 << 20), self.now())
+        taken = {(each.block, number) for each in found for number in each}
         left = {item for item, fact in self.facts.items.items() if not fact.over}
         if self.rules.ordered:
             first = self.facts.next_ordered(machine)

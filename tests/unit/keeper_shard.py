@@ -10,9 +10,10 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
 from memq.queues.decisions import QUEUES_MACHINE, ItemTerms, queue_scope
-from memq.queues.keeper import Delivered, QueueKeeper, QueueParts
+from memq.queues.keeper import QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
+from memq.queues.repeats import Delivered
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog

@@ -18,7 +18,7 @@ from memq.queues.decisions import (
     encode_decision,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import ItemScheduler, Moment
+from memq.queues.scheduler import Bounds, ItemScheduler, Moment
 
 PLAIN = ItemTerms(5, 4_000, 0, 0)
 
@@ -54,7 +54,7 @@ class Shard:
 
     def dequeue_many(self, wanted: dict[str, int], bytes_max: int = 1_000_000) -> list[tuple[int, int]]:
         """Lease items of queues."""
-        items = self.scheduler.take(wanted, bytes_max, self.now)
+        items = self.scheduler.take(wanted, Bounds(bytes_max), self.now)
         if not items:
             return []
         blocks = self._granted(*items)

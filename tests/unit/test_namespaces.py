@@ -29,9 +29,9 @@ from memq.permissions import (
     Permission,
     Resource,
     ResourceKind,
+    RuleIndex,
     RuleSet,
     changed_namespaces,
-    decide,
     decode_rules,
     encode_rules,
     sees_namespace,
@@ -215,7 +215,7 @@ def test_a_namespace_of_a_resource_that_a_principal_may_use_is_seen(rules: list[
     """Nothing is hidden that a request for the resource itself would show."""
     for kind in (ResourceKind.TOPIC, ResourceKind.GROUP):
         for name in ("a/t", "a/u", "a/other"):
-            if decide(rules, "ann", Permission.DESCRIBE, Resource(kind, name)).allowed:
+            if RuleIndex(rules).decide("ann", Permission.DESCRIBE, Resource(kind, name)).allowed:
                 assert sees_namespace(rules, "ann", "a")
 
 

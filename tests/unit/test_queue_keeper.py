@@ -59,13 +59,13 @@ def test_a_request_that_comes_again_gets_the_items_that_it_has_leased() -> None:
     async def work(shard: Shard) -> None:
         await shard.keeper.enqueue([shard.new(1, count=3), shard.new(2)])
         shard.log.delay_s = 0.5
-        asking = asyncio.get_running_loop().create_task(shard.keeper.dequeue({"jobs": 2}, (), PAYLOAD_BYTES, 7))
+        asking = asyncio.get_running_loop().create_task(shard.keeper.dequeue({"jobs": 2}, (), keeper.WHOLE_ANSWER, 7))
         await skip(0.1)
         asking.cancel()
         (found,) = await shard.keeper.dequeue_again(7)
         assert [(each.begin, each.end, each.attempt) for each in found.found.items] == [(0, 2, 1)]
         assert (found.grant, found.past_ms >= 500, bool(found.data)) == (shard.machine.last_grant, True, True)
-        assert await shard.keeper.dequeue({"jobs": 2}, (), PAYLOAD_BYTES, 7) == [], "this request is late"
+        assert await shard.keeper.dequeue({"jobs": 2}, (), keeper.WHOLE_ANSWER, 7) == [], "this request is late"
         shard.log.delay_s = 0
         await shard.keeper.ack(lease(1, found.grant))
         restored = QueueMachine()

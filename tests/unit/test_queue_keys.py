@@ -26,7 +26,7 @@ from memq.queues.decisions import (
 )
 from memq.queues.keys import DedupeKeys
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import SPARE, Agenda, ItemScheduler
+from memq.queues.scheduler import SPARE, Agenda, Bounds, ItemScheduler
 from tests.unit.queue_shard import PLAIN, Shard
 
 ORDERED = ItemTerms(5, 4_000, 0, 0, "k", ordered=True)
@@ -234,7 +234,7 @@ def test_the_queue_that_waited_longest_is_first() -> None:
         for queue in wanted:
             block += 1
             shard.enqueue(block, topic=queue)
-        (item,) = shard.scheduler.take(wanted, 1, shard.now)
+        (item,) = shard.scheduler.take(wanted, Bounds(1), shard.now)
         served.append(shard.machine.blocks[item.block].topic)
         shard.scheduler.released([item])
     assert sorted(served) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3

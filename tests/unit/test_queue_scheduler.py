@@ -14,7 +14,7 @@ from memq.queues.decisions import (
     NackDecision,
     encode_decision,
 )
-from memq.queues.scheduler import ENDS_AT_ONCE_MAX, ItemScheduler, Moment
+from memq.queues.scheduler import ENDS_AT_ONCE_MAX, Bounds, ItemScheduler, Moment
 from tests.unit.queue_shard import Shard, ended
 
 
@@ -202,7 +202,43 @@ def test_an_extended_lease_never_gets_shorter() -> None:
 def test_a_grant_that_counts_though_its_request_has_failed_is_over_at_once() -> None:
     shard = Shard()
     shard.enqueue(1, count=2)
-    items = shard.scheduler.take({"jobs": 2}, 10_000, shard.now)
+    items = shard.scheduler.take({"jobs": 2}, Bounds(10_000), shard.now)
     assert shard.grant(*items) == [(1, 0), (1, 1)]
     shard.scheduler.granted(items, (), shard.now.steady_s)  # no worker has the items, and no lease would end
     assert shard.dequeue() == [(1, 0), (1, 1)]
+
+
+def test_queues_share_the_bound_of_a_request() -> None:
+    shard = Shard()
+    for block, (topic, count) in enumerate([("a", 100), ("b", 100), ("c", 2), ("d", 100)], 1):
+        shard.enqueue(block, topic=topic, count=count)
+    wanted = {"a": 50, "b": 50, "c": 50, "d": 5, "none": 50}
+
+    def taken(items_max: int) -> dict[int, int]:
+        items = shard.scheduler.take(wanted, Bounds(10_000, items_max), shard.now)
+        shard.scheduler.released(items)
+        return {each.block: len(each) for each in items}
+
+    assert taken(40) == {1: 17, 2: 16, 3: 2, 4: 5}
+    assert sum(taken(1_000).values()) == 107
+    assert sorted(block for _ in range(4) for block in taken(1)) == [1, 2, 3, 4], "each has its turn"
+    assert taken(0) == {}
+
+
+def test_items_that_are_delivered_at_most_once_have_a_bound() -> None:
+    shard, once = Shard(), ItemTerms(4, 0, 0, 0)
+    shard.enqueue(1, count=4, terms=once)
+    shard.enqueue(2, count=4)
+    shard.enqueue(3, count=4, topic="other")
+
+    def taken(once_max: int) -> list[tuple[int, int]]:
+        items = shard.scheduler.take({"jobs": 6, "other": 1}, Bounds(10_000, 100, once_max), shard.now)
+        shard.scheduler.released(items)
+        return sorted((each.block, len(each)) for each in items)
+
+    assert taken(3) == [(1, 3), (3, 1)], "later items wait for those before them"
+    assert taken(6) == [(1, 4), (2, 2), (3, 1)]
+    assert taken(0) == [(3, 1)]
+    assert shard.scheduler.is_ready(["jobs"], shard.now)
+    assert not shard.scheduler.is_ready(["jobs"], shard.now, once=False)
+    assert shard.scheduler.is_ready(["jobs", "other"], shard.now, once=False)

@@ -24,7 +24,7 @@ from memq.queues.decisions import (
     ranges_of,
 )
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import ItemScheduler, Moment
+from memq.queues.scheduler import Bounds, ItemScheduler, Moment
 from tests.unit.queue_shard import Shard
 
 BLOCKS, COUNT = 12, 3
@@ -150,7 +150,7 @@ def test_a_scheduler_that_is_made_in_slices_gives_the_same_items(monkeypatch: py
         assert steps[:-1] == [None] * (len(machine.blocks) // 4 if sliced else 0)
         assert not sliced or len(steps) > 5
         taken = list[ItemRanges]()
-        while part := made.take({"jobs": 7}, 1 << 30, later):
+        while part := made.take({"jobs": 7}, Bounds(1 << 30), later):
             taken += part
         found.append(taken)
     assert found[0] == found[1]

@@ -31,17 +31,22 @@ class Queues:
         self.calls = 0  # requests for items
         self.is_lost = False  # the answer to the next joint request
         self.batch = 1_000
+        self.is_once = False  # all items are delivered at most once
 
-    async def dequeue(self, wanted: Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+    async def dequeue(
+        self, wanted: Mapping[str, int], *, wait: float = 0.0, max_items: int, max_at_most_once: int
+    ) -> list[QueueItem]:
         """See `AsyncQueue.dequeue`."""
-        if not self.ready:
+        if not self.ready or (self.is_once and not max_at_most_once):
             await skip(wait)
-        leased, self.ready = self.ready[: self.batch], self.ready[self.batch :]
+        count = min(self.batch, max_items, max_at_most_once if self.is_once else max_items)
+        leased, self.ready = self.ready[:count], self.ready[count:]
         self.calls += 1
+        lease_s = 0.0 if self.is_once else LEASE_S
         until_s = now_s() + LEASE_S
         return [
             QueueItem(
-                f"{queue}:{at:016x}:0", queue, b"", (), 1, b"", until_s, ItemLease(f"{at:016x}", 0, self.calls), LEASE_S
+                f"{queue}:{at:016x}:0", queue, b"", (), 1, b"", until_s, ItemLease(f"{at:016x}", 0, self.calls), lease_s
             )
             for at, queue in enumerate(leased)
         ]
@@ -63,14 +68,14 @@ class Queues:
         return found
 
     async def ack_and_dequeue(
-        self, items: Sequence[QueueItem], wanted: Mapping[str, int]
+        self, items: Sequence[QueueItem], wanted: Mapping[str, int], **bounds: int
     ) -> tuple[list[ItemOutcome], list[QueueItem]]:
         """See `AsyncQueue.ack_and_dequeue`."""
         self.joint += 1
         if self.is_lost:
             self.is_lost = False
             raise OutcomeUnknownError("the answer was lost")
-        return await self._answer(items, ItemOutcome.ACKED), await self.dequeue(wanted)
+        return await self._answer(items, ItemOutcome.ACKED), await self.dequeue(wanted, **bounds)
 
     async def ack_many(self, items: Sequence[QueueItem]) -> list[ItemOutcome]:
         """See `AsyncQueue.ack_many`."""
@@ -213,6 +218,51 @@ def test_an_item_whose_lease_is_not_extended_is_lost_at_once() -> None:
         assert lost == {"gone": True, "here": False}
         assert [queue for queue, outcome in queues.ended if outcome is ItemOutcome.ACKED] == ["here"]
         assert core.counts.lost == 1
+        await core.close()
+
+    run_skipping(work())
+
+
+def test_a_worker_that_stops_has_begun_all_its_at_most_once_items() -> None:
+    async def work() -> None:
+        queues, begun = Queues(*["here"] * 20), list[float]()
+        queues.is_once = True
+
+        async def handler(item: QueueItem) -> None:
+            begun.append(now_s())
+            await skip(0.5)
+
+        core = worker(queues, handler, concurrency=3, prefetch=5, names=("here",))
+        await core.start()
+        await skip(0.7)
+        await core.close()
+        assert len(begun) + len(queues.ready) == 20, "none was leased for a handler that was not free"
+        assert len(begun) in (6, 9)
+
+    run_skipping(work())
+
+
+def test_an_at_most_once_item_does_not_wait_behind_others_for_a_handler() -> None:
+    async def work() -> None:
+        queues, order = Queues(*["here"] * 4), list[bool]()
+
+        async def handler(item: QueueItem) -> None:
+            order.append(bool(item.lease_s))
+            await skip(0.1)
+
+        class Mixed(Queues):
+            async def dequeue(self, *args: Any, **terms: Any) -> list[QueueItem]:
+                """Return others first."""
+                found = await Queues.dequeue(self, *args, **terms)
+                for item in found[2:]:
+                    item.lease_s = 0.0
+                return found
+
+        queues.__class__ = Mixed
+        core = worker(queues, handler, concurrency=2, prefetch=5, names=("here",))
+        await core.start()
+        await skip(1)
+        assert order[:4] == [False, False, True, True]
         await core.close()
 
     run_skipping(work())

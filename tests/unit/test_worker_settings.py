@@ -42,17 +42,6 @@ def test_a_note_has_at_most_a_kib_and_whole_characters() -> None:
     assert note_of("\ud800") == b"?"
 
 
-def test_queues_share_the_room_of_a_worker() -> None:
-    settings = replace(SETTINGS, queues=("a", "b", "c"))
-    for room in (3, 4, 5, 100):
-        for turn in range(4):
-            assert sum(settings.wanted(room, turn).values()) == room
-    assert {queue for turn in range(3) for queue, count in settings.wanted(4, turn).items() if count == 2} == set("abc")
-    assert settings.wanted(1, 0) == {"a": 1, "b": 1, "c": 1}, "the queue with the next item is not known"
-    assert sum(settings.wanted(1_000_000, 0).values()) <= 1_024
-    assert SETTINGS.wanted(7, 5) == {"jobs": 7}
-
-
 def test_items_are_leased_ahead_for_short_handlers_only() -> None:
     assert (SETTINGS.leased_max(None), SETTINGS.leased_max(2.0), SETTINGS.leased_max(0.1)) == (4, 4, 8)
     assert {replace(SETTINGS, prefetch=1).leased_max(each) for each in (None, 2.0, 0.1)} == {5}

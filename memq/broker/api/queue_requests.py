@@ -75,6 +75,7 @@ from memq.queues.decisions import (
 from memq.queues.keeper import ANSWER_BYTES_MAX, QueueKeeper, SeenItems
 from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
 from memq.queues.repeats import Delivered
+from memq.queues.scheduler import Bounds
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
@@ -90,6 +91,34 @@ class Share(NamedTuple):
 
 
 Homes = Mapping[Home, Share]
+
+
+class _Found:
+    """The parts of an answer so far, and the rest of the bounds."""
+
+    def __init__(self, ask: DequeueItems) -> None:
+        self.ask = ask
+        self.grants: list[Grant] = []
+        self.outcomes = Ends()
+        self.error: MemqError | None = None
+        self.room = ask.bytes_max or ANSWER_BYTES_MAX
+        self.items = ask.items_max or sum(ask.queues.values())
+        self.once = ask.once_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further block may not fit."""
+        return bool(self.grants) and self.room < HOLD_BYTES_MAX
+
+    def add(self, grants: Sequence[Grant]) -> int:
+        """Add leased items; return how many."""
+        self.grants += grants
+        self.room -= sum(len(block) for _, block in grants)
+        counts = [(sum(run.end - run.begin for run in each.items), each.lease_ms) for each, _ in grants]
+        self.once -= sum(count for count, lease_ms in counts if not lease_ms)
+        taken = sum(count for count, _ in counts)
+        self.items -= taken
+        return taken
 
 
 class QueueRequests:
@@ -129,7 +158,12 @@ class QueueRequests:
         while True:
             homes = await self._homes(call, ask.queues, ask.acks)
             grants, outcomes = await self._ask_homes(homes, ask, began_s)
-            if grants or ask.acks or ask.again or not await self._until_ready(homes, until_s - self._now_s()):
+            if (
+                grants
+                or ask.acks
+                or ask.again
+                or not await self._until_ready(homes, until_s - self._now_s(), once=ask.once_max > 0)
+            ):
                 runs = [run for queue in ask.acks for run in outcomes[queue]]
                 answer = AdminAnswer(queue=QueueAnswer(grants=[grant for grant, _ in grants], outcomes=runs))
                 return WithBlocks(answer, [block for _, block in grants])
@@ -137,30 +171,48 @@ class QueueRequests:
     async def _ask_homes(self, homes: Homes, ask: DequeueItems, began_s: float) -> tuple[list[Grant], Ends]:
         """Return the items that homes lease now, and the outcomes of acks by queue.
 
+        Homes share the bound of items by the number of their queues. Those that have more get the rest.
         Raises: MemqError if an ack has no outcome, or if no home could lease items.
         """
-        grants, outcomes = list[Grant](), Ends()
-        error: MemqError | None = None
-        room = ask.bytes_max or ANSWER_BYTES_MAX
-        for home, share in self._in_turn(homes):
-            is_full = bool(grants) and room < HOLD_BYTES_MAX and not ask.again
-            if is_full and not share.acks:
-                continue
-            wanted = {} if is_full else share.wanted
-            part = msgspec.structs.replace(ask, queues=wanted, wait_ms=0, bytes_max=max(0, room), acks=share.acks)
-            try:
-                found, ends = await self._ask_home(home, part, int((self._now_s() - began_s) * 1_000))
-            except MemqError as failed:
-                if share.acks or ask.again:
-                    raise
-                error = failed  # what others have granted is not lost
-                continue
-            grants += found
-            outcomes |= ends
-            room -= sum(len(block) for _, block in found)
-        if error is not None and not grants and not outcomes:
-            raise error
-        return grants, outcomes
+        found = _Found(ask)
+        waiting = self._in_turn(homes)
+        queues = sum(len(share.wanted) for _, share in waiting)
+        rest: list[tuple[Home, Share]] = []
+        for home, share in waiting:
+            most = -(-found.items * len(share.wanted) // max(1, queues)) if ask.items_max else found.items
+            queues -= len(share.wanted)
+            if await self._ask_part(home, share, most, found, began_s) >= most:
+                rest.append((home, Share(share.wanted, {})))
+        for home, share in rest if ask.items_max and not ask.again else ():
+            await self._ask_part(home, share, found.items, found, began_s)
+        if found.error is not None and not found.grants and not found.outcomes:
+            raise found.error
+        return found.grants, found.outcomes
+
+    async def _ask_part(self, home: Home, share: Share, most: int, found: _Found, began_s: float) -> int:
+        """Ask one home for at most `most` items; return how many it has leased. Raises: as `_ask_homes`."""
+        ask = found.ask
+        wanted = share.wanted if ask.again or (most > 0 and not found.is_full) else {}
+        if not wanted and not share.acks:
+            return 0
+        part = msgspec.structs.replace(
+            ask,
+            queues=wanted,
+            wait_ms=0,
+            bytes_max=max(0, found.room),
+            items_max=max(0, most),
+            once_max=max(0, found.once),
+            acks=share.acks,
+        )
+        try:
+            grants, ends = await self._ask_home(home, part, int((self._now_s() - began_s) * 1_000))
+        except MemqError as failed:
+            if share.acks or ask.again:
+                raise
+            found.error = failed  # what others have granted is not lost
+            return 0
+        found.outcomes |= ends
+        return found.add(grants)
 
     def _in_turn(self, homes: Homes) -> list[tuple[Home, Share]]:
         """Return homes in an order that changes each time: large items of the first ones may fill the answer."""
@@ -183,12 +235,12 @@ class QueueRequests:
         found, ends = await _ack_and_dequeue(home, ask)
         return [(_wire(each, waited_ms), each.data) for each in found], ends
 
-    async def _until_ready(self, homes: Homes, within_s: float) -> bool:
+    async def _until_ready(self, homes: Homes, within_s: float, *, once: bool) -> bool:
         """Wait until some home may have a ready item; return whether that is so in this time."""
         if within_s <= 0:
             return False
         begin = asyncio.get_running_loop().create_task
-        waits = [begin(self._wait_at(home, list(share.wanted), within_s)) for home, share in homes.items()]
+        waits = [begin(self._wait_at(home, list(share.wanted), within_s, once=once)) for home, share in homes.items()]
         try:
             for done in asyncio.as_completed(waits):
                 if await done:
@@ -199,18 +251,19 @@ class QueueRequests:
             await asyncio.gather(*waits, return_exceptions=True)
         return False
 
-    async def _wait_at(self, home: Home, queues: list[str], within_s: float) -> bool:
+    async def _wait_at(self, home: Home, queues: list[str], within_s: float, *, once: bool) -> bool:
         if isinstance(home, Link):
-            ask = AwaitItems(queues=queues, wait_ms=round(within_s * 1_000))
+            ask = AwaitItems(queues=queues, wait_ms=round(within_s * 1_000), once=once)
             return (await forward(home, ask, timeout_s=within_s + REQUEST_TIMEOUT_S)).about_queues.ready
-        return await home.until_ready(queues, within_s)
+        return await home.until_ready(queues, within_s, once=once)
 
     async def wait(self, call: Call[AwaitItems]) -> Answer:
         """Wait for another broker until a queue has a ready item."""
         ask = call.ask
         _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
         homes = await self._homes(call, dict.fromkeys(ask.queues, 1))
-        return AdminAnswer(queue=QueueAnswer(ready=await self._until_ready(homes, ask.wait_ms / 1_000)))
+        ready = await self._until_ready(homes, ask.wait_ms / 1_000, once=ask.once)
+        return AdminAnswer(queue=QueueAnswer(ready=ready))
 
     async def ack(self, call: Call[AckItems]) -> Answer:
         """End items that are done; answer what became of each."""
@@ -416,7 +469,8 @@ async def _dequeue(home: QueueKeeper, ask: DequeueItems) -> list[Delivered]:
     known = set(producer_ids_of(ask.known))
     if ask.again:
         return await home.dequeue_again(ask.request, known)
-    return await home.dequeue(ask.queues, known, ask.bytes_max, ask.request)
+    items_max = ask.items_max or sum(ask.queues.values())
+    return await home.dequeue(ask.queues, known, Bounds(ask.bytes_max, items_max, ask.once_max), ask.request)
 
 
 def _by_queue(acks: Mapping[str, Sequence[WireLeasedItems]], outcomes: Iterable[tuple[str, int]]) -> Ends:
@@ -482,9 +536,11 @@ def _check_dequeue(ask: DequeueItems) -> None:
     queues = max(len(ask.queues), len(ask.acks))
     if not 0 < queues <= QUEUES_PER_REQUEST_MAX:
         raise TooLargeError(f"{queues} queues in one request, 1 to {QUEUES_PER_REQUEST_MAX} are allowed")
-    _check_count(sum(max(count, 0) for count in ask.queues.values()), "items")
     if min(ask.queues.values(), default=1) < 1:
         raise InvalidRequestError("a request for less than one item of a queue")
+    _check_count(max(ask.items_max or sum(ask.queues.values()), *ask.queues.values(), 0), "items")
+    _check_span("items_max", ask.items_max, 0, QUEUE_ITEMS_PER_REQUEST_MAX, "")
+    _check_span("once_max", ask.once_max, 0, QUEUE_ITEMS_PER_REQUEST_MAX, "")
     _check_count(sum(_count(items) for items in ask.acks.values()), "items with acks")
     _check_span("wait", ask.wait_ms, 0, QUEUE_WAIT_MS_MAX)
     if ask.request < 0 or (ask.again and not ask.request):

@@ -41,10 +41,11 @@ from memq.limits import (
     QUEUE_METADATA_BYTES_MAX,
     QUEUE_NOTE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
+    QUEUES_PER_REQUEST_MAX,
 )
 from memq.protocol.queue_messages import NackItems, QueueAnswer, WireGrant, WireLeasedItems, WireQueueBlock
 from memq.queues.decisions import ItemOutcome, NackKind, queue_scope
-from memq.queues.pop.groups import is_pop_queue, topic_of
+from memq.queues.pop.groups import check_queue, is_pop_queue, topic_of
 from memq.runtime.runtime import Runtime
 from memq.topic import Position
 
@@ -154,6 +155,36 @@ def with_keys(
     check_seconds("dedupe_window", window_s, QUEUE_DEDUPE_MS_MIN / 1_000, QUEUE_DEDUPE_MS_MAX / 1_000)
     dedupe_ms = round(window_s * 1_000) if dedupe_key is not None else 0
     return terms._replace(key=key or "", ordered=ordered, dedupe_key=dedupe_key or "", dedupe_ms=dedupe_ms)
+
+
+def terms_of_items(
+    terms: EnqueueTerms,
+    count: int,
+    key: str | None,
+    *,
+    ordered: bool,
+    keys: Sequence[str | None] | None,
+    dedupe_keys: Sequence[str | None] | None,
+    dedupe_window: float | None,
+) -> list[EnqueueTerms]:
+    """Return the settings of each item: all have the key, or each has its own.
+
+    Raises: InvalidSettingError, InvalidRequestError, TypeError.
+    """
+    if key is not None and keys is not None:
+        raise InvalidSettingError("key is for all items, and keys has one for each", hint="leave one of them out")
+    if dedupe_keys is None and dedupe_window is not None:
+        with_keys(terms, key, ordered=ordered, dedupe_window=dedupe_window)  # says what to do
+    every = [key] * count if keys is None else listed("keys", keys, "str or None")
+    others = [None] * count if dedupe_keys is None else listed("dedupe_keys", dedupe_keys, "str or None")
+    for name, values in (("keys", every), ("dedupe_keys", others)):
+        if len(values) != count:
+            raise InvalidRequestError(f"{count} payloads and {len(values)} {name}")
+    made: dict[tuple[str | None, str | None], EnqueueTerms] = {}
+    for pair in dict.fromkeys(zip(every, others, strict=True)):
+        window = dedupe_window if pair[1] is not None else None
+        made[pair] = with_keys(terms, pair[0], ordered=ordered, dedupe_key=pair[1], dedupe_window=window)
+    return [made[pair] for pair in zip(every, others, strict=True)]
 
 
 def _check_key(what: str, key: str | None) -> None:
@@ -365,6 +396,34 @@ def nack_request(
     if kind not in set(NackKind):
         raise InvalidSettingError(f"kind = {kind!r} is not one of {', '.join(NackKind)}")
     return NackItems(queue=queue, items=leases, after_ms=round(after * 1_000), note=note, kind=str(kind))
+
+
+class WantedItems(NamedTuple):
+    """The checked bounds of a dequeue: of each queue, of all, and of at-most-once items."""
+
+    queues: dict[str, int]
+    items_max: int
+    once_max: int
+
+
+def wanted_items(
+    queues: str | Mapping[str, int], max_items: int | None = None, max_at_most_once: int | None = None
+) -> WantedItems:
+    """Return the bounds of a dequeue. Raises: TypeError, InvalidRequestError."""
+    if not isinstance(queues, str | Mapping):
+        raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
+    wanted = {queues: 1 if max_items is None else max_items} if isinstance(queues, str) else dict(queues)
+    if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
+        raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
+    for bound, least in ((max_items, 1), (max_at_most_once, 0)):
+        if bound is not None:
+            name = "max_items" if least else "max_at_most_once"
+            check_number(name, bound, least, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+    for queue, items in wanted.items():
+        check_queue(queue)
+        check_number(f"items of queue '{queue}'", items, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
+    once_max = QUEUE_ITEMS_PER_REQUEST_MAX if max_at_most_once is None else max_at_most_once
+    return WantedItems(wanted, max_items or 0, once_max)
 
 
 def checked_item(item: QueueItem) -> QueueItem:

@@ -21,6 +21,7 @@ from memq.client.queue.items import (
     QueueItem,
     RecentBlocks,
     UnreadableItems,
+    WantedItems,
     blocks_of,
     checked_fields,
     checked_item,
@@ -32,6 +33,8 @@ from memq.client.queue.items import (
     nack_request,
     outcomes_of,
     parsed_id,
+    terms_of_items,
+    wanted_items,
     wire_leases,
     with_keys,
 )
@@ -164,12 +167,23 @@ class AsyncQueue(AsyncItemViews):
         at_most_once: bool = False,
         key: str | None = None,
         ordered: bool = False,
+        keys: Sequence[str | None] | None = None,
+        dedupe_keys: Sequence[str | None] | None = None,
+        dedupe_window: float | None = None,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
-        """Put items with the same terms into a queue; return their ids. See `Queue.enqueue_many`."""
+        """Put items into a queue; return their ids. See `Queue.enqueue_many`."""
         terms = checked_terms(priority, deliver_after, ttl, lease, attempts_max, at_most_once)
-        terms = with_keys(terms, key, ordered=ordered)
         payloads = listed("payloads", payloads, "payloads")
+        each_terms = terms_of_items(
+            terms,
+            len(payloads),
+            key,
+            ordered=ordered,
+            keys=keys,
+            dedupe_keys=dedupe_keys,
+            dedupe_window=dedupe_window,
+        )
         if metadata is not None and len(metadata) != len(payloads):
             raise InvalidRequestError(f"{len(payloads)} payloads and {len(metadata)} metadata")
         self._check_loop()
@@ -177,43 +191,75 @@ class AsyncQueue(AsyncItemViews):
             checked_fields(as_bytes(payload, "payload"), headers)
             for payload, headers in zip(payloads, metadata or [None] * len(payloads), strict=True)
         ]
-        return await self._enqueue_joint((check_queue(queue), terms), items, self._runtime.clock.monotonic())
+        groups = dict[tuple[EnqueueTerms, int], list[int]]()
+        for at, its_terms in enumerate(each_terms):  # a block with a dedupe key has one item
+            groups.setdefault((its_terms, at if its_terms.dedupe_key else -1), []).append(at)
+        blocks = [(terms, [items[at] for at in places]) for (terms, _), places in groups.items()]
+        ids = await self._enqueue_groups(check_queue(queue), blocks, self._runtime.clock.monotonic())
+        found = dict(zip(chain.from_iterable(groups.values()), ids, strict=True))
+        return [found[at] for at in range(len(items))]
 
     async def _enqueue_joint(
         self, line: tuple[str, EnqueueTerms], items: Sequence[RecordFields], began_s: float
     ) -> list[str]:
         """Put items of any calls with the same terms into a queue; return their ids."""
-        queue, terms = line
+        return await self._enqueue_groups(line[0], [(line[1], items)], began_s)
+
+    async def _enqueue_groups(
+        self, queue: str, groups: Sequence[tuple[EnqueueTerms, Sequence[RecordFields]]], began_s: float
+    ) -> list[str]:
+        """Put groups of items, each with its terms, into a queue; return their ids in this order."""
         ids: list[str] = []
-        waiting: list[bytes] = []
+        waiting: list[tuple[EnqueueTerms, bytes, list[str]]] = []
         size = 0
-        for block, names in list(blocks_of(queue, items, self._runtime)):
-            if waiting and size + len(block) > REQUEST_BYTES_MAX:
-                await self._send(queue, waiting, terms, began_s)
-                waiting, size = [], 0
-            waiting.append(block)
-            size += len(block)
-            ids += names
-        if waiting:
-            answer = await self._send(queue, waiting, terms, began_s)
-            if answer.about_queues.firsts:  # of one item with a dedupe key
-                ids = [f"{queue}:{first}:0" for first in answer.about_queues.firsts]
-        return ids
+        for terms, items in groups:
+            for block, names in list(blocks_of(queue, items, self._runtime)):
+                is_full = len(waiting) == QUEUE_ITEMS_PER_REQUEST_MAX or size + len(block) > REQUEST_BYTES_MAX
+                if waiting and is_full:
+                    ids += await self._send(queue, waiting, began_s)
+                    waiting, size = [], 0
+                waiting.append((terms, block, names))
+                size += len(block)
+        return ids + (await self._send(queue, waiting, began_s) if waiting else [])
 
-    async def _send(self, queue: str, blocks: Sequence[bytes], terms: EnqueueTerms, began_s: float) -> AdminAnswer:
-        named = [terms.wire(block) for block in blocks]
-        return (await self._surely(EnqueueItems(queue=queue, blocks=named), b"".join(blocks), began_s=began_s))[0]
+    async def _send(
+        self, queue: str, blocks: Sequence[tuple[EnqueueTerms, bytes, list[str]]], began_s: float
+    ) -> list[str]:
+        """Put blocks into a queue; return the ids of their items, or of those with the same dedupe keys."""
+        ask = EnqueueItems(queue=queue, blocks=[terms.wire(block) for terms, block, _ in blocks])
+        answer, _ = await self._surely(ask, b"".join(block for _, block, _ in blocks), began_s=began_s)
+        firsts = answer.about_queues.firsts
+        if not firsts:
+            return [name for *_, names in blocks for name in names]
+        return [
+            f"{queue}:{first}:{number}"
+            for (*_, names), first in zip(blocks, firsts, strict=True)
+            for number in range(len(names))
+        ]
 
-    async def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+    async def dequeue(
+        self,
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
+    ) -> list[QueueItem]:
         """Lease items of queues. See `Queue.dequeue`."""
         self._check_loop()
-        return (await self._next(_wanted(queues), wait))[1]
+        return (await self._next(wanted_items(queues, max_items, max_at_most_once), wait))[1]
 
     async def ack_and_dequeue(
-        self, items: Sequence[QueueItem], queues: str | Mapping[str, int], *, wait: float = 0.0
+        self,
+        items: Sequence[QueueItem],
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
     ) -> tuple[list[ItemOutcome], list[QueueItem]]:
         """End items, and lease the next ones with the same request. See `Queue.ack_and_dequeue`."""
-        leases, wanted = self._leases(items), _wanted(queues)
+        leases, wanted = self._leases(items), wanted_items(queues, max_items, max_at_most_once)
         names = dict.fromkeys(queue for queue, _ in leases)
         if not leases or len(leases) > QUEUE_ITEMS_PER_REQUEST_MAX or len(names) > QUEUES_PER_REQUEST_MAX:
             return await self._of_queues(leases, self._ack), (await self._next(wanted, wait))[1]
@@ -224,7 +270,7 @@ class AsyncQueue(AsyncItemViews):
         return [ends[at] for at in range(len(leases))], found
 
     async def _next(
-        self, wanted: Mapping[str, int], wait: float, acks: Mapping[str, list[WireLeasedItems]] = NO_ACKS
+        self, wanted: WantedItems, wait: float, acks: Mapping[str, list[WireLeasedItems]] = NO_ACKS
     ) -> tuple[Outcomes, list[QueueItem]]:
         """Return the outcomes of acks, and the next items.
 
@@ -241,7 +287,9 @@ class AsyncQueue(AsyncItemViews):
             wait_ms = round(max(0.0, min(until_s - asked_s, QUEUE_WAIT_MS_MAX / 1_000)) * 1_000)
             known = self._recent.known()
             ask = DequeueItems(
-                queues=dict(wanted),
+                queues=wanted.queues,
+                items_max=wanted.items_max,
+                once_max=wanted.once_max,
                 wait_ms=0 if acks or again else wait_ms,
                 known=list(known),
                 acks=dict(acks),
@@ -446,19 +494,6 @@ class AsyncQueue(AsyncItemViews):
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         await asyncio.sleep(error.retry_after_ms / 1_000 + delay_s)
-
-
-def _wanted(queues: str | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of items to lease of each queue. Raises: TypeError, InvalidRequestError."""
-    if not isinstance(queues, str | Mapping):
-        raise TypeError(f"queues must be the name of one, or {{name: items}}, not {type(queues).__name__}")
-    wanted = {queues: 1} if isinstance(queues, str) else dict(queues)
-    if not 0 < len(wanted) <= QUEUES_PER_REQUEST_MAX:
-        raise InvalidRequestError(f"{len(wanted)} queues, 1 to {QUEUES_PER_REQUEST_MAX} are allowed in one call")
-    for queue, items in wanted.items():
-        check_queue(queue)
-        check_number(f"items of queue '{queue}'", items, 1, QUEUE_ITEMS_PER_REQUEST_MAX, int)
-    return wanted
 
 
 def _sure(outcomes: Outcomes, *, repeated: bool) -> Outcomes:

@@ -108,11 +108,15 @@ class Queue(ItemViews):
         at_most_once: bool = False,
         key: str | None = None,
         ordered: bool = False,
+        keys: Sequence[str | None] | None = None,
+        dedupe_keys: Sequence[str | None] | None = None,
+        dedupe_window: float | None = None,
         metadata: Sequence[HeadersLike | None] | None = None,
     ) -> list[str]:
-        """Put items with the same terms into a queue; return their ids. See `enqueue`.
+        """Put items into a queue; return their ids. See `enqueue`.
 
-        After an error some of them may be in the queue.
+        `keys` and `dedupe_keys` have one for each item, or None; `key` is for all items. The other terms are the same
+        for all. After an error some of them may be in the queue.
         """
         return self._background.run(
             self._core.enqueue_many(
@@ -126,27 +130,49 @@ class Queue(ItemViews):
                 at_most_once=at_most_once,
                 key=key,
                 ordered=ordered,
+                keys=keys,
+                dedupe_keys=dedupe_keys,
+                dedupe_window=dedupe_window,
                 metadata=metadata,
             )
         )
 
-    def dequeue(self, queues: str | Mapping[str, int], *, wait: float = 0.0) -> list[QueueItem]:
+    def dequeue(
+        self,
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
+    ) -> list[QueueItem]:
         """Lease items: one of the named queue, or of each queue at most the number in the mapping.
+
+        All queues together give at most `max_items`, and share them; one named queue gives so many. At most
+        `max_at_most_once` of the items are delivered at most once: these have no second try, so a worker takes only
+        those that it begins now.
 
         If no item is ready, wait up to `wait` seconds for the first one. The leases begin when this call is made; if a
         broker waits for an item, they begin later by that wait.
         """
-        return self._background.run(self._core.dequeue(queues, wait=wait))
+        work = self._core.dequeue(queues, wait=wait, max_items=max_items, max_at_most_once=max_at_most_once)
+        return self._background.run(work)
 
     def ack_and_dequeue(
-        self, items: Sequence[QueueItem], queues: str | Mapping[str, int], *, wait: float = 0.0
+        self,
+        items: Sequence[QueueItem],
+        queues: str | Mapping[str, int],
+        *,
+        wait: float = 0.0,
+        max_items: int | None = None,
+        max_at_most_once: int | None = None,
     ) -> tuple[list[ItemOutcome], list[QueueItem]]:
         """Ack items as `ack_many`, and lease the next ones as `dequeue`, with one request in place of two.
 
         Return the outcome of each item, and the leased items. After an error of the lease alone, these are none.
         Raises: as `ack_many`.
         """
-        return self._background.run(self._core.ack_and_dequeue(items, queues, wait=wait))
+        bounds = {"max_items": max_items, "max_at_most_once": max_at_most_once}
+        return self._background.run(self._core.ack_and_dequeue(items, queues, wait=wait, **bounds))
 
     def begin_pop(
         self, topic: str, group: str, *, start: Point = BEGINNING, lease: float = LEASE_S, attempts_max: int = 0

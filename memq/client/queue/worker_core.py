@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -67,7 +67,7 @@ class WorkerCore(CallsCore[WorkerStats]):
         self._running = 0
         self._leaves_calls = False
         self._mean_s: float | None = None
-        self._turn = 0
+        self._is_dry = False  # the last request for items found none
         self._has_room = asyncio.Event()
         self._acking: set[str] = set()  # queues whose items are acked now, each by a request of its own
         self._carried: dict[ItemLease, QueueItem] = {}  # of the acks, those in a request for items
@@ -88,7 +88,7 @@ class WorkerCore(CallsCore[WorkerStats]):
         self._check_open()
         async with self._starting:
             if self._fetching is None:
-                self._add(await self._queue.dequeue(self._wanted(), wait=0))
+                await self._lease(wait_s=0)
                 self._fetching = self._tasks.start(self._fetch(), "worker leases")
                 self._tasks.start(self._renew(), "worker extends leases")
 
@@ -142,13 +142,13 @@ class WorkerCore(CallsCore[WorkerStats]):
     async def _fetch(self) -> None:
         failures = 0
         while not self._ended.is_set():
-            if self._room <= 0:
+            if self._room <= 0 or (self._is_dry and not self._free):
                 self._flush_all()
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
             try:
-                await self._lease()
+                await self._lease(self._wait_s if self._free else 0.0)
             except _UNSURE as error:
                 failures += 1
                 self._is_waiting = True
@@ -169,33 +169,39 @@ class WorkerCore(CallsCore[WorkerStats]):
             return 0
         return self.settings.leased_max(self._mean_s) - self._running - len(self._waiting)
 
-    def _wanted(self) -> Mapping[str, int]:
-        self._turn += 1
-        return self.settings.wanted(self._room, self._turn)
+    @property
+    def _free(self) -> int:
+        """How many handlers have no item."""
+        return max(0, self.settings.concurrency - self._running - len(self._waiting))
 
-    async def _lease(self) -> None:
+    async def _lease(self, wait_s: float) -> None:
         """Lease items; the same request acks items that are done.
 
+        At-most-once items come for free handlers only: those that wait here are lost if the worker ends. So the worker
+        waits for items only while a handler is free.
         After an error, acks are repeated by requests of their own. A request that may wait has no acks.
         """
-        wanted = self._wanted()
+        most = min(self._room, QUEUE_ITEMS_PER_REQUEST_MAX)
+        queues = dict.fromkeys(self.settings.queues, most)
+        bounds = {"max_items": most, "max_at_most_once": min(self._free, most)}
         done = list(islice(self._own_acks(), QUEUE_ITEMS_PER_REQUEST_MAX)) if self._has_one_queue else []
         self._carried = {item.lease: item for item in done}
         try:
             if done:
                 self._is_waiting = False
-                outcomes, items = await self._queue.ack_and_dequeue(done, wanted)
+                outcomes, items = await self._queue.ack_and_dequeue(done, queues, **bounds)
                 self._acked(done, outcomes)
             else:
-                self._is_waiting = self._wait_s > 0
-                items = await self._queue.dequeue(wanted, wait=self._wait_s)
+                self._is_waiting = wait_s > 0
+                items = await self._queue.dequeue(queues, wait=wait_s, **bounds)
         except _UNSURE:
             self._carried = {}
             self._flush_all()
             raise
         finally:
             self._carried, self._is_waiting = {}, False
-        self._wait_s = WAIT_S if len(items) < sum(wanted.values()) else 0.0
+        self._wait_s = WAIT_S if len(items) < most else 0.0
+        self._is_dry = not items
         self._add(items)
 
     @property
@@ -209,10 +215,9 @@ class WorkerCore(CallsCore[WorkerStats]):
         return (each for each in acks if each.lease not in self._carried and each.queue not in self._acking)
 
     def _add(self, items: Sequence[QueueItem]) -> None:
-        for item in items:
-            if item.lease_s:
-                self._held[item.lease] = item
-        self._waiting.extend(items)
+        self._held.update((item.lease, item) for item in items if item.lease_s)
+        self._waiting.extendleft(item for item in reversed(items) if not item.lease_s)  # a handler is free for each
+        self._waiting.extend(item for item in items if item.lease_s)
         self._has_leases.set()
         self._start_calls()
 
@@ -271,7 +276,9 @@ class WorkerCore(CallsCore[WorkerStats]):
 
     def _start_calls(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting and self._running < self.settings.concurrency and not self._ended.is_set():
+        while self._waiting and self._running < self.settings.concurrency:
+            if self._ended.is_set() and self._waiting[0].lease_s:
+                break  # they are given back; an at-most-once item can't be
             item = self._waiting.popleft()
             if item.lease_s and item.until_s <= self._now_s():
                 self._lose(item)

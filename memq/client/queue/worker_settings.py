@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from memq.client.arguments import check_number, check_seconds
 from memq.client.listener.answers import AFTER_S_MAX, DeadLetter, HandlerAnswer, Park, Retry, cause_of
 from memq.client.listener.settings import CONCURRENCY_MAX, DELAYS_MAX
 from memq.errors import InvalidRequestError, InvalidSettingError
-from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX, QUEUE_NOTE_BYTES_MAX, QUEUES_PER_REQUEST_MAX
+from memq.limits import QUEUE_NOTE_BYTES_MAX, QUEUES_PER_REQUEST_MAX
 from memq.queues.decisions import NackKind
 from memq.queues.pop.groups import check_queue
 
@@ -57,17 +57,6 @@ class WorkerSettings:
         if self.prefetch is not None:
             return self.concurrency + self.prefetch
         return self.concurrency * (2 if mean_s is not None and mean_s < SHORT_S else 1)
-
-    def wanted(self, room: int, turn: int) -> Mapping[str, int]:
-        """Return the number of items to lease of each queue: about `room` in all, and at least one of each.
-
-        If `room` is no multiple of the number of queues, `turn` chooses the queues that get one item more.
-        """
-        count = len(self.queues)
-        return {
-            queue: min(QUEUE_ITEMS_PER_REQUEST_MAX // count, max(1, (room + (at - turn) % count) // count))
-            for at, queue in enumerate(self.queues)
-        }
 
 
 @dataclass(slots=True)
