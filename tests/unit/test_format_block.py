@@ -332,7 +332,7 @@ def test_a_header_beyond_its_bounds_is_damage(fields: dict[str, Any], text: str)
     [
         ({"version": 2}, "version 2"),
         ({"codec": 3}, "codec 3"),
-        ({"codec": 16}, "codec 16"),
+        ({"codec": 17}, "codec 17"),
         ({"flags": 128}, "flags 0x80"),
     ],
 )

@@ -78,7 +78,7 @@ def test_fields_of_tomorrow_are_passed_over_and_a_newer_version_is_no_damage() -
     ("place", "value"),
     [
         *(("client", "xyz"), ("client", 5), ("kind", "admin"), ("number", -1), ("until_ms", 0), ("next_ms", 1)),
-        *(("parts.topic", "a/b"), ("parts.topic_id", "ab"), ("parts.partition", -1), ("parts.committed", "here")),
+        *(("parts.topic", "a/b/c"), ("parts.topic_id", "ab"), ("parts.partition", -1), ("parts.committed", "here")),
         *(("parts.spans.stage", "lost"), ("parts.spans.ranges", [["0" * 16, "0" * 16]]), ("parts.spans.level", 3)),
         ("parts.spans.ranges", [["0" * 16, f"{1:016x}"], [f"{1:016x}", f"{2:016x}"]]),
         *(("parts.spans.latency", [[65, 1]]), ("parts.damages.offset", None), ("parts.begins.reason", "mood")),

@@ -125,7 +125,7 @@ def test_a_connection_that_ends_directly_after_the_answer_to_hello_is_none() -> 
 
     async def work() -> None:
         wire, owner = Hasty(), Owner()
-        with pytest.raises(ThrottledError, match="no room"):
+        with pytest.raises(UnreachableError, match="refuses for now: no room"):
             await connect_link(wire.runtime, cast(Any, owner), ("host-2", 77))
         assert wire.aborts
         assert owner.losses == 0

@@ -331,7 +331,7 @@ def test_the_producer_group_is_the_given_one_or_the_transactional_id() -> None:
         ({"transaction_checker": len}, InvalidSettingError),
         ({"producer_group": "shop"}, InvalidSettingError),
         ({"transactional_id": "pay", "transaction_checker": 5}, TypeError),
-        ({"transactional_id": "pay", "producer_group": "a/b"}, MemqError),
+        ({"transactional_id": "pay", "producer_group": "a/b/c"}, MemqError),
         ({"transactional_id": "pay", "transaction_checker": len, "transaction_group": "g"}, InvalidSettingError),
     ],
 )

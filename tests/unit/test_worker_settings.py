@@ -52,7 +52,7 @@ def test_items_are_leased_ahead_for_short_handlers_only() -> None:
     [
         ({"queues": ()}, InvalidRequestError),
         ({"queues": tuple(f"q{number}" for number in range(300))}, InvalidRequestError),
-        ({"queues": ("a/b",)}, InvalidNameError),
+        ({"queues": ("a/b/c",)}, InvalidNameError),
         ({"concurrency": 0}, InvalidSettingError),
         ({"prefetch": -1}, InvalidSettingError),
         ({"drain_s": -1}, InvalidSettingError),
