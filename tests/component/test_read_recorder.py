@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 import memq.aio
 from memq.broker.broker import Broker
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.cursor_outcomes import ReadyRange
 from memq.client.observers.audit_recorder import AuditRecorder, ReadRecorder
-from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.errors import CorruptDataError, KeyMissingError, MemqError, NotEncryptedError, UnsupportedFormatError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import Range
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
@@ -94,11 +96,12 @@ def test_copies_that_were_left_out_are_reported_as_dropped() -> None:
     assert [(span.stage, span.producer, span.ranges) for span in part.spans] == [("dropped", 1, ((6, 9),))]
 
 
-def test_a_block_of_a_newer_version_is_no_damage() -> None:
+@pytest.mark.parametrize("other", [UnsupportedFormatError, KeyMissingError, NotEncryptedError])
+def test_a_block_of_a_newer_version_or_without_a_key_is_no_damage(other: type[MemqError]) -> None:
     log = Log()
     offset = log.batch(Block(1, 0), Block(1, 3))
     pointer = decode_pointer(log.entries[0].body)
-    causes = (UnsupportedFormatError("newer"), CorruptDataError("a checksum"))
+    causes = (other("newer"), CorruptDataError("a checksum"))
     pieces = [
         piece._replace(header=None, cause=cause)
         for piece, cause in zip(log.pieces(offset, pointer), causes, strict=True)

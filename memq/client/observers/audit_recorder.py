@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 from memq.client.consumer.batch import Damage
 from memq.client.consumer.fetch.cursor_outcomes import Copy, LeftOut, ReadyRange
 from memq.client.consumer.record_filter import runs_of
-from memq.errors import UnsupportedFormatError
+from memq.errors import CorruptDataError
 from memq.format.held_sequences import HELD_BEGIN, held_minute
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import (
@@ -143,8 +143,8 @@ class ReadRecorder:
                     self._keep(_Handed(at, delivery.behind.position, part, producer, first, next_, base_ms))
         key = delivery.pointer.locations[0].key
         for piece in delivery.damaged:
-            if isinstance(piece.cause, UnsupportedFormatError):
-                continue  # newer than this reader, and no damage
+            if not isinstance(piece.cause, CorruptDataError):
+                continue  # newer than this reader, or its key is missing: no damage
             part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
 
     def set_aside(self, position: Position) -> None:
