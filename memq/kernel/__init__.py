@@ -17,7 +17,7 @@ from memq.limits import VERSION
 if TYPE_CHECKING:
     from memq.runtime.logs import EventLog
 
-ABI = 3  # of the module memq_native; a change of any of its signatures changes it
+ABI = 4  # of the module memq_native; a change of any of its signatures changes it
 PARTS = ("broker", "producer")
 VARIABLE = "MEMQ_NATIVE"
 _ON, _OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")

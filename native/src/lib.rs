@@ -10,7 +10,7 @@ mod rows;
 use pyo3::prelude::*;
 
 /// Changes with each signature of this module. `memq.kernel` compares it.
-const ABI: u32 = 3;
+const ABI: u32 = 4;
 
 // With `gil_used`, an interpreter that can run without its lock switches the lock on when it imports this module.
 #[pymodule(gil_used = true)]

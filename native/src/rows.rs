@@ -505,13 +505,14 @@ impl SenderBase {
     /// Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
     /// mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
     /// `deliver_at` (Unix ms or datetime) or `deliver_after` (seconds or timedelta) delay the record: readers get it
-    /// when it is due. Its ack says that it is held.
+    /// when it is due. Its ack says that it is held. With `subject`, value and headers are encrypted with the key of
+    /// this subject, such as a person, until `memq forget`.
     ///
     /// Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
     /// broker answers; BufferFullError; ClosedError; ForkedError; InvalidRequestError for a delay that is not allowed.
     #[pyo3(signature = (
         topic, value, key = None, headers = None, timestamp_ms = None, tag = None, partition = None, *,
-        deliver_at = None, deliver_after = None
+        deliver_at = None, deliver_after = None, subject = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn send(
@@ -525,10 +526,11 @@ impl SenderBase {
         partition: Option<&Bound<PyAny>>,
         deliver_at: Option<&Bound<PyAny>>,
         deliver_after: Option<&Bound<PyAny>>,
+        subject: Option<&Bound<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let py = slf.py();
-        if deliver_at.is_some() || deliver_after.is_some() {
-            let given = (topic, value, key, headers, timestamp_ms, tag, partition, deliver_at, deliver_after);
+        if deliver_at.is_some() || deliver_after.is_some() || subject.is_some() {
+            let given = (topic, value, key, headers, timestamp_ms, tag, partition, deliver_at, deliver_after, subject);
             return slf.call_method1(intern!(py, "_send_slowly"), given).map(Bound::unbind);
         }
         if headers.is_none() && tag.is_none() && partition.is_none() {

@@ -110,7 +110,7 @@ def test_a_coordinator_refuses_what_is_not_valid_before_a_decision() -> None:
     async def work(made: Hosted) -> None:
         await made.join("a")
         count = len(made.log.applied)
-        coordinator, bad = made.coordinator, "no/group"
+        coordinator, bad = made.coordinator, "no/such/group"
         former = FormerGroup(bad, 0, (), {})
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: made.join("b", group=bad),

@@ -303,7 +303,7 @@ def test_records_that_are_not_plain_take_the_slow_path_as_they_were_given() -> N
     ]
     for delay in ({"deliver_after": 5}, {"deliver_at": 5}):
         assert send("t", b"v", **delay) is None
-        assert calls[-1] == ("t", b"v", *[None] * 5, delay.get("deliver_at"), delay.get("deliver_after"))
+        assert calls[-1] == ("t", b"v", *[None] * 5, delay.get("deliver_at"), delay.get("deliver_after"), None)
     with pytest.raises(TypeError, match="value"):
         send("t")
     with pytest.raises(TypeError, match="colour"):

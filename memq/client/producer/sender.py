@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from memq.client.arguments import check_tracer_provider, public_name, runtime_of
@@ -109,7 +108,8 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
             from memq.client.observers.traces import ProducerTraces
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-        if tracer_provider is not None or transactional_id is not None or self._takes_subjects():
+        compiled_plain = native is not None and self._settings.encryption is not None  # its fast path encrypts nothing
+        if tracer_provider is not None or transactional_id is not None or compiled_plain:
             self._lanes, self._put_keyed = {}, _no_fast_path
         elif native is not None:
             self._use_lanes(self._buffer.lanes)
@@ -151,10 +151,6 @@ class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
         if due_ms is None:
             return self._buffer.put(route, fields, partition)
         return self._core.delayed.add(route, fields, partition, due_ms)
-
-    def _takes_subjects(self) -> bool:
-        """Whether `send` was replaced by the one in Python, because the compiled one takes no subjects."""
-        return False
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
@@ -228,15 +224,7 @@ PythonSender.send.__qualname__ = "Producer.send"  # as users call it: Python's e
 
 
 class _OwnSend:
-    """The compiled `send`. It takes no subjects, so producers with keys have the one in Python."""
-
-    _settings: ProducerSettings
-
-    def _takes_subjects(self) -> bool:
-        if self._settings.encryption is None:
-            return False
-        vars(self)["send"] = MethodType(PythonSender.send, self)
-        return True
+    """No `send`: that of the compiled base is used."""
 
 
 if TYPE_CHECKING or native is None:  # noqa: SIM108 - a type checker wants one base class
