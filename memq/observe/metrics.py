@@ -13,8 +13,11 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from memq.topic import namespace_of
+
 Kind = Literal["counter", "gauge", "histogram"]
 
+NAMESPACE = "namespace"  # the label that `lines_of` derives from the label "topic"
 OPERATIONS_MAX = 100  # rows of the table of operations
 STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 21_000  # clients and principals that the brokers remember, and topics with a limit
@@ -251,7 +254,7 @@ LAG = (
         "gauge",
         "records",
         "records between a group's position and the end, before dedup",
-        ("group", "topic"),
+        ("group", "topic", NAMESPACE),
         LAG_SERIES_MAX,
     ),
     Definition(
@@ -259,7 +262,7 @@ LAG = (
         "gauge",
         "bytes",
         "stored bytes between a group's position and the end, before dedup",
-        ("group", "topic"),
+        ("group", "topic", NAMESPACE),
         LAG_SERIES_MAX,
     ),
     Definition(
@@ -267,7 +270,7 @@ LAG = (
         "gauge",
         "seconds",
         "age of the oldest record that a group has not committed, 0 if there is none",
-        ("group", "topic"),
+        ("group", "topic", NAMESPACE),
         LAG_SERIES_MAX,
     ),
     Definition(
@@ -275,7 +278,7 @@ LAG = (
         "gauge",
         "partitions",
         "partitions whose log did not answer; if there is one, the lag of group and topic is not exported",
-        ("group", "topic"),
+        ("group", "topic", NAMESPACE),
         LAG_SERIES_MAX,
     ),
     Definition("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
@@ -306,7 +309,7 @@ AUDIT = (
         "gauge",
         "findings",
         "open findings: lost, doubled, corrupt and others",
-        ("topic", "kind"),
+        ("topic", "kind", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition(
@@ -314,7 +317,7 @@ AUDIT = (
         "gauge",
         "records",
         "records of the last hour by stage: sent, acked, committed",
-        ("topic", "stage"),
+        ("topic", "stage", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition(
@@ -322,7 +325,7 @@ AUDIT = (
         "gauge",
         "records",
         "records of the last hour that are lost, doubled, corrupt, late or unknown; group is empty for all readers",
-        ("topic", "group", "verdict"),
+        ("topic", "group", "verdict", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition(
@@ -330,7 +333,7 @@ AUDIT = (
         "gauge",
         "records",
         "records of the last hour that the group, or if it is empty the queue, has not received yet",
-        ("topic", "group"),
+        ("topic", "group", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition(
@@ -338,7 +341,7 @@ AUDIT = (
         "gauge",
         "seconds",
         "from event time to a stage, in the last hour",
-        ("topic", "group", "stage", "percentile"),
+        ("topic", "group", "stage", "percentile", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition(
@@ -346,7 +349,7 @@ AUDIT = (
         "gauge",
         "seconds",
         "Unix time of the newest pointer that was audited",
-        ("topic",),
+        ("topic", NAMESPACE),
         AUDIT_SERIES_MAX,
     ),
     Definition("memq_audit_clients", "gauge", "clients", "clients whose reports are awaited"),
@@ -408,10 +411,14 @@ METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *S
 
 
 def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Return a counter or gauge of `memq.observe.metrics.METRICS` with its series: label values, number."""
+    """Return a counter or gauge of `memq.observe.metrics.METRICS` with its series: label values, number.
+
+    The namespace of the topic is added, "" without one, which Prometheus takes for no label.
+    """
     metric = METRICS[name]
+    topic = metric.labels.index("topic") if NAMESPACE in metric.labels else -1
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)
     for labels, value in islice(series, metric.series_max):
-        family.add_metric(labels, value)
+        family.add_metric(labels if topic < 0 else (*labels, namespace_of(labels[topic])), value)
     return family

@@ -208,7 +208,7 @@ def test_a_log_that_fails_hides_the_lag_of_its_partition_alone(
     known = {metric.name: metric.samples for metric in lag_metrics([admin.group("g")], {})}
     assert known["memq_group_lag_records"] == [], "a sum without a partition would be too low"
     (sample,) = known["memq_group_lag_unknown_partitions"]
-    assert (sample.labels, sample.value) == ({"group": "g", "topic": "clicks"}, 1)
+    assert (sample.labels, sample.value) == ({"group": "g", "topic": "clicks", "namespace": ""}, 1)
 
 
 def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(

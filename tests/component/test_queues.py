@@ -565,7 +565,7 @@ def test_bad_input_gets_an_error_that_says_what_to_do(monkeypatch: pytest.Monkey
                 (queue.enqueue("jobs", b"x", priority=10), InvalidSettingError, "priority = 10 is outside 0 to 9"),
                 (queue.enqueue("jobs", b"x", lease=0.5), InvalidSettingError, "lease = 0.5 s is outside 1 s"),
                 (queue.enqueue("jobs", b"x", lease=50_000), InvalidSettingError, "lease = 50000 s is outside"),
-                (queue.enqueue("a/b", b"x"), InvalidNameError, "queue name"),
+                (queue.enqueue("a/b/c", b"x"), InvalidNameError, "queue name"),
                 (queue.enqueue("jobs", b"x" * 600_000), TooLargeError, "item of 600000 bytes"),
                 (queue.enqueue("jobs", b"x", metadata={"a": b"x" * 20_000}), TooLargeError, "metadata of 20001 bytes"),
                 (queue.enqueue("jobs", 7), TypeError, "payload must be"),  # type: ignore[arg-type]

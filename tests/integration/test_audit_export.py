@@ -43,11 +43,11 @@ def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
         return {(each.name, *each.labels.values()): each.value for metric in metrics for each in metric.samples}
 
     found = asyncio.run(work())
-    assert found["memq_audit_findings", TOPIC.name, "lost"] == 1
-    assert found["memq_audit_findings", TOPIC.name, "doubled"] == 0
-    assert found["memq_audit_records", TOPIC.name, "acked"] == 30
-    assert found["memq_audit_records", TOPIC.name, "committed"] == 10
-    assert found["memq_audit_verdict_records", TOPIC.name, "", "lost"] == 20
+    assert found["memq_audit_findings", TOPIC.name, "lost", ""] == 1
+    assert found["memq_audit_findings", TOPIC.name, "doubled", ""] == 0
+    assert found["memq_audit_records", TOPIC.name, "acked", ""] == 30
+    assert found["memq_audit_records", TOPIC.name, "committed", ""] == 10
+    assert found["memq_audit_verdict_records", TOPIC.name, "", "lost", ""] == 20
     assert found["memq_audit_clients",] == 1
     assert found["memq_audit_reports_read_time_seconds",] == 5
 
@@ -84,5 +84,5 @@ def test_the_command_serves_what_the_state_holds(tmp_path: Path) -> None:
     command = ("auditor", "metrics", "--audit-state", f"sqlite:{tmp_path / 'audit.sqlite'}")
     with exporter(*command) as address:
         found = scraped(address)
-    assert found[f'memq_audit_findings{{kind="lost",topic="{TOPIC.name}"}}'] == 1
+    assert found[f'memq_audit_findings{{kind="lost",namespace="",topic="{TOPIC.name}"}}'] == 1
     assert found["memq_audit_rounds_total"] >= 1

@@ -191,7 +191,7 @@ def test_objects_are_verified_by_folder_and_by_topic(memq: Memq, folder: Path) -
     ("arguments", "code", "words"),
     [
         (["consume", "nowhere", "-e"], 3, ["nowhere"]),
-        (["consume", "a/b"], 2, ["'a/b'", "A-Z"]),
+        (["consume", "a b"], 2, ["'a b'", "A-Z"]),
         (["produce", ".."], 2, ["'..'"]),
         (["produce", "x" * 250], 2, ["250", "249"]),
         (["produce", "t", "--acks", "2"], 2, ["acks", "0, 1, all"]),

@@ -22,7 +22,7 @@ def test_records_that_a_group_has_not_read_are_its_lag() -> None:
         left = 3 - len(list(batch.values()))
         with exporter("lag", "-b", cluster.address) as address:
             found = scraped(address)
-    labels = '{group="report",topic="clicks"}'
+    labels = '{group="report",namespace="",topic="clicks"}'
     assert found[f"memq_group_lag_records{labels}"] == left
     assert (found[f"memq_group_lag_bytes{labels}"] > 0) == (left > 0)
     assert found[f"memq_group_lag_seconds{labels}"] >= 0

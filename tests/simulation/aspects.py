@@ -72,7 +72,9 @@ ASPECTS = (
     "parts",  # parts of transactions are staged
     "queue",  # items of queues, and workers that die
     "pop",  # records of topics as items of queues
+    "namespace",  # topics, groups and queues have names with a namespace
 )
+NAMESPACES = ("team", "t", "-", "cold")  # also parts of keys
 RATE = 0.3  # of the seeds that draw an aspect
 RATES = {"queue": 0.1, "pop": 0.1}  # other ones: their processes work for as long as all others together
 SCALE = "thin"  # the aspect that the others scale with
@@ -501,6 +503,21 @@ def _with_topics(plan: Plan, _level: str, _draw: random.Random, kind: str) -> Pl
     return replace(plan, producers=(*plan.producers, kind), constants={**plan.constants, **often})
 
 
+def _with_namespaces(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Put the topic and the groups into namespaces; topics and queues of other processes follow the topic."""
+    group_of = {name: f"{draw.choice(NAMESPACES)}/{name}" for name in dict.fromkeys(plan.consumers)}
+    group_of |= {name: name for name in group_of if name.startswith(BROADCAST_GROUP)}
+    settings = plan.shape.settings
+    waits = ",".join(group_of.get(name, name) for name in settings.retention_groups.split(","))
+    shape = replace(
+        plan.shape,
+        topic=f"{draw.choice(NAMESPACES)}/{plan.shape.topic}",
+        settings=msgspec.structs.replace(settings, retention_groups=waits),
+    )
+    wishes = None if plan.wishes is None else {group_of.get(name, name): wish for name, wish in plan.wishes.items()}
+    return replace(plan, shape=shape, consumers=tuple(group_of[name] for name in plan.consumers), wishes=wishes)
+
+
 CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "house": _with_house,
     "levels": _with_levels,
@@ -538,4 +555,5 @@ CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "idle": partial(_with_topics, kind="idle"),
     "queue": partial(_with_topics, kind="queue"),
     "pop": _with_pop_groups,
+    "namespace": _with_namespaces,
 }

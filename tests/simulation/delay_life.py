@@ -70,7 +70,7 @@ class DelayLife:
             self._rules.sent(value, due_ms)
             at = _ZERO + timedelta(milliseconds=due_ms)
             try:
-                delivery = await self._producer.send("t", value, partition=partition, deliver_at=at)
+                delivery = await self._producer.send(self._plan.shape.topic, value, partition=partition, deliver_at=at)
             except MemqError:
                 await asyncio.sleep(1.0)
                 continue
@@ -86,7 +86,8 @@ class DelayLife:
     async def _count(self) -> None:
         question, found = self._rules.ask_counts(), None
         with contextlib.suppress(MemqError):
-            found = {partition: each.records for partition, each in (await self._admin.delayed("t")).items()}
+            delayed = await self._admin.delayed(self._plan.shape.topic)
+            found = {partition: each.records for partition, each in delayed.items()}
         self._rules.counted(question, TOPIC_ID, found)
 
     async def _watch(self, value: bytes, delivery: AsyncDelivery, *, cancels: bool) -> None:

@@ -130,7 +130,7 @@ class DirectLife:
                 for place, row in enumerate(rows):
                     if place == last:
                         self._kill()
-                    await writer.add("t", row, partition=self._partition(row))
+                    await writer.add(self._plan.shape.topic, row, partition=self._partition(row))
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
                 if last == len(rows):
                     self._kill()

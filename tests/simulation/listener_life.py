@@ -43,11 +43,11 @@ class ListenerLife(TopicChurn):
         self._cluster.end(MEMBERS)  # of the life before
         async with AsyncAdmin(self._brokers, runtime=self._runtime) as admin:
             for _ in range(topics):
-                await self._live(admin, NAME)
+                await self._live(admin, self._named(NAME))
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:
         self._topics += 1
-        group = f"{LISTENERS}-{self._draw.randbytes(6).hex()}"
+        group = self._named(f"{LISTENERS}-{self._draw.randbytes(6).hex()}")
         waits: dict[str, str | int] = {"retention_groups": group, "retention_groups_ms_max": WAITS_MS}
         topic = await self._made(admin, name, waits if self._draw.random() < WAITS_RATE else {})
         for suffix, partitions in ((RETRIES, LANES), (LETTERS, 1)):

@@ -53,7 +53,7 @@ class NamedLife:
             old.append(producer)
             cuts = self._rules.cuts()
             try:
-                points = await producer.resume_points("t")
+                points = await producer.resume_points(self._plan.shape.topic)
             except MemqError:  # the world is sick: the next one may come through
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -89,7 +89,7 @@ class NamedLife:
                 value = words.encode() + draw.randbytes(draw.choice(SIZES))
                 self._checker.sent(self._node.name, partition, number, value)
                 try:
-                    delivery = await producer.send("t", value, partition=partition)
+                    delivery = await producer.send(self._plan.shape.topic, value, partition=partition)
                 except MemqError:
                     self._checker.give_up(value)
                     return count + 1

@@ -9,7 +9,7 @@ from memq.groups import Membership
 from memq.notification import Publication
 from memq.simulation.ports.cloud import Observer
 from memq.simulation.world.node import SimNode
-from memq.topic import Position, ReadPartition
+from memq.topic import NAMESPACE_END, Position, ReadPartition
 from tests.simulation.checker import Checker
 
 LISTENERS = "listeners"  # begins the names of groups that have rules of their own
@@ -90,7 +90,7 @@ class Observers(Observer):
         checker = self._of(partition)
         if checker.retention is not None:
             checker.retention.commit(group, partition, position.pointer_offset)
-        if group.startswith(LISTENERS):
+        if _is_of_listeners(group):
             self.on_listeners(group, partition, position)
             return
         checker.committed(group, partition, position)
@@ -112,6 +112,10 @@ class Observers(Observer):
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""
-        if group.startswith(LISTENERS):
+        if _is_of_listeners(group):
             return
         self._of(partition).fetched(group, partition, position)
+
+
+def _is_of_listeners(group: str) -> bool:
+    return group.rpartition(NAMESPACE_END)[2].startswith(LISTENERS)

@@ -46,7 +46,7 @@ class PopLife(TopicChurn):
                 if self._draw.random() < LASTING_RATE:
                     await self._share()
                 else:
-                    await self._live(admin, NAME)
+                    await self._live(admin, self._named(NAME))
 
     async def _share(self) -> None:
         """Read the lasting topic, next to its consumers."""

@@ -37,7 +37,7 @@ class QueueLife(TopicChurn):
         """Let workers work on so many queues, one after another."""
         self._cluster.end(WORKERS)  # of the life before
         for number in range(topics):
-            await self._work_on(f"{self._life}.{number}")
+            await self._work_on(self._named(f"{self._life}.{number}"))
 
     async def _work_on(self, name: str) -> None:
         world = self._cluster.world

@@ -533,22 +533,22 @@ class Scenario:
     async def _product_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         kind = self.plan.producers[int(node.name.rpartition("-")[2])]
         producer, core = self._producer(node, runtime, acks=LEVEL_OF[kind]), RecordingCore.last
-        keyed = self.plan.keyed and kind == "product"
+        keyed, topic = self.plan.keyed and kind == "product", self.plan.shape.topic
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []
         for left in range(self._blocks_left(node.name), 0, -1):
             await self._rest(node.name, left)
             number = node.random.randrange(KEYS if keyed else self.plan.shape.partitions)
             if keyed and node.random.random() < LEARN_RATE:
-                watchers.append(asyncio.create_task(core.refresh("t")))
+                watchers.append(asyncio.create_task(core.refresh(topic)))
             for value in self._values(node, number, keyed=keyed):
                 tag, headers = facets_of(value)
                 try:
                     if keyed:
                         key = b"key-%d" % number
-                        delivery = await producer.send("t", value, key=key, headers=headers or None, tag=tag)
+                        delivery = await producer.send(topic, value, key=key, headers=headers or None, tag=tag)
                     else:
-                        delivery = await producer.send("t", value, partition=number, headers=headers or None, tag=tag)
+                        delivery = await producer.send(topic, value, partition=number, headers=headers or None, tag=tag)
                 except MemqError:
                     self.checker.give_up(value)
                     continue

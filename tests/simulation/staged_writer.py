@@ -68,7 +68,7 @@ class StagedLife:
         A batch that may have been forgotten is not published: the writer gives it up.
         """
         try:
-            await commits.topics(["t"])
+            await commits.topics([self._plan.shape.topic])
             objects = [await self._stage(commits, batch) for _ in range(self._node.random.randint(1, OBJECTS_MAX))]
             self._rules.offered(self._node.name, batch, [staged.key for staged in objects])
             atomic = random.Random(f"{self._node.name}/{batch}").random() < self._atomic_rate
@@ -86,15 +86,16 @@ class StagedLife:
 
     async def _stage(self, commits: StagedCommits, batch: int) -> StagedObject:
         draw = self._node.random
-        topic = (await commits.topics(["t"]))["t"]
+        name = self._plan.shape.topic
+        topic = (await commits.topics([name]))[name]
         writer = StagedWriter(
-            commits.cluster, {"t": topic}, self._store, self._node.name, block_bytes=1_000, runtime=self._runtime
+            commits.cluster, {name: topic}, self._store, self._node.name, block_bytes=1_000, runtime=self._runtime
         )
         values: list[bytes] = []
         for _ in range(draw.randint(1, 2 * self._plan.block_records_max)):
             partition = draw.randrange(self._plan.shape.partitions)
             values.append(self._rules.made(self._node.name, batch, partition, draw.randbytes(draw.choice((0, 300)))))
-            await writer.add("t", values[-1], partition=partition)
+            await writer.add(name, values[-1], partition=partition)
         (staged,) = await writer.finish()
         self._rules.staged(staged.key, values)
         return staged

@@ -16,7 +16,7 @@ from memq.errors import AlreadyExistsError, InvalidSettingError, MemqError, NotF
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import SimNode
-from memq.topic import Topic, read_partitions
+from memq.topic import NAMESPACE_END, Topic, namespace_of, read_partitions
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import Reader
@@ -54,7 +54,12 @@ class TopicChurn:
         """Let so many topics live and die, and return when the last one is gone."""
         async with AsyncAdmin(self._brokers, runtime=self._runtime) as admin:
             for number in range(topics):
-                await self._live(admin, self.names[number % len(self.names)])
+                await self._live(admin, self._named(self.names[number % len(self.names)]))
+
+    def _named(self, name: str) -> str:
+        """Return a name in the namespace of the lasting topic, if that has one."""
+        namespace = namespace_of(self._cluster.topic.name)
+        return f"{namespace}{NAMESPACE_END}{name}" if namespace else name
 
     async def _live(self, admin: AsyncAdmin, name: str) -> None:
         self._topics += 1

@@ -157,7 +157,7 @@ class TransactionLife:
                 self._checker.sent(stream, partition, 1, value)
                 self._checker.give_up(value)  # of the log's promises only that it is there once, at most
                 self._rules.sent(made, value, partition)
-                await transaction.send("t", value, partition=partition)
+                await transaction.send(self._plan.shape.topic, value, partition=partition)
                 if draw.random() < EARLY_RATE:
                     await transaction.flush()
             if self._group:
@@ -184,7 +184,7 @@ class TransactionLife:
         if self._consumer is None:
             self._consumer = AsyncConsumer(
                 self._brokers,
-                "t",
+                self._plan.shape.topic,
                 group=self._group,
                 auto_commit=False,
                 session_timeout_ms=draw.choice([1_000, 3_000]),

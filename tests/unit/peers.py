@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
+from memq.broker.ingest.quota_book import QuotaBook
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
 from memq.broker.ingest.slabs import Slab, SlabPool
 from memq.broker.metrics import Counters
@@ -60,7 +61,8 @@ class HoldingPartition:
         self.moved_to = "near:1"
         self.own: Ownership | None = None
         limits = Quotas(SystemClock(), NO_CLIENT_LIMITS)
-        self.services = SimpleNamespace(limits=limits, spool=None, counters=Counters(), waits=Waits(SystemClock()))
+        parts = {"limits": limits, "quotas": QuotaBook(SystemClock()), "counters": Counters()}
+        self.services = SimpleNamespace(spool=None, waits=Waits(SystemClock()), **parts)
         self.known = SimpleNamespace(holds=lambda producer, header: (False, None), positions_of=lambda *claim: [])
         self.appender = Appender(cast(Any, self))
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))

@@ -24,6 +24,7 @@ from memq.format.key import (
 from memq.governor.zookeeper.layout import topic_of_node, topic_path
 from memq.namespaces import Namespace, check_namespace, check_room, namespace_named
 from memq.notification.kafka.settings import Names
+from memq.observe.metrics import METRICS, lines_of
 from memq.permissions import (
     AccessRule,
     Permission,
@@ -272,3 +273,13 @@ def test_changes_of_namespaces_are_versions_of_the_rules() -> None:
 
 def topic_named(name: str, partitions: int) -> Topic:
     return Topic(name=name, id=ID, created_ms=0, partitions=equal_slots(partitions))
+
+
+def test_metrics_of_topics_have_the_namespace_as_a_label() -> None:
+    family = lines_of("memq_group_lag_records", [(("billing/reports", "billing/invoices"), 3), (("g", "t"), 4)])
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        ({"group": "billing/reports", "topic": "billing/invoices", "namespace": "billing"}, 3),
+        ({"group": "g", "topic": "t", "namespace": ""}, 4),
+    ]
+    for metric in METRICS.values():
+        assert ("namespace" in metric.labels) == ("topic" in metric.labels), metric.name
