@@ -58,6 +58,9 @@ class WrittenAudit(LiveSource):
     async def clients(self) -> list[ReportingClient]:
         return self.heard
 
+    async def behind(self, now_ms: int) -> str:
+        return ""
+
     async def acknowledge(self, finding: str, who: str) -> None:
         if finding not in self.found:
             raise NotFoundError(f"there is no finding '{finding}'")

@@ -37,7 +37,7 @@ PROFILE = settings(deadline=None, suppress_health_check=list(HealthCheck))
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail a test whose server logged an error: an answer that the client did not read may have been a 500."""
     yield
-    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
     assert not errors
 
 

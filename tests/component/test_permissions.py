@@ -81,7 +81,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @asynccontextmanager
-async def cluster(authority: Certificates, brokers: int = 1) -> AsyncIterator[Cluster]:
+async def cluster(authority: Certificates, brokers: int = 1, *, audit: bool = False) -> AsyncIterator[Cluster]:
     """Run brokers of one cluster on sockets."""
     shared, events = MemoryCluster(), EventLog(SystemClock())
     queue, store = MemoryQueue(SystemClock()), MemoryHandler(SystemClock())
@@ -95,7 +95,8 @@ async def cluster(authority: Certificates, brokers: int = 1) -> AsyncIterator[Cl
                 port=0,
                 http_port=-1,
                 broker_id=f"b{number}",
-                audit=False,
+                audit=audit,
+                audit_interval_ms=100,
                 permissions=True,
                 superusers="root",
                 broker_principals="broker-*",

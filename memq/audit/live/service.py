@@ -279,6 +279,9 @@ class LiveAudit:
                 continue
             if any((part.topic_id, part.partition) not in home.partitions for part in report.parts):
                 await self._learn_topics(report)
+            if wrong := self._wrongly_named(report):
+                self._events.warning("audit.report-unreadable", f"report at {position} of _memq_audit: {wrong}")
+                continue
             home.audit.take(await self._named(report), now_ms)
             home.taken = at
             for part in report.parts:
@@ -286,6 +289,14 @@ class LiveAudit:
                     self._touched[part.topic_id, part.partition] = None
         if not reached or Position.parse(page.next) > reached:
             home.position = page.next
+
+    def _wrongly_named(self, report: Report) -> str:
+        """Return which topic a report gives a false name: brokers check permissions by the name."""
+        for part in report.parts:
+            topic = self._topics.by_id.get(part.topic_id)
+            if topic is not None and topic.name != part.topic:
+                return f"it gives topic '{topic.name}' the name '{part.topic[:60]}'"
+        return ""
 
     async def _named(self, report: Report) -> Report:
         """Return the report with the sequences of its damages, as far as indexes have them."""

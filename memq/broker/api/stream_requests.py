@@ -30,7 +30,7 @@ from memq.protocol.admin_messages import AdminAnswer, BeginProducer, PublishStag
 from memq.protocol.connection import Principal
 from memq.protocol.frames import AckLevel
 from memq.protocol.messages import Close, Done, Forward, Open, OpenAnswer
-from memq.topic import secret_producer_id
+from memq.topic import is_internal, secret_producer_id
 
 OPEN_TIMEOUT_S = 10.0
 NOT_READY_MS = 200
@@ -119,7 +119,12 @@ class StreamRequests:
         return Done()
 
     async def publish_staged(self, call: Call[PublishStaged]) -> Answer:
-        """Publish pieces of a batch that a writer stored itself."""
+        """Publish pieces of a batch that a writer stored itself.
+
+        Raises: InvalidRequestError for memq's own topics.
+        """
+        if is_internal(call.ask.topic):  # nobody has checked the records
+            raise InvalidRequestError(f"topic '{call.ask.topic}' is memq's own: it takes no staged batches")
         processor = await self._open_processor(call.ask.topic, call.ask.topic_id, call.ask.partition)
         return AdminAnswer(published=await publish_staged(processor, call.ask))
 

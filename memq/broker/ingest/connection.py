@@ -15,6 +15,7 @@ from memq.broker.ingest.block_contents import check_contents, first_sequence_of,
 from memq.broker.ingest.intake import Intake, sound_run
 from memq.broker.ingest.partial_frames import Region
 from memq.broker.ingest.quotas import Limiters
+from memq.broker.ingest.report_checks import check_reports
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import (
     ACCEPTED,
@@ -37,6 +38,7 @@ from memq.errors import (
     TooOldError,
 )
 from memq.format.blocks.header import BlockHeader, check_block, parse_header
+from memq.format.report import AUDIT_TOPIC
 from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES, KIB, MIB
 from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, Principal, Side
 from memq.protocol.frames import (
@@ -370,9 +372,13 @@ class Connection(asyncio.BufferedProtocol):
             timeout_ms = stream.target.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
-            if not stream.checked or header.raw_length > stream.target.topic.settings.record_bytes_max:
-                check_contents(slab.view[start:stop], header, stream.target.topic)
-                stream.checked = True
+            checks, topic = self._services.permissions, stream.target.topic
+            reports = checks.enforced and topic.name == AUDIT_TOPIC
+            if not stream.checked or header.raw_length > topic.settings.record_bytes_max:
+                check_contents(slab.view[start:stop], header, topic)
+                stream.checked = not reports  # each block of those comes here
+            if reports:
+                check_reports(slab.view[start:stop], header, checks, self.principal.name, self.peer)
         except MemqError as error:
             self._turn_away(stream, turned_away(error))
             return stop
