@@ -17,7 +17,9 @@ from memq.compaction.plan import CompactionRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.planning import join, neighbours, split
+from memq.governor.registry import RegistryChange
 from memq.limits import KIB, MIB
+from memq.permissions import RuleSet
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
@@ -37,6 +39,7 @@ TOPIC_ID = "5eed" * 8
 WRITE_PARTITIONS_MAX = 6  # if they are split and joined
 SPOOL_BYTES_MAX = 24 << 10  # so small that segments are soon full, and copied
 SPURIOUS_EVERY_S = 10.0  # mean time between notifications of all watchers without a change
+BROKER = "broker-"  # first part of the names of brokers
 CHECK_INTERVAL_MS, CHECK_TRIES = 2_000, 5  # of questions about prepared transactions
 CAPACITY_BYTES_S = 10_000  # so small that the governor moves even idle partitions
 
@@ -73,6 +76,7 @@ class ClusterShape:
     slab_bytes: int = 32 * KIB
     memory_bytes_max: int = 2 * MIB  # of a broker
     prefetch_bytes_max: int = MIB  # of a consumer, at most
+    rules: RuleSet | None = None  # of permissions, at the begin; None: brokers check none
 
 
 class SimCluster:
@@ -84,6 +88,7 @@ class SimCluster:
         self.switch = Switch(world, faults.network)
         self.objects: dict[str, bytes] = {}
         self.cloud = Cloud(world, faults, refuse=shape.refuse)
+        self.switch.certified = shape.rules is not None
         self.switch.refused = self.cloud.takeovers.refused
         self.doors: dict[str, Doors] = {}
         self.disks: dict[str, HostDisk] = {}
@@ -100,7 +105,7 @@ class SimCluster:
         for number in range(WRITE_PARTITIONS_MAX):
             self._watch(ReadPartition(shape.topic, TOPIC_ID, number))
         self.healed = False
-        self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
+        self.brokers = [f"{BROKER}{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # finished runs of retention and sweep, by broker
         self.counters: list[Counters] = []  # of each life of a broker
         self.live: dict[str, Broker] = {}  # the last life of each broker, once it has started
@@ -136,6 +141,8 @@ class SimCluster:
 
     async def _make_topic(self) -> None:
         self.cloud.cluster.apply(self.cloud.cluster.registry.create_topic(self.topic))
+        if self.shape.rules is not None:
+            self.cloud.cluster.apply(RegistryChange(rules=self.shape.rules))
         await self.cloud.queue.create(self.read_partitions, self.topic.settings.stale_publish_ms)
 
     def spawn(self, name: str, main: Callable[[SimNode, Runtime, Doors], Coroutine[Any, Any, None]]) -> SimNode:
@@ -189,6 +196,8 @@ class SimCluster:
             audit=self.shape.audit_interval_ms > 0,
             audit_interval_ms=self.shape.audit_interval_ms,
             audit_partitions=2,
+            permissions=self.shape.rules is not None,
+            broker_principals=f"{BROKER}*" if self.shape.rules is not None else "",
         )
         stop = self._stops[node.name]
         broker = await self._started(settings, runtime, doors)

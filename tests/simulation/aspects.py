@@ -30,6 +30,7 @@ from tests.simulation.reduced_constants import (
     SNAPSHOTS,
     draw_constants,
 )
+from tests.simulation.rule_sets import ALLOWED
 from tests.simulation.wishes import WISHES
 
 if TYPE_CHECKING:
@@ -73,10 +74,11 @@ ASPECTS = (
     "queue",  # items of queues, and workers that die
     "pop",  # records of topics as items of queues
     "namespace",  # topics, groups and queues have names with a namespace
+    "rules",  # permissions are withdrawn and given back
 )
 NAMESPACES = ("team", "t", "-", "cold")  # also parts of keys
 RATE = 0.3  # of the seeds that draw an aspect
-RATES = {"queue": 0.1, "pop": 0.1}  # other ones: their processes work for as long as all others together
+RATES = {"queue": 0.1, "pop": 0.1, "rules": 0.1}  # other ones: their processes work for as long as all others together
 SCALE = "thin"  # the aspect that the others scale with
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
@@ -518,6 +520,15 @@ def _with_namespaces(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, consumers=tuple(group_of[name] for name in plan.consumers), wishes=wishes)
 
 
+def _with_rules(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Check permissions, and add an operator who changes them; not where each partition must answer in time."""
+    if plan.faults.chaos.log_cut_every_s or plan.faults.chaos.part_every_s:
+        return plan
+    kinds = tuple("product" if kind == "plain" else kind for kind in plan.producers)
+    plan = replace(plan, producers=kinds, shape=replace(plan.shape, rules=ALLOWED))
+    return _with_topics(plan, level, draw, "rules")
+
+
 CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "house": _with_house,
     "levels": _with_levels,
@@ -556,4 +567,5 @@ CHANGES: dict[str, Callable[[Plan, str, random.Random], Plan]] = {
     "queue": partial(_with_topics, kind="queue"),
     "pop": _with_pop_groups,
     "namespace": _with_namespaces,
+    "rules": _with_rules,
 }

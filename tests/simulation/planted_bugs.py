@@ -31,6 +31,7 @@ from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.pop_bugs import POP_BUGS
 from tests.simulation.queue_bugs import QUEUE_BUGS
 from tests.simulation.retry_bugs import RETRY_BUGS
+from tests.simulation.rules_bugs import RULES_BUGS
 from tests.simulation.scenario import run_plan
 from tests.simulation.topic_bugs import TOPIC_BUGS
 from tests.simulation.transaction_bugs import TRANSACTION_BUGS
@@ -259,6 +260,7 @@ BUGS = (
     *RETRY_BUGS,
     *QUEUE_BUGS,
     *POP_BUGS,
+    *RULES_BUGS,
     *TRANSACTION_BUGS,
     *PART_BUGS,
     *DELAY_BUGS,

@@ -20,7 +20,8 @@ from tests.simulation.coverage import Summary
 from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import draw_plan
 from tests.simulation.planted_bugs import BUGS, find
-from tests.simulation.scenario import Report, run_plan
+from tests.simulation.run_report import Report
+from tests.simulation.scenario import run_plan
 
 FAILED_SHOWN_MAX = 20
 

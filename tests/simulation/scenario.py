@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,6 @@ from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
 from memq.simulation.chaos import Chaos
 from memq.simulation.cluster import CLUSTER, PORT
-from memq.simulation.ports.calls import Met
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.node import SimNode
@@ -55,6 +53,8 @@ from tests.simulation.queue_life import QUEUES, WORKERS, QueueLife
 from tests.simulation.reader import Delivered
 from tests.simulation.reduced_constants import PARTS, scaled
 from tests.simulation.restore_rules import RestoreRules
+from tests.simulation.rules_life import ROUNDS, WARD, RulesLife
+from tests.simulation.run_report import Report
 from tests.simulation.sealed_life import SEALED, SealedLife
 from tests.simulation.sent_acks import SentAcks, noted_acks, noted_staged_acks
 from tests.simulation.shard_answers import FoldedShards
@@ -87,25 +87,10 @@ LIVES: dict[str, tuple[type[TopicChurn], int]] = {  # processes with topics of t
     "idle": (IdleLife, IDLE),
     "queue": (QueueLife, QUEUES),
     "pop": (PopLife, GROUPS),
+    "rules": (RulesLife, ROUNDS),
 }
-STARTED = (*MEMBERS, *WORKERS, *POPPERS)  # by the process of their topic or queue
+STARTED = (*MEMBERS, *WORKERS, *POPPERS, WARD)  # by the process of their topic or queue
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
-
-
-@dataclass(slots=True)
-class Report:
-    """The result of a run."""
-
-    seed: int
-    trace_hash: str
-    seconds: float
-    steps: int
-    acked: int
-    given_up: int
-    pointers: int
-    counts: dict[str, int] = field(default_factory=dict)
-    met: Met = field(default_factory=dict)  # which fault met which work
-    live_faults: dict[str, int] = field(default_factory=dict)  # that the live audit was held against, by name
 
 
 class Scenario:

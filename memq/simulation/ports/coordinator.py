@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
@@ -23,15 +24,33 @@ T = TypeVar("T")
 
 
 class SimRules:
-    """See `memq.governor.RuleKeeper`."""
+    """See `memq.governor.RuleKeeper`; it notes the times of its reads.
+
+    A stale answer breaks the promise of the port. The broker defends itself against single ones.
+    """
 
     def __init__(self, caller: Caller, inner: RuleKeeper) -> None:
         self._caller = caller
         self._inner = inner
+        self._before: RuleSet | None = None  # the true answer to the last read
+        self.read_s = self.answered_s = 0.0  # when the last read with a true answer began, and ended
+        self.failed_s = -math.inf  # when the last read without one ended
 
     async def read(self) -> RuleSet:
         """See `RuleKeeper.read`."""
-        return await self._caller.call("rules", self._inner.read)
+        world = self._caller.node.world
+        began_s, stale = world.now, self._caller.lie("stale")
+        try:
+            answer = await self._caller.call("rules", self._inner.read, lies=("denied",))
+        except BaseException:  # also the time-out of the caller
+            self.failed_s = world.now
+            raise
+        before, self._before = self._before, answer
+        if stale and before is not None and before != answer:
+            self.failed_s = world.now
+            return before
+        self.read_s, self.answered_s = began_s, world.now
+        return answer
 
     async def replace(self, changed: RuleSet) -> RuleSet:
         """See `RuleKeeper.replace`."""
@@ -52,7 +71,8 @@ class SimCoordinator:
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
         self.cluster = self._inner.cluster
-        self.rules: RuleKeeper = SimRules(caller, self._inner.rules)
+        self.own_rules = SimRules(caller, self._inner.rules)
+        self.rules: RuleKeeper = self.own_rules
         self._watchers = Watchers(EventLog(caller.node.clock))
         self._stop: Callable[[], None] | None = None
         self._watching = False

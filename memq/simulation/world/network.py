@@ -103,6 +103,7 @@ class Switch:
     def __init__(self, world: World, faults: NetworkFaults) -> None:
         self.world = world
         self.faults = faults
+        self.certified = False  # whether each node has a certificate with its name
         self.listeners: dict[Address, SimListener] = {}
         self.silent_hosts: dict[str, SimNode] = {}  # hosts that lost power, with the process that died
         self.refusing_until: dict[str, float] = {}  # hosts that refuse new connections, as a firewall may

@@ -47,6 +47,8 @@ class Pipe:
 class PieceCarrier(Protocol):
     """The switch, as a transport uses it."""
 
+    certified: bool
+
     def draw_piece_bytes(self) -> int:
         """See `Switch.draw_piece_bytes`."""
 
@@ -82,7 +84,8 @@ class SimTransport(asyncio.Transport):
     def __init__(
         self, switch: PieceCarrier, node: SimNode, number: int, address: Address, peer_address: Address
     ) -> None:
-        super().__init__({"peername": peer_address, "sockname": address})
+        certificate = {"subject": ((("commonName", peer_address[0]),),)} if switch.certified else None
+        super().__init__({"peername": peer_address, "sockname": address, "peercert": certificate})
         self.switch = switch
         self.node = node
         self.number = number
