@@ -128,9 +128,11 @@ def test_a_proof_with_another_nonce_or_binding_is_refused_although_the_password_
 
 
 @pytest.mark.parametrize(
-    "first", ["", "n,,", "y,,n=user,r=abc", "p=tls-exporter,,n=user,r=a", "n,,n=,r=a", "n,,n=a,r="]
+    "first",
+    ["", f"n,,n={'u' * 201},r=a", "n,,", "y,,n=user,r=abc", "p=tls-exporter,,n=user,r=a", "n,,n=,r=a", "n,,n=a,r="],
 )
 def test_a_false_first_message_is_refused(first: str) -> None:
+    assert user_of(f"n,,n={'u' * 200},r=a") == "u" * 200
     with pytest.raises(ProtocolError):
         user_of(first)
 
