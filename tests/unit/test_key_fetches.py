@@ -108,7 +108,9 @@ def test_a_document_without_public_keys_is_refused(document: bytes) -> None:
         keys_in(document)
 
 
-def test_keys_are_fetched_each_refresh_and_soon_after_a_failure(issuer: Issuer) -> None:
+def test_keys_are_fetched_each_refresh_and_soon_after_a_failure(
+    issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         task = await issuer.following()
         await skip(REFRESH_S + 1)
@@ -119,6 +121,8 @@ def test_keys_are_fetched_each_refresh_and_soon_after_a_failure(issuer: Issuer) 
         assert issuer.keys.current(), "the keys before count"
         await skip(3 * (FETCH_INTERVAL_S + 1))
         assert len(issuer.times) == 6
+        assert "keys-not-fetched: https://issuer/keys: not now" in caplog.text
+        assert "the 1 keys before count" in caplog.text
         task.cancel()
 
     run_skipping(work())
