@@ -63,7 +63,6 @@ class QuotaShares(Generic[Key]):
         """Take the report of one of so many brokers; return its parts, which end LEASE_S later."""
         if now_s - self._asked_s > LEASE_S:  # nobody has asked this broker for as long: another one may have governed
             self._since_s = now_s
-            self._granted.clear()
         self._asked_s = now_s
         learning = now_s - self._since_s < LEASE_S
         return {key: self._grant(broker, key, use, brokers, now_s, learning=learning) for key, use in uses.items()}

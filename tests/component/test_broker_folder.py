@@ -480,6 +480,15 @@ def test_a_queue_that_can_not_be_copied_is_not_called_damaged(tmp_path: Path) ->
 # ---- sweeps --------------------------------------------------------------------------------------
 
 
+def test_a_sweep_of_a_folder_has_a_clock_of_its_own(folder: Folder) -> None:
+    async def work() -> None:
+        await folder.fill()
+        async with folder_sweep(folder.path, lambda text: None, 1_000) as sweep:
+            assert [each async for each in sweep.find(60_000, 60_000)] == []
+
+    run(work())
+
+
 def test_a_sweep_has_its_folder_alone(folder: Folder) -> None:
     async def work() -> None:
         await folder.fill()

@@ -85,6 +85,18 @@ def test_restored_pointers_are_those_that_were_published() -> None:
     run(work())
 
 
+def test_a_restore_counts_each_finished_object() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic, moved = await fill(broker), list[int]()
+            store = broker.services.stores["main"]
+            queue, clock = MemoryQueue(SystemClock()), SystemClock()
+            report = await Restorer("memq", "main", store, queue, clock, moved=moved.append).restore(topic)
+            assert sum(moved) == report.objects > 1
+
+    run(work())
+
+
 def test_after_a_restore_the_queue_refuses_what_is_too_old() -> None:
     async def work() -> None:
         async with running_broker() as broker:

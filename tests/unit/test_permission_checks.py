@@ -10,7 +10,7 @@ import pytest
 
 from memq.broker.permissions.checks import PermissionChecks
 from memq.errors import DeniedError, NotReadyError, UnreachableError
-from memq.permissions import AccessRule, Permission, ResourceKind, RuleSet, topic_resource
+from memq.permissions import AccessRule, Permission, Resource, ResourceKind, RuleSet, topic_resource
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.settings import BrokerSettings
@@ -109,6 +109,15 @@ def test_a_refusal_names_principal_permission_resource_and_the_command(caplog: p
     assert "permission-denied" in caplog.text
     assert "10.0.0.1:7" in caplog.text
     assert checks.denied_requests == {"open": 1}
+
+
+def test_an_object_of_unknown_topics_needs_the_permission_on_all_topics() -> None:
+    unknown = Resource(ResourceKind.OBJECT, "main/memq/states/1")
+    for stored, allowed in ((rules(1, "clicks"), False), (rules(1, "*"), True), (rules(1), False)):
+        checks = checks_on(stored)
+        asyncio.run(checks.refresh())
+        assert checks.may("ann", Permission.READ, unknown) is allowed
+        assert not checks.may("bob", Permission.READ, unknown)
 
 
 def test_everything_is_allowed_while_permissions_are_off() -> None:

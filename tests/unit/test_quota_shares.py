@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memq.broker.ingest.quota_book import QuotaBook, ShareKey
 from memq.broker.ingest.quotas import refusal_of
-from memq.governor.quota_shares import LEASE_S, REPORT_INTERVAL_S, QuotaShares, ShareUse, fair_parts
+from memq.governor.quota_shares import BEGINNING, LEASE_S, REPORT_INTERVAL_S, QuotaShares, ShareUse, fair_parts
 from memq.quotas import QuotaRule
 from tests.contract.manual_clock import ManualClock
 
@@ -93,6 +93,7 @@ def test_a_share_that_is_not_used_moves_to_the_broker_that_needs_it() -> None:
     cluster = Cluster(4)
     cluster.run(20, [1_000, 0, 0, 0])
     assert cluster.parts()[0] > 0.95
+    assert cluster.parts()[1:] == [BEGINNING / 4] * 3, "with which new traffic begins"
     cluster.run(30, [0, 1_000, 0, 0])
     assert cluster.parts()[1] > 0.95
     cluster.run(90, [1_000] * 4)
@@ -125,6 +126,22 @@ def test_one_broker_alone_has_the_whole_without_a_governor() -> None:
     assert cluster.run(MINUTE_S, [1_000]) == pytest.approx(6_000, rel=0.05)
 
 
+def test_one_broker_alone_has_the_whole_after_a_time_without_use() -> None:
+    cluster = Cluster(1)
+    cluster.run(10 * LEASE_S, [0])
+    assert cluster.parts() == [1.0]
+
+
+def test_brokers_that_all_have_use_share_the_whole() -> None:
+    shares: QuotaShares[str] = QuotaShares()
+    parts: dict[str, float] = {}
+    for step in range(20):
+        for broker in ("b1", "b2"):
+            use = ShareUse(1.0, parts.get(broker, 0.5), held=True)
+            parts[broker] = shares.grant(broker, {"rate": use}, 2, 100.0 + step)["rate"]
+    assert parts == {"b1": pytest.approx(0.5), "b2": pytest.approx(0.5)}
+
+
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=9))
 def test_parts_are_the_whole_and_nobody_who_wants_little_gets_less(wanted: list[float]) -> None:
     parts = fair_parts(wanted)
@@ -150,4 +167,5 @@ def test_parts_that_have_not_ended_never_exceed_the_whole(steps: list[tuple[int,
         now_s += pause_s
         part = shares.grant(f"b{broker}", {"rate": use._replace(part=had(broker))}, 4, now_s)["rate"]
         held[broker] = part, now_s + LEASE_S
+        shares.forget_ended(now_s)
         assert sum(part for part, until_s in held.values() if until_s > now_s) <= 1.0 + 1e-9

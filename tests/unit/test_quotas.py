@@ -240,6 +240,8 @@ def test_limits_of_clients_are_read() -> None:
         ("hard 1MiB", "limit = 'hard 1MiB' can't be read at '1MiB'"),
         ("hard 1MiB/s 2MiB/s", "limit = 'hard 1MiB/s 2MiB/s' can't be read at '2MiB/s'"),
         ("hard 0/s", "limit = 'hard 0/s' can't be read at '0/s'"),
+        ("hard 500/m", "limit = 'hard 500/m' can't be read at '500/m'"),
+        ("hard 500/", "limit = 'hard 500/' can't be read at '500/'"),
     ],
 )
 def test_a_bad_limit_is_named(line: str, message: str) -> None:

@@ -13,7 +13,16 @@ from memq.broker.restore.state_logs import RestoredStates, StateLogRestorer
 from memq.broker.service_partitions.hosts import shard_name
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import NotFoundError, StoreError
-from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target, cancelled_object, held_object_end
+from memq.format.held_object import (
+    MAGIC,
+    TRAILER,
+    HeldBlock,
+    HeldLane,
+    HoldId,
+    Target,
+    cancelled_object,
+    held_object_end,
+)
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_part_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
@@ -467,11 +476,13 @@ def test_a_restore_reports_runs_and_held_objects_that_it_can_not_read() -> None:
         run = await bucket.run(1, 2)
         bucket.decide(RunDecision(1, (run,), bucket.clock.wall_ms()))
         await bucket.save()
-        damaged = held_object_key(CLUSTER, 77, bucket.clock.wall_ms())
+        damaged, newer = (held_object_key(CLUSTER, number, bucket.clock.wall_ms()) for number in (77, 78))
         await bucket.put_bytes(damaged, b"damaged")
+        await bucket.put_bytes(newer, b"block" + TRAILER.pack(0, crc32c(b""), 99, MAGIC))
         bucket.store.objects[run.key] = bucket.store.objects[run.key][:-40]
         first, _, report = await bucket.restore()
-        assert [name for name, _ in report.findings][:2] == [f"object '{damaged}'", f"run '{run.key}'"]
+        found = [name for name, _ in report.findings][:3]
+        assert found == [*sorted([f"object '{damaged}'", f"object '{newer}'"]), f"run '{run.key}'"]
         assert list(first.spilled.runs) == [run.key], "its holds are not given up"
 
     in_bucket(work)

@@ -17,6 +17,7 @@ from memq.errors import DeniedError, InvalidRequestError, ProtocolError
 from memq.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
+    PASSWORD_CHARS_MAX,
     ScramClient,
     ScramServer,
     check_credential,
@@ -53,7 +54,8 @@ def test_passwords_are_prepared_as_the_rfc_of_saslprep_says() -> None:
     assert prepared("\u00aa") == b"a"
     assert prepared("\u2168") == b"IX"
     assert prepared("a\u00a0b") == b"a b"
-    for bad in ("", "a\x07", "\u00ad", "a" * 2_000):
+    assert len(prepared("a" * PASSWORD_CHARS_MAX)) == PASSWORD_CHARS_MAX
+    for bad in ("", "a\x07", "\u00ad", "a" * (PASSWORD_CHARS_MAX + 1)):
         with pytest.raises(InvalidRequestError):
             prepared(bad)
 
@@ -128,9 +130,11 @@ def test_a_proof_with_another_nonce_or_binding_is_refused_although_the_password_
 
 
 @pytest.mark.parametrize(
-    "first", ["", "n,,", "y,,n=user,r=abc", "p=tls-exporter,,n=user,r=a", "n,,n=,r=a", "n,,n=a,r="]
+    "first",
+    ["", f"n,,n={'u' * 201},r=a", "n,,", "y,,n=user,r=abc", "p=tls-exporter,,n=user,r=a", "n,,n=,r=a", "n,,n=a,r="],
 )
 def test_a_false_first_message_is_refused(first: str) -> None:
+    assert user_of(f"n,,n={'u' * 200},r=a") == "u" * 200
     with pytest.raises(ProtocolError):
         user_of(first)
 

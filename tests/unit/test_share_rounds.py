@@ -202,3 +202,16 @@ def test_only_the_broker_that_is_named_shows_its_use_of_a_quota() -> None:
             await shown("b2")
 
     run_skipping(work())
+
+
+def test_only_the_governor_gives_out_parts() -> None:
+    """Two brokers that do would give out more than the whole."""
+
+    async def work() -> None:
+        world = Governor()
+        ask = Call(cast(Any, None), ANONYMOUS, 0, ShareQuotas(broker="b1"), access=EVERYTHING)
+        await world.of_governor.share(ask)
+        with pytest.raises(NotReadyError, match="'b2' governs, not 'b1'"):
+            await QuotaRequests(cast(Any, world.services)).share(ask)
+
+    run_skipping(work())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from memq.broker.sweep import sweep as sweep_module
 from memq.broker.sweep.sweep import UNNAMED, UNPROVEN, Sweep
 from memq.broker.sweep.undecided_parts import manifests_in_use
 from memq.broker.sweep.unproven_objects import committed_objects, is_decided
-from memq.errors import InvalidRequestError, TooOldError, TransactionAbortedError
+from memq.errors import InvalidRequestError, NotFoundError, TooOldError, TransactionAbortedError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.key import decided_key, is_manifest_key, manifest_key, manifest_of_mark, staged_object_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
@@ -35,7 +35,7 @@ from memq.holds.decisions import encode_decision as encode_hold
 from memq.holds.machine import HoldMachine
 from memq.limits import TRANSACTION_TARGET_BYTES_MAX
 from memq.notification import Publication
-from memq.storage_handlers import confirmed_reads
+from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.topic import Topic, read_partitions
 from tests.unit.bare_cluster import CLUSTER, topic_of
 from tests.unit.test_restored_holds import TARGET as RESTORED
@@ -264,14 +264,18 @@ def test_a_sweep_keeps_what_an_undecided_transaction_names_and_takes_what_was_ro
     in_yard(work)
 
 
-def test_a_sweep_keeps_the_objects_of_a_writer_if_the_store_lacks_a_manifest_that_a_state_log_names() -> None:
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+def test_a_sweep_keeps_the_objects_of_a_writer_if_a_manifest_that_a_state_log_names_is_unreadable(fault: str) -> None:
     """The store may be wrong for a moment, and without the manifest nothing says which objects are in use."""
 
     async def work(yard: HeldYard) -> None:
         held, other = await staged(yard, "held"), await staged(yard, "other")
         key = manifest_key(CLUSTER, "held", 7)
         await yard.decide(part(key))
-        del yard.store.objects[key]
+        if fault == "missing":
+            del yard.store.objects[key]
+        else:
+            yard.store.objects[key] = b"x" * len(yard.store.objects[key])
         gone, _ = await passes(yard)
         assert gone == other
         assert held - {key} <= set(yard.store.objects)
@@ -304,6 +308,31 @@ def test_a_staged_object_counts_as_committed_if_its_transaction_has_a_mark() -> 
             True,
             False,
         ]
+
+    in_yard(work)
+
+
+def test_a_transaction_is_decided_if_the_list_or_the_store_has_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may leave out a key of a list, or answer for a moment that an object does not exist."""
+
+    async def work(yard: HeldYard) -> None:
+        await staged(yard, "marked", marked=True)
+        key = manifest_key(CLUSTER, "marked", 7)
+        get = yard.store.get
+
+        async def absent(key: str, **_: object) -> bytes:
+            raise NotFoundError("not now")
+
+        async def nothing(prefix: str) -> AsyncIterator[ObjectEntry]:
+            for entry in list[ObjectEntry]():
+                yield entry
+
+        monkeypatch.setattr(yard.store, "get", absent)
+        assert await is_decided(yard.store, key)
+        monkeypatch.setattr(yard.store, "list", nothing)
+        assert not await is_decided(yard.store, key)
+        monkeypatch.setattr(yard.store, "get", get)
+        assert await is_decided(yard.store, key)
 
     in_yard(work)
 

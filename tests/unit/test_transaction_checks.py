@@ -361,6 +361,7 @@ class Checks:
         self.committed = True
         self.answered = asyncio.Event()
         self.events: list[str] = []
+        self.texts: list[str] = []
         self.tasks = TaskOwner(self.failed, cast(Any, self))
         runtime = skipping_runtime()
         made = settings(transactional_id="pay", transaction_checker=checker, producer_group="shop")
@@ -383,6 +384,7 @@ class Checks:
 
     def info(self, event: str, text: str) -> None:
         self.events.append(event)
+        self.texts.append(text)
 
     warning = info
 
@@ -512,16 +514,18 @@ def test_an_answer_is_sent_until_a_broker_takes_it_a_few_times() -> None:
     on_checks(checker, work)
 
 
-def test_a_late_answer_is_reported() -> None:
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_late_answer_is_reported_with_the_end(commit: bool) -> None:
     async def checker(found: UndecidedTransaction) -> CheckAnswer:
-        return CheckAnswer.COMMIT
+        return CheckAnswer.COMMIT if commit else CheckAnswer.ABORT
 
     async def work(made: Checks) -> None:
         made.questions = [QUESTION]
-        made.committed = False
+        made.committed = not commit
         made.checks.start()
         await skip(0.1)
         assert made.events == ["producer.check-late"]
+        assert made.texts[0].endswith("was rolled back before" if commit else "was committed before")
 
     on_checks(checker, work)
 

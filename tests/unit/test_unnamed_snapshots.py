@@ -142,6 +142,20 @@ def test_a_named_snapshot_stays_however_old_it_is_and_whoever_named_it() -> None
     in_yard(work)
 
 
+def test_a_named_snapshot_keeps_no_later_one_that_is_superseded() -> None:
+    async def work(yard: Yard) -> None:
+        await yard.open(1)
+        named = await yard.store_snapshot(1, await yard.decide(1) + 1)
+        await yard.name(1, named)
+        left = await yard.store_snapshot(1, await yard.decide(1) + 1)
+        await yard.open(2)
+        last = await yard.store_snapshot(2, await yard.decide(2) + 1)
+        await yard.name(2, last)
+        assert await yard.twice() == [left.key]
+
+    in_yard(work)
+
+
 def test_a_snapshot_stays_while_the_store_lacks_the_later_one() -> None:
     """It may be the last state that is left."""
 

@@ -194,7 +194,7 @@ class Limiter:
         empty = [bucket for bucket in self._flows[flow] if bucket.tokens <= 0]
         for bucket in empty:
             bucket.held += 1
-        wait_ms = max(1, math.ceil(max(bucket.wait_s() for bucket in self._flows[flow]) * 1000))
+        wait_ms = math.ceil(max(bucket.wait_s() for bucket in self._flows[flow]) * 1000)
         rates = " and ".join(f"{rate} {_RATES[name]}" for name, rate in self.limit.rates.items())
         return OverLimitError(
             f"{self.subject} '{self.name}' is over its limit of {rates}",
