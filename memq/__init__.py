@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from memq import aio as aio
     from memq import errors as errors
     from memq.client.admin import Admin as Admin
+    from memq.client.bulk.arrow_reader import read_arrow as read_arrow
+    from memq.client.bulk.arrow_reader import read_arrow_batches as read_arrow_batches
     from memq.client.consumer.batch import Batch as Batch
     from memq.client.consumer.batch import Record as Record
     from memq.client.consumer.consumer import Consumer as Consumer
-    from memq.client.consumer.consumer import read_arrow as read_arrow
     from memq.client.consumer.consumer import read_record as read_record
     from memq.client.listener.answers import DeadLetter as DeadLetter
     from memq.client.listener.answers import Message as Message
@@ -78,9 +79,13 @@ _HOMES = {
     "WorkerStats": "memq.client.queue.worker_settings",
     "aio": "memq.aio",
     "errors": "memq.errors",
-    "read_arrow": "memq.client.consumer.consumer",
+    "read_arrow": "memq.client.bulk.arrow_reader",
+    "read_arrow_batches": "memq.client.bulk.arrow_reader",
     "read_record": "memq.client.consumer.consumer",
 }
+
+
+__all__ = [*_HOMES]  # noqa: PLE0604  # names; ruff knows literal lists only
 
 
 def __getattr__(name: str) -> object:

@@ -46,6 +46,7 @@ KAFKA_WORDS: dict[str, str] = {
     "max_in_flight": _RETRIES,
     "max_in_flight_requests_per_connection": _RETRIES,
     "message_timeout_ms": "memq's word is delivery_timeout_ms",
+    "on_delivery": "memq's word is on_ack, an argument of Producer; it gets the Ack or the error of each block",
     "partitioner": "give each record a key, or send it with partition=",
     "queue_buffering_max_kbytes": "memq's word is pending_bytes_max",
     "queue_buffering_max_ms": "memq's word is linger_ms",

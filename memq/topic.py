@@ -14,6 +14,7 @@ import msgspec
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, UnknownSettingError
 from memq.kafka_words import kafka_hint
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
+from memq.runtime.html import table_html
 
 RETENTION_GROUPS_MAX = 16  # that retention of one topic waits for
 CLOCK_ERROR_MS = 20_000  # most difference of two clocks: W >= D + 2 (S + clock error), docs/ownership.md
@@ -361,6 +362,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     idle_mark: str = ""
     idle_since_ms: int = 0
     expiring: bool = False
+
+    def _repr_html_(self) -> str:
+        """Return name, id, partitions and settings as a table, for notebooks."""
+        facts = [("id", self.id), ("partitions", len(self.taking)), *msgspec.structs.asdict(self.settings).items()]
+        return table_html(("topic", self.name), facts)
 
     @property
     def id_bytes(self) -> bytes:

@@ -165,7 +165,8 @@ def test_a_range_becomes_an_arrow_table(cluster: Cluster) -> None:
     second = cluster.records("clicks")[1].position
     assert memq.read_arrow(cluster.address, "clicks", start=second).column("value").to_pylist() == [b"1"]
     empty = memq.read_arrow(cluster.address, "clicks", start="end")
-    assert (empty.num_rows, empty.column_names) == (0, ["value", "key", "headers", "timestamp", "tag"])
+    names = ["value", "key", "headers", "timestamp", "tag", "partition", "offset"]
+    assert (empty.num_rows, empty.column_names) == (0, names)
 
 
 def test_a_log_that_fails_hides_the_lag_of_its_partition_alone(

@@ -114,7 +114,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "code", "words"),
     [
         (["confg"], 2, ["no command 'confg' (did you mean 'config'?)\n"]),
-        (["xyz"], 2, ["no command 'xyz' (known are dev, ", ", config)\n"]),
+        (["xyz"], 2, ["no command 'xyz' (known are dev, ", ", config, completion)\n"]),
         (["config", "all"], 2, ["got unexpected extra argument (all) (see memq config --help)\n"]),
         (["config", "--jsn"], 2, ["'--jsn' (did you mean '--json'?)"]),
         (["config", "--xyz"], 2, ["'--xyz' (see memq config --help)"]),

@@ -14,8 +14,9 @@ import pytest
 import memq
 from memq.audit.live.service import live_audit
 from memq.broker.broker import Broker
+from memq.client.bulk.arrow_reader import read_arrow
 from memq.client.bulk.staged_writer import StagedWriter
-from memq.client.consumer.consumer import AsyncConsumer, read_arrow
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidFilterError
 from memq.limits import KIB

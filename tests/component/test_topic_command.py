@@ -18,8 +18,8 @@ from memq.errors import QueueError
 from memq.testing import Cluster
 from memq.topic import TopicSettings
 
-# They run until a signal, or only group others.
-SERVERS = {"dev", "broker", "listen", "worker", "auditor", "auditor metrics"}
+# They run until a signal, or print a script.
+SERVERS = {"completion", "dev", "broker", "listen", "worker", "auditor", "auditor metrics"}
 
 
 @pytest.fixture

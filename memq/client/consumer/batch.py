@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress, islice, repeat
@@ -16,6 +17,7 @@ from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
 from memq.format.blocks.envelope import FORGOTTEN
 from memq.format.blocks.header import HEADERS, is_sound
+from memq.runtime.html import shown_bytes, table_html
 from memq.topic import Committed, Position, ReadPartition
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _INDEX_BITS = 24
+SHOWN_RECORDS = 20  # of a batch in a notebook
+SHOWN_BYTES = 100  # of a value or key in a repr
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
 
@@ -56,6 +60,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     offset: int
     partition: int
 
+    def __repr__(self) -> str:
+        fields = msgspec.structs.asdict(self).items()
+        return f"Record({', '.join(f'{name}={_shortened(value)}' for name, value in fields)})"
+
+    def _repr_html_(self) -> str:
+        """Return the fields as a table, for notebooks."""
+        return table_html(_HEADS, [_cells(self)])
+
     @property
     def forgotten(self) -> bool:
         """Whether the key of its subject was destroyed: value and headers can't be read any more."""
@@ -65,6 +77,29 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def position(self) -> Position:
         """The record's position, without a mark: a consumer that starts here gets this record first."""
         return Position(self.partition, self.offset >> _INDEX_BITS, self.offset & _INDEX_MASK)
+
+
+_HEADS = ("partition", "offset", "timestamp", "key", "value", "headers", "tag")
+
+
+def _cells(record: Record) -> tuple[object, ...]:
+    headers = ", ".join(f"{name}={'' if value is None else shown_bytes(value)}" for name, value in record.headers)
+    place = record.partition, record.offset, record.timestamp_ms
+    return (*place, record.key, record.value, headers, record.tag)
+
+
+def _shortened(value: object) -> str:
+    """Return the repr of a field; of long bytes only the beginning, with their number."""
+    if isinstance(value, bytes) and len(value) > SHOWN_BYTES:
+        return f"{value[:SHOWN_BYTES]!r}… ({len(value):,} bytes)"
+    return repr(value)
+
+
+def _offsets(first: int, part: Slice) -> Iterable[int]:
+    """Return the offsets of the records of a slice; `first` is that of the batch's pointer."""
+    low = first + part.piece.first
+    offsets = range(low + part.low, low + part.high)
+    return offsets if part.mask is None else compress(offsets, part.mask[part.low : part.high])
 
 
 def block_records(
@@ -221,16 +256,38 @@ class Batch:
         """Return the values as views without a copy. A view keeps its unpacked block in memory."""
         return self._lists(BlockReader.memoryviews)
 
-    def arrow(self) -> pyarrow.Table:
+    def arrow(self, *, places: bool = False) -> pyarrow.Table:
         """Return value, key, headers, timestamp and tag as an Arrow table, without copying values.
 
+        With `places` also partition and offset, 12 bytes for each record.
         Raises: ImportError if the extra [arrow] is not installed.
         """
-        from memq.format.blocks.arrow import block_rows, table
+        from memq.format.blocks.arrow import block_rows, placed, table
 
-        blocks = [self._read(part, block_rows) for part in self._slices]
+        blocks = [(part, self._read(part, block_rows)) for part in self._slices]
         self._finished = True
-        return table([rows for rows in blocks if rows is not None])
+        found = table([rows for _, rows in blocks if rows is not None])
+        if not places:
+            return found
+        first = self.first.pointer_offset << _INDEX_BITS
+        offsets = [_offsets(first, part) for part, rows in blocks if rows is not None]
+        return placed(found, self.partition, chain.from_iterable(offsets))
+
+    def _repr_html_(self) -> str:
+        """Return the first records as a table, for notebooks. The batch stays unfinished."""
+        rows: list[Record] = []
+        for piece, low, high, mask in self._slices:
+            if len(rows) >= SHOWN_RECORDS:
+                break
+            first = Position(self.first.read_partition, self.first.pointer_offset, piece.first)
+            with suppress(CorruptDataError):
+                records = block_records(
+                    BlockReader(piece.data, piece.header), first=first, low=low, high=high, mask=mask
+                )
+                rows += islice(records, SHOWN_RECORDS - len(rows))
+        more = f", the first {len(rows)} of them" if len(rows) < len(self) else ""
+        caption = f"{self.topic}:{self.first} to {self.next}, {len(self)} records{more}"
+        return table_html(_HEADS, map(_cells, rows), caption)
 
     def _lists(self, column: Callable[[BlockReader], list[Any]]) -> list[Any]:
         found: list[Any] = []

@@ -27,7 +27,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record_filter import OnForgotten, filter_of
-from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of
+from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient, KafkaHints
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
@@ -39,7 +39,6 @@ from memq.runtime.tls import Tls
 from memq.topic import Position
 
 if TYPE_CHECKING:
-    import pyarrow
     from opentelemetry.trace import TracerProvider
 
     from memq.client.observers.traces import ConsumerTraces
@@ -476,47 +475,6 @@ class _Batches(AsyncIterator[Batch]):
         if batch is None:
             raise StopAsyncIteration
         return batch
-
-
-def read_arrow(
-    brokers: str | Sequence[str] | None,
-    topic: str,
-    *,
-    start: Point = "beginning",
-    end: Point = "end",
-    tags: str | Sequence[str] | None = None,
-    where: str | None = None,
-    read: ReadMode = "auto",
-    encryption: Encryption | str | None = None,
-    tls: Tls | None = None,
-    runtime: Runtime | None = None,
-) -> pyarrow.Table:
-    """Return the records of a topic in a range: value, key, headers, timestamp and tag.
-
-    Times are those at which batches were sealed, so adjacent ranges neither share nor omit records. The order of
-    partitions is not defined; within each, records are in order. The table must fit in memory. `end` can't be None:
-    a table of records without an end would never be complete. `tags` and `where` choose records as in `Consumer`.
-    Raises: as `memq.Consumer` and its `poll`; ImportError if the extra [arrow] is not installed.
-    """
-    check_point(end, "end", topics_of(topic))  # of a consumer it may be None
-    from memq.format.blocks.arrow import SCHEMA  # says what to install when there is no pyarrow
-
-    import pyarrow  # isort: skip
-
-    with Consumer(
-        brokers,
-        topic,
-        start=start,
-        end=end,
-        tags=tags,
-        where=where,
-        read=read,
-        encryption=encryption,
-        tls=tls,
-        runtime=runtime,
-    ) as consumer:
-        tables = [batch.arrow() for batch in consumer]
-    return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()
 
 
 def read_record(

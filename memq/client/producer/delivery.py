@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from memq.client.arguments import check_timeout
 from memq.client.io_thread import forked_error, on_io_thread
@@ -64,6 +64,11 @@ class Promise:
         if isinstance(self._outcome, MemqError):
             state = f"failed: {state}"
         return f"<{type(self).__name__} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: no other process settles it."""
+        name = type(self).__name__
+        raise TypeError(f"this {name} of memq can't be pickled or copied: wait for its Ack, and pass that on")
 
     def settle(self, outcome: Ack | MemqError) -> list[Callable[[], object]]:
         """Store the outcome and return the callbacks to call."""

@@ -8,7 +8,8 @@ and few calls per block.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +38,9 @@ SCHEMA = pa.schema(
         pa.field("tag", pa.string()),
     ]
 )
-
+PLACED_SCHEMA = SCHEMA.append(pa.field("partition", pa.int32(), nullable=False)).append(
+    pa.field("offset", pa.int64(), nullable=False)
+)
 
 _HEADERS = SCHEMA.field("headers").type
 _TIMESTAMP = SCHEMA.field("timestamp").type
@@ -103,6 +106,15 @@ def block_rows(reader: BlockReader, low: int = 0, high: int | None = None, mask:
         return rows
     cut = [column.slice(low, end - low) if isinstance(column, pa.Array) else column for column in rows[1:]]
     return ArrowRows(end - low, *cut)
+
+
+def placed(found: pa.Table, partition: int, offsets: Iterable[int]) -> pa.Table:
+    """Return a table with the columns `partition` and `offset`; `offsets` has one for each row."""
+    columns = (array("i", [partition]) * found.num_rows, array("q", offsets))
+    for field, column in zip(list(PLACED_SCHEMA)[-2:], columns, strict=True):
+        values = pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
+        found = found.append_column(field, values)
+    return found
 
 
 def table(blocks: Sequence[ArrowRows]) -> pa.Table:
