@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import memq
+from memq import read_arrow, read_record
 from memq.cli import main
-from memq.client.consumer.consumer import read_arrow, read_record
 from memq.client.producer.producer import Producer
 from memq.encryption.keys import environment_keys
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, KeyMissingError, NotEncryptedError

@@ -6,7 +6,7 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from memq.permissions import Permission, Resource, ResourceKind, RuleSet, decide
+from memq.permissions import Permission, Resource, ResourceKind, RuleIndex, RuleSet
 from tests.simulation.rule_sets import ALLOWED, PROBES, WITHDRAWN, RuleHistory
 
 
@@ -15,7 +15,7 @@ def test_decisions_are_those_of_memq() -> None:
     for wish, rule in product(PROBES, WITHDRAWN):
         rules = replace(ALLOWED, rules=(*ALLOWED.rules, rule))
         resource = Resource(ResourceKind(wish.kind), wish.name)
-        found = decide(rules.rules, wish.principal, Permission(wish.permission), resource)
+        found = RuleIndex(rules.rules).decide(wish.principal, Permission(wish.permission), resource)
         assert found.allowed is not wish.is_denied(rules), (wish, rule)
         assert not wish.is_denied(ALLOWED)
 

@@ -19,7 +19,6 @@ from memq.client.producer.settings import (
     TRANSACTION_TIMEOUT_MS,
     AcksLike,
     OnAck,
-    ProducerSettings,
     WhenFull,
     producer_settings,
 )
