@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "get": ("memq.cli.records.get", "get", "print one record, by its position"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset, delete and migrate consumer groups"),
     "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),
+    "top": ("memq.cli.top", "top", "watch topics, brokers and the lag of groups"),
     "transaction": (
         "memq.cli.cluster.transaction",
         "transaction",

@@ -20,7 +20,8 @@ class TopicExtent:
     """Records and stored bytes of a topic, with copies; seals of its oldest and newest batch in Unix ms.
 
     The times are None without a batch. `hour_batches` counts the batches of the last hour: each is one PUT, or a part
-    of a shared one. `unknown` has the error of each read partition whose log did not answer: the rest leaves it out.
+    of a shared one. `written` counts all records ever, with those that retention removed. `unknown` has the error of
+    each read partition whose log did not answer: the rest leaves it out.
     """
 
     records: int = 0
@@ -28,6 +29,7 @@ class TopicExtent:
     oldest_ms: int | None = None
     newest_ms: int | None = None
     hour_batches: int = 0
+    written: int = 0
     unknown: tuple[tuple[int, MemqError], ...] = ()
 
     def plus(self, other: TopicExtent) -> TopicExtent:
@@ -40,6 +42,7 @@ class TopicExtent:
             min(oldest, default=None),
             max(newest, default=None),
             self.hour_batches + other.hour_batches,
+            self.written + other.written,
             self.unknown + other.unknown,
         )
 
@@ -65,4 +68,5 @@ async def _extent(resolver: OffsetResolver, topic: Topic, partition: ReadPartiti
         await resolver.first_seal(partition, span),
         await resolver.last_seal(partition, span),
         await resolver.batches_since(partition, now_ms - HOUR_MS, span),
+        end.records,
     )
