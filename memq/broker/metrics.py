@@ -179,6 +179,13 @@ class QueueCollector:
         yield lines_of("memq_broker_queue_items", items)
         oldest = [((str(each.shard),), each.oldest_s()) for each in meters]
         yield lines_of("memq_broker_queue_oldest_ready_seconds", oldest)
+        events = [
+            ((queue, event), float(count))
+            for meter in self._meters()
+            for queue, found in list(meter.events.items())
+            for event, count in found._asdict().items()
+        ]
+        yield lines_of("memq_broker_queue_item_events", events)
 
 
 class PermissionCollector:

@@ -32,6 +32,7 @@ class BrokerRouter:
         self._pool = pool
         self._holders = holders
         self._session: Session | None = None
+        self._refused: Address | None = None  # the broker that has just refused a request
 
     async def __call__(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         """Ask until a broker answers. The request must be one that may be made twice.
@@ -41,22 +42,30 @@ class BrokerRouter:
         return (await self.with_blocks(api, message, answer, timeout_s=timeout_s))[0]
 
     async def with_blocks(
-        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float, blocks: bytes = b""
+        self,
+        api: Api,
+        message: msgspec.Struct,
+        answer: type[Answer],
+        *,
+        timeout_s: float,
+        blocks: bytes = b"",
+        tries: int = 2,
     ) -> tuple[Answer, memoryview]:
         """Ask as above, with `blocks` behind the request; return the answer, and the blocks behind it.
 
-        Raises: as above.
+        A connection that looked open may be dead. Then the next one is fresh, so there are two `tries`. A caller to
+        whom a lost answer matters takes one: the first request may have counted. Raises: as above.
         """
         failures: list[str] = []
-        refused: Address | None = None
-        for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
-            link = await self.link(refused)
+        for _ in range(tries):
+            link = await self.link(self._refused)
+            self._refused = None
             try:
                 return await link.request_with_blocks(api, message, answer, blocks=blocks, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
                 self.give_up(link, error)
                 failures.append(str(error))
-                refused = link.address if link.open else None
+                self._refused = link.address if link.open else None
             except TimedOutError as error:
                 self.give_up(link, error)
                 raise

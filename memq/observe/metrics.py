@@ -24,6 +24,7 @@ SUBJECTS_MAX = 21_000  # clients and principals that the brokers remember, and t
 CLIENTS_MAX = 1_000  # that one collector is given
 AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
 QUEUE_SERIES_MAX = 32  # 8 service partitions, 4 states
+QUEUE_EVENTS_MAX = 1_000  # 8 service partitions, 25 queues of each, 5 events
 LAG_SERIES_MAX = 10_000  # groups times topics; further ones are counted, and only `memq lag` shows them
 
 
@@ -210,6 +211,15 @@ BROKER = (
         "age of the oldest ready item of each shard of queues, or 0",
         ("shard",),
         QUEUE_SERIES_MAX,
+    ),
+    Definition(
+        "memq_broker_queue_item_events",
+        "counter",
+        "items",
+        "queue items by event, of the 25 queues of each shard that were used last here: enqueued, leased, redelivered,"
+        " acked, dead",
+        ("queue", "event"),
+        QUEUE_EVENTS_MAX,
     ),
     _broker_gauge("open_transactions", "transactions", "open transactions whose coordinator is here"),
     _broker_gauge("prepared_transactions", "transactions", "prepared transactions that are undecided, parked included"),

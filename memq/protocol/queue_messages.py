@@ -212,7 +212,10 @@ class ListQueues(ServiceQuestion, tag_field="op", tag="list-queues", kw_only=Tru
 
 
 class WireQueue(msgspec.Struct, kw_only=True):
-    """How many items of a queue are in each state. The oldest ready one was due at `oldest_ms` (Unix ms)."""
+    """How many items of a queue are in each state. The oldest ready one was due at `oldest_ms` (Unix ms).
+
+    `rates` has items per second by event (`memq.queues.meter.QueueEvents`) of queues that were used lately.
+    """
 
     queue: str
     ready: Int64
@@ -220,6 +223,7 @@ class WireQueue(msgspec.Struct, kw_only=True):
     delayed: Int64
     dead: Int64
     oldest_ms: Int64
+    rates: dict[str, float] = {}
 
 
 class QueueAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -50,7 +50,7 @@ from memq.queues.decisions import (
     encode_decision,
     terms_of,
 )
-from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, count_waiting, dues_of, sum_of
+from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, count_waiting, origins_of, sum_of
 from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
 from memq.queues.pop.keeper import PopKeeper, ShardCalls
 from memq.queues.repeats import Delivered, RepeatedGrants
@@ -232,7 +232,8 @@ class QueueKeeper:
         """Schedule a block that is in the state: `items` are new, `data` has its bytes if they are known."""
         if items:
             self._scheduler.enqueued(block, self._now())
-        self.meter.enqueued(items)
+        if made := self._machine.blocks.get(block):
+            self.meter.enqueued(made.topic, items)
         if data is not None:
             self._parts.recent.keep(block, data)
         if not self._has_begun:
@@ -391,11 +392,11 @@ class QueueKeeper:
     async def _decide(self, decision: AckDecision | NackDecision | ExtendDecision) -> Outcomes:
         items = [each.items for each in decision.leases]
         now, outcomes = self._now(), Outcomes()
-        due_ms = dues_of(self._machine.blocks, decision.leases)
+        origins = origins_of(self._machine.blocks, decision.leases)
         self._scheduler.hold(items)
         try:
             outcomes = await self._propose(decision)  # type: ignore[assignment]  # as the machine says
-            self.meter.changed(decision.leases, outcomes, due_ms)
+            self.meter.changed(decision.leases, outcomes, origins)
         finally:
             self._scheduler.released(items, outcomes, now.steady_s)
             self._forget_payloads(each.items.block for each in decision.leases)
@@ -533,8 +534,9 @@ class QueueKeeper:
                 await self._wait()
 
     async def _end(self, decision: EndDecision) -> None:
+        origins = origins_of(self._machine.blocks, decision.leases)
         outcomes = await self._propose(decision)
-        self.meter.changed(decision.leases, outcomes, {})  # type: ignore[arg-type]  # as the machine says
+        self.meter.changed(decision.leases, outcomes, origins)  # type: ignore[arg-type]  # as the machine says
 
     async def _wait(self) -> None:
         wait_s = min(self._scheduler.wait_s(self._now()), TIMER_S_MAX)

@@ -11,6 +11,7 @@ from memq.queues.decisions import GrantedBlock, ItemOutcome, LeasedItems, Outcom
 from memq.runtime.clock import Clock
 
 COUNT_S_MIN = 1.0  # between two counts
+QUEUES_COUNTED_MAX = 25  # queues of a service partition with counts of their own: each is five lines of metrics
 COUNT_TIMES = 50  # a count takes at most 2 % of the time
 
 
@@ -41,8 +42,32 @@ class QueueCounts(NamedTuple):
     oldest_ms: int
 
 
+class QueueEvents(NamedTuple):
+    """Numbers of items of a queue by event, or items per second. A redelivered item had a lease before."""
+
+    enqueued: float = 0
+    leased: float = 0
+    redelivered: float = 0
+    acked: float = 0
+    dead: float = 0
+
+    def plus(self, **more: int) -> QueueEvents:
+        """Return the sum with the counts of some events."""
+        return self._replace(**{name: getattr(self, name) + count for name, count in more.items()})
+
+
+class CountedBlock(NamedTuple):
+    """The queue of a block, and its first due time (Unix ms)."""
+
+    queue: str
+    due_ms: int
+
+
 class QueueMeter:
-    """Counts decisions, and keeps the last sums of a service partition."""
+    """Counts decisions, and keeps the last sums of a service partition.
+
+    The queues that were used last have counts and rates of their own.
+    """
 
     def __init__(self, counters: QueueCounters, clock: Clock, shard: int) -> None:
         self.shard = shard
@@ -50,29 +75,49 @@ class QueueMeter:
         self._counters = counters
         self._clock = clock
         self._next_s = 0.0
+        self.events: dict[str, QueueEvents] = {}  # by queue, the one that was used last at the end
+        self._rates: dict[str, QueueEvents] = {}
+        self._before: dict[str, QueueEvents] = {}
+        self._rated_s = clock.monotonic()
 
-    def enqueued(self, count: int) -> None:
+    def _note(self, queue: str, **counts: int) -> None:
+        known = self.events.pop(queue, None)
+        if known is None and len(self.events) >= QUEUES_COUNTED_MAX:
+            del self.events[next(iter(self.events))]
+        self.events[queue] = (known or QueueEvents()).plus(**counts)
+
+    def rates(self, queue: str) -> QueueEvents:
+        """Return the events of a queue per second, between the last two counts."""
+        return self._rates.get(queue, QueueEvents())
+
+    def enqueued(self, queue: str, count: int) -> None:
         """Count new items."""
         self._counters.queue_enqueued_items += count
+        if count:
+            self._note(queue, enqueued=count)
 
     def granted(self, blocks: Sequence[GrantedBlock]) -> None:
         """Count leases. A lease of an at-most-once item is also its ack."""
         for each in blocks:
             self._counters.queue_leased_items += each.granted
-            self._counters.queue_redelivered_items += sum(run.end - run.begin for run in each.items if run.attempt > 1)
+            again = sum(run.end - run.begin for run in each.items if run.attempt > 1)
+            self._counters.queue_redelivered_items += again
+            self._note(each.topic, leased=each.granted, redelivered=again)
             if not each.lease_ms:
-                self._acked(each.block.due_ms, each.granted)
+                self._acked(CountedBlock(each.topic, each.block.due_ms), each.granted)
 
-    def changed(self, leases: Sequence[LeasedItems], outcomes: Outcomes, due_ms: Mapping[int, int]) -> None:
-        """Count the outcomes of acks, nacks and ends. `due_ms` has the first due time of each block (Unix ms)."""
+    def changed(self, leases: Sequence[LeasedItems], outcomes: Outcomes, origins: Mapping[int, CountedBlock]) -> None:
+        """Count the outcomes of acks, nacks and ends; `origins` are those of their blocks before the decision."""
         for block, begin, end, outcome in with_outcomes((lease.items for lease in leases), outcomes):
             match outcome:
                 case ItemOutcome.ACKED:
-                    self._acked(due_ms.get(block, 0), end - begin)
+                    self._acked(origins.get(block), end - begin)
                 case ItemOutcome.RETURNED:
                     self._counters.queue_nacked_items += end - begin
                 case ItemOutcome.DEAD:
                     self._counters.queue_dead_items += end - begin
+                    if block in origins:
+                        self._note(origins[block].queue, dead=end - begin)
                 case ItemOutcome.EXPIRED:
                     self._counters.queue_expired_items += end - begin
 
@@ -82,10 +127,11 @@ class QueueMeter:
             run.items for run in outcomes if run.outcome is ItemOutcome.CANCELLED
         )
 
-    def _acked(self, due_ms: int, count: int) -> None:
+    def _acked(self, origin: CountedBlock | None, count: int) -> None:
         self._counters.queue_acked_items += count
-        if due_ms:
-            delay_s = max(0, self._clock.wall_ms() - due_ms) / 1_000
+        if origin is not None:
+            self._note(origin.queue, acked=count)
+            delay_s = max(0, self._clock.wall_ms() - origin.due_ms) / 1_000
             self._counters.queue_processing_seconds.observe(delay_s, count)
 
     @property
@@ -96,6 +142,13 @@ class QueueMeter:
     def take(self, sums: QueueCounts, took_s: float) -> None:
         """Set the sums. Their count took `took_s`, which sets the time of the next one."""
         self.sums = sums
+        now_s = self._clock.monotonic()
+        span_s, before = max(COUNT_S_MIN, now_s - self._rated_s), self._before
+        self._rates = rates = dict[str, QueueEvents]()
+        for queue, each in self.events.items():
+            pairs = zip(each, before.get(queue, each), strict=True)
+            rates[queue] = QueueEvents(*(max(0.0, now - then) / span_s for now, then in pairs))
+        self._before, self._rated_s = dict(self.events), now_s
         self._next_s = self._clock.monotonic() + max(COUNT_S_MIN, COUNT_TIMES * took_s)
 
     def oldest_s(self) -> float:
@@ -105,11 +158,10 @@ class QueueMeter:
         return max(0, self._clock.wall_ms() - self.sums.oldest_ms) / 1_000
 
 
-def dues_of(blocks: Mapping[int, QueueBlock], leases: Sequence[LeasedItems]) -> dict[int, int]:
-    """Return the first due times of the blocks of leases."""
-    return {
-        lease.items.block: blocks[lease.items.block].block.due_ms for lease in leases if lease.items.block in blocks
-    }
+def origins_of(blocks: Mapping[int, QueueBlock], leases: Sequence[LeasedItems]) -> dict[int, CountedBlock]:
+    """Return queues and first due times of the blocks of leases."""
+    found = {lease.items.block: blocks.get(lease.items.block) for lease in leases}
+    return {id_: CountedBlock(block.topic, block.block.due_ms) for id_, block in found.items() if block is not None}
 
 
 def sum_of(counts: Mapping[str, QueueCounts]) -> QueueCounts:

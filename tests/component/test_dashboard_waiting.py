@@ -109,6 +109,13 @@ def test_the_stream_shows_queues_the_oldest_ready_item_first(cluster: Cluster) -
         assert (old["ready"], old["dead"], later["delayed"], later["oldest_ms"]) == (1, 1, 1, None)
         assert old["oldest_ms"] <= new["oldest_ms"] <= SystemClock().wall_ms()
 
+        def enqueued(value: dict[str, Any]) -> bool:
+            queue.enqueue("busy", b"x")
+            return any(row["queue"] == "busy" and row["rates"].get("enqueued") for row in value["shown"])
+
+        found = seen(pages, "queues", "", enqueued)
+        assert next(row["rates"] for row in found["shown"] if row["queue"] == "later") == {}, "it is idle"
+
 
 def test_the_stream_counts_dead_letters_before_and_after_some_were_handled(cluster: Cluster) -> None:
     with served(cluster.address) as pages, memq.DeadLetterQueue(cluster.address, "billing") as queue:

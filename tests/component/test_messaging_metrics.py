@@ -24,6 +24,7 @@ from memq.client.producer.producer import AsyncProducer
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import NotReadyError, ProducerFencedError, TransactionAbortedError
 from memq.holds.decisions import ReleasedUnit
+from memq.queues.meter import QueueEvents
 from memq.testing import Cluster
 from memq.topic import STATE_TOPIC
 from tests.brokers import run, until
@@ -106,6 +107,9 @@ def test_a_broker_counts_the_items_of_queues(monkeypatch: pytest.MonkeyPatch) ->
             }
             assert value("queue_processing_seconds_count") == 2
             assert 0 <= value("queue_processing_seconds_sum") < WAIT_S
+            assert labelled(broker, "queue_item_events") == {
+                ("jobs", name): counted[name] for name in QueueEvents._fields
+            }
             shard = str(zlib.crc32(b"jobs") % 8)
             states = {(shard, "ready"): 0, (shard, "leased"): 1, (shard, "delayed"): 1, (shard, "dead"): 1}
             await until(lambda: labelled(broker, "queue_items") == states)

@@ -140,18 +140,21 @@ def test_one_request_acks_items_and_leases_the_next_ones() -> None:
     run(work())
 
 
-def test_a_lost_answer_hides_no_item_and_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [(BrokerRouter, "with_blocks")])
+def test_a_lost_answer_hides_no_item_and_loses_no_outcome(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]
+) -> None:
     lost = list[object]()
-    ask = BrokerRouter.with_blocks
+    ask = getattr(*place)
 
-    async def losing(self: BrokerRouter, api: Api, request: Any, *args: Any, **terms: Any) -> Any:
+    async def losing(self: object, api: Api, request: Any, *args: Any, **terms: Any) -> Any:
         found = await ask(self, api, request, *args, **terms)
         if isinstance(request.ask, DequeueItems) and not request.ask.again and not lost:
             lost.append(request.ask)
             raise UnreachableError("the connection is cut")
         return found
 
-    monkeypatch.setattr(BrokerRouter, "with_blocks", losing)
+    monkeypatch.setattr(*place, losing)
 
     async def work() -> None:
         async with queueing() as (_, _brokers, queue):

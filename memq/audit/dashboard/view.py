@@ -175,7 +175,10 @@ class DelayedTopics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The items of a queue by state. The oldest ready one was due at `oldest_ms` (Unix ms), or None."""
+    """The items of a queue by state. The oldest ready one was due at `oldest_ms` (Unix ms), or None.
+
+    `rates` has items per second by event: enqueued, leased, redelivered, acked, dead. It is empty for idle queues.
+    """
 
     queue: str
     ready: int
@@ -183,6 +186,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int
     dead: int
     oldest_ms: int | None
+    rates: dict[str, float] = {}
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ def queues(found: Mapping[str, WireQueue]) -> Queues:
             delayed=each.delayed,
             dead=each.dead,
             oldest_ms=each.oldest_ms or None,
+            rates={event: round(rate, 1) for event, rate in each.rates.items() if rate},
         )
         for each in found.values()
     ]

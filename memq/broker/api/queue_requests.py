@@ -341,7 +341,10 @@ class QueueRequests:
 
         async def queues_at(keeper: QueueKeeper) -> list[WireQueue]:
             found = await keeper.counts(call.ask.prefix, proven=call.ask.proven)
-            return [WireQueue(queue=name, **counts._asdict()) for name, counts in found.items()]
+            rates = keeper.meter.rates
+            return [
+                WireQueue(queue=name, **counts._asdict(), rates=rates(name)._asdict()) for name, counts in found.items()
+            ]
 
         hosts = self._hosts
         found, covered = await ask_all_services(hosts, hosts.queues, call, queues_at, _queues_of)

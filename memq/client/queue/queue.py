@@ -489,7 +489,9 @@ class AsyncQueue(AsyncItemViews):
 
     async def _ask(self, ask: Any, wait_s: float, blocks: bytes = b"") -> tuple[AdminAnswer, memoryview]:
         request, timeout_s = AdminRequest(ask=ask), self._timeout_s + wait_s
-        return await self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s)
+        # One try: a second one would hide that the first request may have counted.
+        work = self._router.with_blocks(Api.ADMIN, request, AdminAnswer, blocks=blocks, timeout_s=timeout_s, tries=1)
+        return await work
 
     async def _pause(self, error: RetryableError, tries: int) -> None:
         delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)

@@ -37,8 +37,9 @@ export function waitingPage([group]) {
   function showQueues() {
     const found = one("queues");
     const sum = () => h("p", { class: "note" }, `${count(found.ready)} ready, ${count(found.leased)} leased, ${count(found.delayed)} delayed, ${count(found.dead)} dead in ${count(found.total)} queues`);
-    items.replaceChildren(...(found ? [found.total ? sum() : "", more(found), plainTable("Queues", ["Queue", "#Ready", "#Leased", "#Delayed", "#Dead", "#Oldest ready"],
-      found.shown.map((row) => [row.queue, count(row.ready), count(row.leased), count(row.delayed), count(row.dead), row.oldest_ms ? ago(row.oldest_ms) : "–"]), "No queue has items.")] : [notYet()]));
+    items.replaceChildren(...(found ? [found.total ? sum() : "", more(found), plainTable("Queues", ["Queue", "#Ready", "#Leased", "#Delayed", "#Dead", "#Oldest ready", "#Enqueued/s", "#Leased/s", "#Again/s", "#Acked/s", "#Dead/s"],
+      found.shown.map((row) => [row.queue, count(row.ready), count(row.leased), count(row.delayed), count(row.dead), row.oldest_ms ? ago(row.oldest_ms) : "–",
+        ...["enqueued", "leased", "redelivered", "acked", "dead"].map((event) => (row.rates[event] || 0).toFixed(1))]), "No queue has items.")] : [notYet()]));
   }
 
   async function load() {
