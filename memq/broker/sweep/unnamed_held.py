@@ -18,11 +18,12 @@ from collections.abc import AsyncIterator, Container, Iterable
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
 from memq.format.key import is_manifest_key
+from memq.format.state_log.held_run import HELD_ROWS
 from memq.holds.machine import HoldMachine
-from memq.holds.run_store import RunReader
 from memq.notification import PointerReader
 from memq.runtime.tasks import in_slices
 from memq.state_log.log_reading import read_state_log
+from memq.state_log.run_store import RunReader
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, is_state_topic, read_partitions
@@ -69,7 +70,7 @@ class UnnamedHeld:
 
     async def _add_late(self, state: HoldMachine, keys: Container[str], named: set[str]) -> None:
         """Add the keys that runs name."""
-        reader = RunReader(self._store)
+        reader = RunReader(self._store, HELD_ROWS)
         for each in state.spilled.runs.values():
             try:
                 async for holds in reader.blocks(each.run, each.at):
