@@ -28,7 +28,7 @@ class QueueRunEntry(NamedTuple):
         return self.block.due_ms, self.arrival, self.block.id.producer
 
 
-class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _ItemRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     due_ms: int
     arrival: int
     producer: int
@@ -41,14 +41,14 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int
 
 
-class _Block(msgspec.Struct, frozen=True, array_like=True):
+class _ItemRows(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[str, ...]
     lanes: tuple[str, ...]
-    rows: tuple[_Row, ...]
+    rows: tuple[_ItemRow, ...]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Block).decode
+_decode = msgspec.msgpack.Decoder(_ItemRows).decode
 
 
 class QueueRows:
@@ -61,14 +61,14 @@ class QueueRows:
         keys: dict[str, int] = {}
         lanes: dict[str, int] = {}
         rows = tuple(
-            _Row(
+            _ItemRow(
                 *(*each.place, each.block.id.first, each.block.next, number_of(each.target)),
                 *(keys.setdefault(each.key, len(keys)), lanes.setdefault(each.lane, len(lanes))),
                 *(each.block.offset, each.block.length),
             )
             for each in entries
         )
-        return _encode(_Block(tuple(keys), tuple(lanes), rows))
+        return _encode(_ItemRows(tuple(keys), tuple(lanes), rows))
 
     def decode(self, data: Buffer, targets: Sequence[RunTarget]) -> list[QueueRunEntry]:
         """Return the blocks of items. Raises: MsgspecError, UnicodeDecodeError, IndexError."""
