@@ -36,6 +36,7 @@ from memq.queues.local_states import LocalState, LocalStates, Place
 from memq.queues.machine import QueueMachine
 from memq.queues.range_map import Range, cut
 from memq.queues.ready import ReadyItems, ReadySpan
+from memq.queues.runs.spilled import RunHead
 
 _FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
@@ -111,6 +112,11 @@ class Agenda(Generic[Entry]):
     def trim(self, live_max: int) -> None:
         """Drop stale and repeated entries if there are many; `live_max` is an upper bound of live ones."""
         if len(self._entries) > 2 * live_max + SPARE:
+            self.drop_stale()
+
+    def drop_stale(self) -> None:
+        """Drop stale and repeated entries."""
+        if self._entries:
             self._entries = list({each for each in self._entries if self._is_live(each)})
             heapq.heapify(self._entries)
 
@@ -144,6 +150,7 @@ class ItemScheduler:
         self._leases = Agenda[_Lease](lambda entry: any(self._leased_until(entry)))
         self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
         self._turn = 0  # of the queue that was served last
+        self.unread: set[str] = set()  # runs that can't be read now: other items do not wait for theirs
         self._ordered: dict[int, Place] = {}  # blocks with ordered keys
         for number, block in enumerate(machine.blocks.values(), 1):
             self._add(block, now)
@@ -169,6 +176,12 @@ class ItemScheduler:
         made = self._machine.blocks.get(block)
         if made is not None:
             self._add(made, now)
+
+    def spilled(self, queue: str) -> None:
+        """Drop the entries of blocks of a queue that have left the memory."""
+        if queue in self._ready:
+            self._ready[queue].trim()
+        self._later.drop_stale()
 
     def _add(self, block: QueueBlock, now: Moment) -> None:
         if block.terms.ordered:
@@ -226,9 +239,10 @@ class ItemScheduler:
         first_free, room, chosen = partial(self._first_free, now), bytes_max, dict[int, list[Range]]()
         for topic in sorted(wanted, key=self._served):
             ready, left = self._ready.get(topic), wanted[topic]
+            heads = self.due_heads(topic, now)
             while ready is not None and left > 0:
                 span = ready.first(first_free)
-                if span is None:
+                if span is None or self._is_behind(heads, span):
                     break
                 block = self._machine.blocks[span.block]
                 if span.block not in chosen:
@@ -259,7 +273,7 @@ class ItemScheduler:
         self.pass_time(now)
         known, seen = self._ready.get(topic), dict[Item, None]()
         ready = known.copy() if known is not None else ReadyItems(self._is_live)
-        flights = Counter[str]()
+        flights, heads = Counter[str](), self.due_heads(topic, now)
 
         def first_free(span: ReadySpan) -> Range | None:
             found = self._first_free(now, span)
@@ -270,7 +284,7 @@ class ItemScheduler:
 
         while len(seen) < count:
             span = ready.first(first_free)
-            if span is None:
+            if span is None or self._is_behind(heads, span):
                 break
             key = self._machine.blocks[span.block].terms.key
             taken = ready.take(
@@ -283,10 +297,26 @@ class ItemScheduler:
 
     def _has_ready(self, topic: str, now: Moment) -> bool:
         ready = self._ready.get(topic)
-        if ready is not None and ready.first(partial(self._first_free, now)) is None:
+        if ready is None:
+            return False
+        span = ready.first(partial(self._first_free, now))
+        if span is None:
             del self._ready[topic]
-            ready = None
-        return ready is not None
+        return span is not None and not self._is_behind(self.due_heads(topic, now), span)
+
+    def due_heads(self, queue: str, now: Moment) -> list[RunHead]:
+        """Return the heads of the runs of a queue that are due now, of those that can be read."""
+        heads = self._machine.spilled.heads(queue)
+        return [each for each in heads if each.due_ms <= now.wall_ms and each.run not in self.unread]
+
+    def _is_behind(self, heads: list[RunHead], span: ReadySpan) -> bool:
+        """Whether a due block in a run comes before a span: of the same lane, or of a lower priority number."""
+        key = self._machine.blocks[span.block].terms.key if heads else ""
+        return any(
+            each.lane.priority < span.priority
+            or (each.lane[1:] == (key, span.priority) and each.place[:2] < (span.due_ms, span.arrival))
+            for each in heads
+        )
 
     def _first_free(self, now: Moment, span: ReadySpan) -> Range | None:
         """Return the first range of a span that may be granted now.

@@ -31,6 +31,7 @@ from memq.format.held_object import CANCELLED_LANE, HeldBlock, HeldLane, HoldId,
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
 from memq.holds.decisions import DropDecision, HoldDecision, encode_decision
 from memq.holds.machine import HoldMachine
 from memq.holds.run_keeper import find_in_run
@@ -106,11 +107,11 @@ class RestoredHolds:
         holds.end_released(delivered, late, self._now_ms)
         return CompletedHolds(findings, committed)
 
-    async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> None:
+    async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> Findings:
         """Add the queue items that are younger than a snapshot of `stored_ms`.
 
         Those that were acked after the snapshot come again, too. They come in the order of their arrival, which counts
-        for ordered keys and dedupe keys. `complete` reports objects that can't be read.
+        for ordered keys and dedupe keys. `complete` reports objects that can't be read, and this one runs.
         """
         since_ms, found = stored_ms - ENDED_KNOWN_MS // MARGIN_SHARE, dict[str, tuple[HeldLane, ...]]()
         for key, lanes in (await self._objects(since_ms, [])).items():
@@ -124,6 +125,13 @@ class RestoredHolds:
                 found[key] = young
         for key in sorted(found, key=lambda key: min(map(_arrived_ms, found[key]))):
             queues.apply(encode_queue_decision(EnqueueDecision(key, 0, found[key])))
+        reader, findings = RunReader(self._store, QUEUE_ROWS), Findings()
+        for spilled in queues.spilled.runs.values():
+            try:
+                await check_run(reader, spilled.run)
+            except (CorruptDataError, NotFoundError, UnsupportedFormatError) as error:
+                findings.append((f"run '{spilled.run.key}'", str(error)))
+        return findings
 
     def _is_queued(self, log: ReadPartition, lane: HeldLane, states: Topic) -> bool:
         """Whether a lane has items of a queue whose shard is this log."""
