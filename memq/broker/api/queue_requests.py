@@ -71,8 +71,9 @@ from memq.queues.decisions import (
     dedupe_digest,
     queue_scope,
 )
-from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper, SeenItems
+from memq.queues.keeper import ANSWER_BYTES_MAX, Delivered, QueueKeeper
 from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
+from memq.queues.views import SeenItems
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
