@@ -18,7 +18,7 @@ from memq.runtime.tasks import TaskOwner
 
 
 class GrantPayloads:
-    """The payloads of the items of one shard. `end` decides on ends, `wake` notes that items may be ready again."""
+    """The payloads of one shard. `end` decides on ends, `wake` notes that items may be ready again."""
 
     def __init__(
         self,

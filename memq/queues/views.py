@@ -81,7 +81,10 @@ def dead_after(machine: QueueMachine, queue: str, after: Item) -> Iterator[Item]
 async def counts_of(
     machine: QueueMachine, scheduler: ItemScheduler, now: Moment, prefix: str = ""
 ) -> dict[str, QueueCounts]:
-    """Return the counts of all queues whose names begin with `prefix`. All items of a run count as the first one."""
+    """Return the counts of all queues whose names begin with `prefix`.
+
+    All items of a run count as ready, or as delayed, like the first one.
+    """
     found: dict[str, list[int]] = {}
     for index, block in enumerate(list(machine.blocks.values()), start=1):
         if not index % COUNTED_AT_ONCE:

@@ -84,7 +84,7 @@ class BlockRunsParts:
 
 
 @dataclass(slots=True)
-class _Request:
+class _BlockRequest:
     """Blocks that a request names, or queues whose due blocks it needs; `done` has its end."""
 
     blocks: Collection[int]
@@ -113,7 +113,7 @@ class BlockRuns:
         self._changed = asyncio.Event()
         self._grown = asyncio.Event()
         self._asked = asyncio.Event()
-        self._requests: list[_Request] = []
+        self._requests: list[_BlockRequest] = []
         self._is_closed = False
         self._ahead: dict[QueueLane, dict[int, None]] = {}  # blocks that were brought, or kept, in their order
         self._kept = 0  # blocks in memory after the last scan
@@ -153,7 +153,7 @@ class BlockRuns:
     async def _ask(self, blocks: Collection[int], queues: Collection[str]) -> None:
         if self._is_closed:
             raise NotReadyError("the service partition of this queue moves")
-        request = _Request(blocks, queues, asyncio.get_running_loop().create_future())
+        request = _BlockRequest(blocks, queues, asyncio.get_running_loop().create_future())
         self._requests.append(request)
         self._asked.set()
         self._changed.set()
@@ -234,7 +234,7 @@ class BlockRuns:
         return sorted(found.values(), key=lambda head: head.place)
 
     def _items_ahead(self, head: RunHead) -> int:
-        """Return how many items are in memory before the first place in runs; at least `ahead_items` are enough."""
+        """Return how many items are in memory before a place in runs, counted up to `ahead_items`."""
         known, items, gone = self._ahead.get(head.lane, {}), 0, list[int]()
         for id_ in known:
             block = self._machine.blocks.get(id_)
@@ -249,7 +249,7 @@ class BlockRuns:
         return items
 
     async def _bring_next(self, state: SpilledRun) -> bool:
-        """Bring the next blocks of a run. If it can't be read, other items do not wait for it until the next try."""
+        """Bring the next blocks of a run. While it can't be read, other items do not wait for it."""
         try:
             chosen, to, head = await self._next_of(state)
         except MemqError as error:
@@ -268,7 +268,7 @@ class BlockRuns:
         return True
 
     async def _next_of(self, state: SpilledRun) -> tuple[list[QueueRunEntry], RunPlace, RunPlace]:
-        """Return the next blocks of a run, the place up to which it is brought then, and the place of its next block.
+        """Return the next blocks of a run, the last place of these, and the place of the block behind them.
 
         Raises: as `RunReader`; CorruptDataError.
         """
@@ -409,7 +409,7 @@ class BlockRuns:
         return self._parts.runtime.clock.wall_ms()
 
 
-def _refuse(request: _Request, text: str) -> None:
+def _refuse(request: _BlockRequest, text: str) -> None:
     if not request.done.done():
         request.done.set_exception(NotReadyError(text))
         request.done.exception()  # its caller may have been cancelled
