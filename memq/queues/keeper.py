@@ -36,6 +36,7 @@ from memq.queues.decisions import (
     GrantDecision,
     GrantedBlock,
     ItemDecision,
+    ItemOutcome,
     ItemRanges,
     LeasedItems,
     NackDecision,
@@ -46,6 +47,7 @@ from memq.queues.decisions import (
     RedriveDecision,
     encode_decision,
     terms_of,
+    with_outcomes,
 )
 from memq.queues.grant_payloads import GrantPayloads
 from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, dues_of, sum_of
@@ -375,18 +377,28 @@ class QueueKeeper:
         return await self._to_its_end(self._settle(PurgeDecision(self._now().wall_ms, tuple(items))))
 
     async def _settle(self, decision: ItemDecision) -> Outcomes:
-        """Decide about items, those in runs included: their blocks are brought first."""
+        """Decide about items, those in runs included: their blocks are brought first.
+
+        A block may move into a run, and perhaps back, while the decision is on its way. Then it is decided again: a
+        repeated decision has the same outcomes for items that it has changed.
+        """
         while True:
             await self._runs.pick(each.block for each in decision.items)
             answer = await self._settle_in_memory(decision)
-            if all(self._machine.spilled.run_of(each.block) is None for each in decision.items):
+            if not any(self._was_away(*each) for each in with_outcomes(decision.items, answer)):
+                self.meter.cancelled(answer)
                 return answer
+
+    def _was_away(self, block: int, begin: int, end: int, outcome: ItemOutcome) -> bool:
+        """Whether a decision did not find items that exist: their block was in a run."""
+        known = self._machine.blocks.get(block)
+        exists = begin < min(end, known.count) if known else self._machine.spilled.run_of(block) is not None
+        return outcome is ItemOutcome.UNKNOWN and exists
 
     async def _settle_in_memory(self, decision: ItemDecision) -> Outcomes:
         self._scheduler.hold(decision.items)
         try:
             answer = await self._propose(decision)
-            self.meter.cancelled(answer)  # type: ignore[arg-type]  # as the machine says
         finally:
             self._scheduler.released(decision.items)
             self._settled(decision.items)

@@ -230,7 +230,8 @@ class QueueMachine:
         for block in moved:
             del self.blocks[block.number]
             self._unname(block.key)
-        self.spilled.spill(decision, (block.number for block in moved), sum(block.left for block in moved))
+        places = {block.number: (block.block.due_ms, block.arrival, block.number) for block in moved}
+        self.spilled.spill(decision, places, sum(block.left for block in moved))
         return True
 
     def _bring(self, decision: BringBlocksDecision) -> bool:

@@ -189,7 +189,9 @@ class BlockRuns:
             if len(chosen) < len(wanted):
                 raise CorruptDataError(f"run '{state.run.key}' lacks block {id_:016x}, which its state names")
             for at in range(0, len(chosen), PICKED_AT_ONCE):
-                await self._propose(state, state.at, state.head, chosen[at : at + PICKED_AT_ONCE])
+                some = chosen[at : at + PICKED_AT_ONCE]
+                left = (each.place for each in found if each.block.id.producer in state.ids and each not in some)
+                await self._propose(state, state.at, next(left, state.run.last), some)
 
     # ---- out of runs -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -76,7 +76,7 @@ class SavedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpilledRun:
-    """A run in the state: no block up to `at` is there any more, and the next one is at `head` or later."""
+    """A run in the state: no block up to `at` is there any more, and the next one is at `head`."""
 
     __slots__ = ("_encoded", "at", "head", "ids", "items", "lane", "run")
 
@@ -142,10 +142,10 @@ class SpilledBlocks:
         """Add a run."""
         self.runs[saved.run.key] = self._of_queue.setdefault(saved.lane.queue, {})[saved.run.key] = SpilledRun(saved)
 
-    def spill(self, decision: SpillBlocksDecision, moved: Iterable[int], items: int) -> None:
-        """Add a run from which the blocks `moved` have left the memory."""
-        ids = bytes_of(moved)
-        self.add(SavedRun(decision.run, decision.lane, BEFORE_ALL, decision.run.first, items, ids))
+    def spill(self, decision: SpillBlocksDecision, moved: Mapping[int, RunPlace], items: int) -> None:
+        """Add a run with the blocks `moved`, which have left the memory, and their places."""
+        head = min(moved.values())
+        self.add(SavedRun(decision.run, decision.lane, BEFORE_ALL, head, items, bytes_of(moved)))
 
     def find(self, decision: BringBlocksDecision) -> SpilledRun | None:
         """Return the run of a decision; None if it was brought to another place meanwhile."""
