@@ -9,10 +9,12 @@ import pytest
 
 from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyError, OutcomeUnknownError, StoreError
 from memq.format.blocks.header import Buffer
-from memq.queues.decisions import ItemOutcome, ItemRanges, LeasedItems, OutcomeRun, decode_decision
+from memq.format.state_log.queue_run import QUEUE_ROWS, QueueRunEntry
+from memq.format.state_log.run import RunWriter
+from memq.queues.decisions import ItemOutcome, ItemRanges, LeasedItems, OutcomeRun, decode_decision, encode_decision
 from memq.queues.keeper import Delivered
 from memq.queues.runs import keeper as runs
-from memq.queues.runs.spilled import BringBlocksDecision, SpillBlocksDecision
+from memq.queues.runs.spilled import BringBlocksDecision, QueueLane, SpillBlocksDecision, bytes_of
 from tests.skipping_loop import skip
 from tests.unit.kept_queues import KEY_S, LEASE_S, Shard, on_shard
 
@@ -302,3 +304,44 @@ def test_items_that_are_given_back_stay_in_their_order() -> None:
         assert await drain(shard) == ALL
 
     on_full(work)
+
+
+def put_run(shard: Shard, stored: Sequence[int], named: Sequence[int]) -> None:
+    """Move the blocks `named` into a run that has the blocks `stored`."""
+    known = [shard.machine.blocks[each] for each in stored]
+    writer = RunWriter(QUEUE_ROWS)
+    writer.add([QueueRunEntry(each.block, each.target, each.key, each.lane, each.arrival) for each in known])
+    run, buffers = writer.finish("runs/0", 0, 0)
+    shard.store.objects[run.key] = b"".join(buffers)
+    decision = SpillBlocksDecision(run, QueueLane("jobs", "", 5), bytes_of(named))
+    assert shard.machine.apply(encode_decision(decision)) is True
+
+
+def test_a_cancel_that_meets_a_block_on_its_way_into_a_run_is_decided_again() -> None:
+    async def work(shard: Shard) -> None:
+        start(shard)
+        for block in (1, 2):
+            await shard.keeper.enqueue([shard.new(block, count=ITEMS)])
+
+        def spill() -> None:
+            shard.log.before = int
+            put_run(shard, [1, 2], [1, 2])
+
+        shard.log.before = spill
+        assert await shard.keeper.cancel([ItemRanges(1, (0, 2))]) == (OutcomeRun(ItemOutcome.CANCELLED, 2),)
+        assert await drain(shard) == [2, 2]
+
+    on_shard(work)
+
+
+def test_blocks_that_a_run_lacks_are_not_passed_over() -> None:
+    async def work(shard: Shard) -> None:
+        start(shard)
+        for block in (1, 2, 3):
+            await shard.keeper.enqueue([shard.new(block, count=ITEMS)])
+        put_run(shard, [1], [1, 2])
+        assert await drain(shard) == [3, 3]
+        assert shard.machine.is_known(2)
+        assert set(shard.events) == {"queue-run-retry"}
+
+    on_shard(work)

@@ -8,7 +8,7 @@ from awscrt.checksums import crc32c
 from memq.broker.sweep.unnamed_held import UnnamedHeld
 from memq.errors import CorruptDataError, LogLostError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.key import run_key
+from memq.format.key import run_key, state_snapshot_key
 from memq.format.state_log.entry import StateDecision, StateDecisions, StateEntry
 from memq.format.state_log.queue_run import QUEUE_ROWS, QueueRunEntry
 from memq.format.state_log.run import BEFORE_ALL, NamedRun, RunWriter
@@ -72,10 +72,23 @@ class Items:
         return await self.decide(BringBlocksDecision(run.key, BEFORE_ALL, run.last, run.last, blocks))
 
     async def snapshot(self, offset: int) -> None:
-        """Store a snapshot that no entry names."""
+        """Store a snapshot of the state below an offset, which no entry names."""
+        key = state_snapshot_key(CLUSTER, STATE_TOPIC, self.yard.state.id, 0, 1, offset)
         saved = SavedState(offset, 1, self.yard.number, {QUEUES_MACHINE: self.queues.snapshot()})
-        key = f"{CLUSTER}/state/{STATE_TOPIC}/{self.yard.state.id}/00000/0000000001-{offset:020d}"
         await SnapshotStore(self.yard.store).put(saved, key)
+
+
+def test_a_run_stays_while_a_stored_snapshot_names_it() -> None:
+    async def work(yard: HeldYard) -> None:
+        items = Items(yard)
+        await items.enqueue(1)
+        run = await items.run(1, 1)
+        await items.snapshot(await items.spill(run) + 1)
+        await items.bring(run)
+        assert await yard.gone() == []
+        assert run.key in yard.store.objects
+
+    in_yard(work)
 
 
 def test_an_object_that_only_a_run_names_stays() -> None:
