@@ -14,6 +14,7 @@ import tracemalloc
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from memq.format.report import decode_report
 from memq.format.sealed_json import seal
 from memq.format.spool import decode_segment
 from memq.format.state_log.entry import decode_state_entry
-from memq.format.state_log.held_run import open_run
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
+from memq.format.state_log.run import open_run
 from memq.format.subject_keys import SLOTS_AT, decode_head, decode_slots
 from memq.limits import KIB, TRAILER_BYTES
 from memq.protocol.admin_messages import AdminRequest
@@ -169,7 +172,8 @@ TARGETS: dict[str, Target] = {
     "state-entry": Target(
         decode_state_entry, _golden("state-decisions.bin", "state-opened.bin", "state-snapshot.bin"), _behind_magic
     ),
-    "held-run": Target(open_run, _golden("held-run.bin"), _behind_magic),
+    "held-run": Target(partial(open_run, HELD_ROWS), _golden("held-run.bin"), _behind_magic),
+    "queue-run": Target(partial(open_run, QUEUE_ROWS), _golden("queue-run.bin"), _behind_magic),
     "spool": Target(decode_segment, _golden("segment.spool"), _behind_magic),
     "manifest": Target(decode_compaction_manifest, _golden("compaction-manifest.bin"), _json_sealed),
     "manifest-part": Target(decode_manifest_part, _golden("manifest-part.bin"), _behind_magic),

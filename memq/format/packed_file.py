@@ -24,6 +24,7 @@ MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
 HEAD = struct.Struct("<4sI BBB1x I")
 KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, KIND_STATE_PART, KIND_RUN_BLOCK, KIND_RUN_INDEX = 1, 2, 3, 4, 5, 6
+KIND_QUEUE_RUN_BLOCK = 7
 KIND_AT = 9  # offset of the kind in the head
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
 LISTED_MAX = 10_000  # objects of one list: with the longest keys their JSON is 11 MB

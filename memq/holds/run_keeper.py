@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 
 from memq.errors import MemqError, NotReadyError, ThrottledError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.state_log.held_run import HeldRun, RunEntry, RunPlace
+from memq.format.held_sequences import due_time_of
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.run import NamedRun, RunPlace
 from memq.holds.decisions import HoldsDecision
 from memq.holds.machine import HoldMachine
-from memq.holds.run_store import RunOutput, RunReader, find_in_run
 from memq.holds.spilled_holds import (
     BringDecision,
     MarkDecision,
@@ -39,6 +40,7 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.state_log import Answer
+from memq.state_log.run_store import RunOutput, RunReader
 from memq.storage_handlers import StorageHandler
 
 NEAR_S = 3_600.0  # holds that are due within this time are in memory
@@ -104,7 +106,7 @@ class RunKeeper:
         self._machine = parts.machine
         self._spilled = parts.machine.spilled
         self._pace = pace or RunPace()
-        self._reader = RunReader(parts.store, parts.events)
+        self._reader = RunReader(parts.store, HELD_ROWS, parts.events)
         self._changed = asyncio.Event()
         self._near_count = 0  # holds in memory that are due soon, when they were counted last
         self._next: dict[str, int] = {}  # when the next hold of a run is due, by key
@@ -204,7 +206,10 @@ class RunKeeper:
             return False
         marked = [machine.open[each] for each in self._spilled.marked]
         holds = sorted((RunEntry(hold.block, hold.target, hold.key) for hold in marked), key=place_in_run)
-        output, began_s = RunOutput(self._parts.store, self._parts.new_key, 0, self._spilled.mark), self._now_s()
+        output, began_s = (
+            RunOutput(self._parts.store, HELD_ROWS, self._parts.new_key, 0, self._spilled.mark),
+            self._now_s(),
+        )
         try:
             await output.add(holds)
             runs = await output.finish()
@@ -226,7 +231,7 @@ class RunKeeper:
             return None
         return NotReadyError(f"the store took over {self._parts.key_valid_s:g} s for them")
 
-    def _note_late(self, began_s: float, runs: Iterable[HeldRun]) -> None:
+    def _note_late(self, began_s: float, runs: Iterable[NamedRun]) -> None:
         """If runs were named too late (ADR 6), write them again."""
         if self._now_s() - began_s > self._parts.key_valid_s:
             for run in runs:
@@ -251,7 +256,7 @@ class RunKeeper:
 
     async def _merge_runs(self, states: list[RunState], level: int, group: int) -> bool:
         replaced = tuple(ReplacedRun(each.run.key, each.at, len(each.dropped)) for each in states)
-        output, began_s = RunOutput(self._parts.store, self._parts.new_key, level, group), self._now_s()
+        output, began_s = RunOutput(self._parts.store, HELD_ROWS, self._parts.new_key, level, group), self._now_s()
         try:
             async for holds in merged(self._reader, states):
                 await output.add(holds)
@@ -363,11 +368,11 @@ class RunKeeper:
 class _LiveHolds:
     """The live holds of the objects of one run, in their order."""
 
-    def __init__(self, reader: RunReader, states: list[RunState]) -> None:
+    def __init__(self, reader: RunReader[RunEntry], states: list[RunState]) -> None:
         self.holds: list[RunEntry] = []
         self._blocks = self._read(reader, sorted(states, key=lambda state: state.run.first))
 
-    async def _read(self, reader: RunReader, states: list[RunState]) -> AsyncIterator[list[RunEntry]]:
+    async def _read(self, reader: RunReader[RunEntry], states: list[RunState]) -> AsyncIterator[list[RunEntry]]:
         for state in states:
             async for found in reader.blocks(state.run, state.at):
                 yield [each for each in found if each.block.id not in state.dropped]
@@ -388,7 +393,7 @@ class _LiveHolds:
         return taken
 
 
-async def merged(reader: RunReader, states: Iterable[RunState]) -> AsyncIterator[list[RunEntry]]:
+async def merged(reader: RunReader[RunEntry], states: Iterable[RunState]) -> AsyncIterator[list[RunEntry]]:
     """Yield the live holds of runs in their order."""
     groups: dict[tuple[int, int], list[RunState]] = {}
     for state in states:
@@ -429,3 +434,15 @@ def _objects(holds: Iterable[RunEntry]) -> tuple[tuple[str, tuple[HeldLane, ...]
         (key, tuple(HeldLane(target, "", tuple(blocks)) for target, blocks in lanes.items()))
         for key, lanes in found.items()
     )
+
+
+async def find_in_run(reader: RunReader[RunEntry], state: RunState, hold: HoldId) -> SpilledPlace | None:
+    """Return where a hold lies in a run if it was not brought. Raises: as `RunReader`."""
+    due_ms = due_time_of(hold.first)
+    place = (due_ms, hold.producer, hold.first)
+    if state.has(place):
+        async for found in reader.blocks(state.run, (due_ms, hold.producer, hold.first - 1)):
+            if found[0].place == place and place > state.at:
+                return SpilledPlace(state.run.key, due_ms, found[0].target, found[0].block.counted)
+            break
+    return None

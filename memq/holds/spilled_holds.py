@@ -22,7 +22,8 @@ from operator import attrgetter
 import msgspec
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
-from memq.format.state_log.held_run import BEFORE_ALL, HeldRun, RunPlace, place_of
+from memq.format.state_log.held_run import place_of
+from memq.format.state_log.run import BEFORE_ALL, NamedRun, RunPlace
 
 _producer_of, _first_of = attrgetter("producer"), attrgetter("first")
 RECENT_SET_MAX = 32_768  # ids in one set: to sort them takes 20 ms
@@ -38,7 +39,7 @@ class RunDecision(msgspec.Struct, frozen=True, tag="run"):
     """The holds of mark number `mark` are in the objects `runs`, in their order."""
 
     mark: int
-    runs: tuple[HeldRun, ...]
+    runs: tuple[NamedRun, ...]
     now_ms: int
 
 
@@ -57,7 +58,7 @@ class MergeDecision(msgspec.Struct, frozen=True, tag="merge"):
     """The live holds of some runs are in the objects `runs`, in their order."""
 
     replaced: tuple[ReplacedRun, ...]
-    runs: tuple[HeldRun, ...]
+    runs: tuple[NamedRun, ...]
 
 
 class BringDecision(msgspec.Struct, frozen=True, tag="bring"):
@@ -84,7 +85,7 @@ class SpilledPlace(msgspec.Struct, frozen=True, array_like=True):
 class RunState(msgspec.Struct):
     """A run's object in the state: all up to `at` were brought. `dropped` has dead holds with due times."""
 
-    run: HeldRun
+    run: NamedRun
     at: RunPlace = BEFORE_ALL
     dropped: dict[HoldId, int] = {}
 
@@ -102,7 +103,7 @@ class SavedRuns(msgspec.Struct, frozen=True, array_like=True):
     mark: int
     marked: list[HoldId]
     unmarked: list[tuple[HoldId, int]]
-    runs: list[tuple[HeldRun, RunPlace, list[tuple[HoldId, int]]]]
+    runs: list[tuple[NamedRun, RunPlace, list[tuple[HoldId, int]]]]
     recent: list[tuple[int, bytes, bytes]]
 
 
@@ -182,7 +183,7 @@ class SpilledHolds:
         self.marked, self._unmarked = {}, {}
         return moved
 
-    def _add(self, runs: Iterable[HeldRun], dropped: dict[HoldId, int]) -> None:
+    def _add(self, runs: Iterable[NamedRun], dropped: dict[HoldId, int]) -> None:
         for run in runs:
             state = self.runs[run.key] = RunState(run)
             for hold, due_ms in dropped.items():

@@ -21,6 +21,7 @@ from memq.queues.decisions import (
     terms_of,
 )
 from memq.queues.range_map import RangeMap
+from memq.queues.runs.spilled import QueueLane
 
 ATTEMPTS_END = 1 << 16
 
@@ -76,7 +77,7 @@ class QueueBlock:
 
     @property
     def is_touched(self) -> bool:
-        """Whether an item was granted or has ended. If not, all items are ready."""
+        """Whether an item was granted or has ended, or the block came again. If not, all items are ready."""
         return self._same is not None or self._items is not None
 
     @property
@@ -126,6 +127,11 @@ class QueueBlock:
         if self._items is None:
             self._items, self._same = RangeMap(self._same or self.untouched()), None
         self._items.put(begin, end, status)
+
+    def touch(self) -> None:
+        """Note that the block came again: its copy in a run that is being written names a former object."""
+        if not self.is_touched:
+            self._same = self.untouched()
 
     def granted(self, former: ItemStatus, grant: int) -> ItemStatus:
         """Return the status of an item after another grant."""
@@ -180,3 +186,15 @@ class QueueBlock:
             status = ItemStatus(ItemState(state), grant, attempts, due_ms, lease_ms, saved.notes.get(number, b""))
             made.put(number, number + 1, status, made.untouched())
         return made
+
+
+def may_move(block: QueueBlock) -> bool:
+    """Whether a block may leave the memory: its items are as they arrived, and nothing binds it."""
+    terms = block.terms
+    bound = terms.ordered or terms.dedupe is not None or terms.expires_ms or block.is_stream
+    return not block.is_touched and not bound
+
+
+def lane_of(block: QueueBlock) -> QueueLane:
+    """Return the lane of a block in runs."""
+    return QueueLane(block.topic, block.terms.key, block.terms.priority)

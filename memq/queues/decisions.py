@@ -16,11 +16,13 @@ from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane
 from memq.queues.pop.groups import BeginPopDecision, PopGroup, ReadPopDecision, RemovePopDecision
 from memq.queues.range_map import Range, merged
+from memq.queues.runs.spilled import BringBlocksDecision, SavedRun, SpillBlocksDecision
 from memq.state_log.machine_format import MachineFormat
 
 QUEUES_MACHINE = "queues"  # its name in the log
 STATE_NAME = "snapshot of queues"  # in errors
 STATE_VERSION = 3  # 1: no dedupe keys. 1 and 2: `blocks` have a state for each item; no pop groups
+RUNS_VERSION = 4  # of a state with runs: earlier releases refuse it
 _TERMS = "queue"  # first word of the lanes of queue blocks
 NUMBERS = 4  # of the words after it; the others have names
 _KEY, _ORDERED, _DEDUPE = "key", "ordered", "dedupe"
@@ -287,7 +289,8 @@ class EndPopDecision(msgspec.Struct, frozen=True, tag="pop-end"):
 LeaseDecision = AckDecision | NackDecision | ExtendDecision | EndDecision | EndPopDecision
 ItemDecision = CancelDecision | RedriveDecision | PurgeDecision
 PopDecision = BeginPopDecision | ReadPopDecision | RemovePopDecision
-QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision | PopDecision
+RunsDecision = SpillBlocksDecision | BringBlocksDecision
+QueueDecision = EnqueueDecision | GrantDecision | LeaseDecision | ItemDecision | PopDecision | RunsDecision
 
 
 class GrantedItems(NamedTuple):
@@ -464,10 +467,11 @@ class SavedQueues(msgspec.Struct, frozen=True, omit_defaults=True):
     pops: list[PopGroup] = []
     grants: list[SavedGrant] = []
     returns: list[SavedReturn] = []
+    runs: list[SavedRun] = []
 
 
 FORMAT: MachineFormat[QueueDecision, SavedQueues] = MachineFormat(
-    QueueDecision, SavedQueues, STATE_VERSION, decision="decision about queue items", snapshot=STATE_NAME
+    QueueDecision, SavedQueues, RUNS_VERSION, decision="decision about queue items", snapshot=STATE_NAME
 )
 encode_decision = FORMAT.encode_decision
 decode_decision = FORMAT.decode_decision

@@ -8,19 +8,17 @@ counts (S4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from memq.errors import (
     MemqError,
     NotReadyError,
     QueueFullError,
-    RetryableError,
-    StoreError,
     ThrottledError,
 )
 from memq.format.held_object import HeldLane
@@ -38,8 +36,8 @@ from memq.queues.decisions import (
     GrantDecision,
     GrantedBlock,
     ItemDecision,
+    ItemOutcome,
     ItemRanges,
-    ItemState,
     LeasedItems,
     NackDecision,
     NackKind,
@@ -49,13 +47,16 @@ from memq.queues.decisions import (
     RedriveDecision,
     encode_decision,
     terms_of,
+    with_outcomes,
 )
-from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, count_waiting, origins_of, sum_of
-from memq.queues.payloads import LOST, PayloadReader, RecentPayloads, StreamPlaces
+from memq.queues.grants.grant_payloads import GrantPayloads
+from memq.queues.grants.repeats import Delivered, RepeatedGrants
+from memq.queues.meter import QueueCounters, QueueCounts, QueueMeter, origins_of, sum_of
+from memq.queues.payloads import PayloadReader, RecentPayloads, StreamPlaces
 from memq.queues.pop.keeper import PopKeeper, ShardCalls
-from memq.queues.repeats import Delivered, RepeatedGrants
+from memq.queues.runs.keeper import BlockRuns, BlockRunsParts
 from memq.queues.scheduler import Bounds, Item, ItemScheduler, Moment
-from memq.queues.views import SeenItem, dead_after, view_of
+from memq.queues.views import SeenItem, SeenItems, counts_of, dead_after, seen_items, views_of
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
@@ -64,6 +65,7 @@ from memq.state_log.state_log import StateLog
 from memq.storage_handlers import StorageHandler
 
 BLOCKS_MAX = 250_000  # with items that have not ended, in a service partition: about 600 bytes of memory each
+WAITING_MAX = 1_000_000  # the same with those in runs: about 80 bytes of memory each
 ENDED_BLOCKS_MAX = 250_000  # ends in memory; beyond it they are forgotten at once
 DEDUPE_KEYS_MAX = 250_000  # whose windows are not over, in a service partition: about 300 bytes of memory each
 ENDED_KNOWN_MS = 600_000  # a request that is repeated later than this may get the answer "unknown"
@@ -72,7 +74,6 @@ WHOLE_ANSWER = Bounds(ANSWER_BYTES_MAX)
 STORE_GAP_S = 0.005  # between objects of few items: about the time of a put on files
 TIMER_S_MAX = 5.0  # between two reads of the clock: it may be set forward, or its machine may sleep
 FAILED_PAUSE_S = 1.0
-COUNTED_AT_ONCE = 2_000  # blocks
 READY_CHECK_S = 1.0  # between two checks of a waiting dequeue: a closed keeper does not wake it
 LIFE_BITS = 62  # of the random life of a pop group
 NO_BLOCK = 0  # no producer of blocks has this id
@@ -82,20 +83,14 @@ EPOCH_GRANTS = 1 << 24  # grants of epoch e begin at e times this, so that a res
 Result = TypeVar("Result")
 
 
-class SeenItems(NamedTuple):
-    """Items with their present states, and the bytes of their blocks that exist."""
-
-    items: list[SeenItem]
-    blocks: dict[int, bytes]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueParts:
     """The parts that a keeper uses.
 
     `key_valid_s` is the time after its first put in which an object may be named (ADR 6). Keepers of one broker share
     `recent`. `begin` starts `run`: a shard without items has no task. `number` is that of the service partition.
-    `places` finds the blocks of pop groups. `shard` is 0, because the name of a queue determines its shard.
+    `places` finds the blocks of pop groups. `run_key` returns the key of a run's object, by its number of 64 bits.
+    `shard` is 0, because the name of a queue determines its shard.
     """
 
     cluster: str
@@ -107,6 +102,7 @@ class QueueParts:
     begin: Callable[[], None]
     counters: QueueCounters
     number: int
+    run_key: Callable[[int], str]
     places: StreamPlaces | None = None
     shard: int = 0
 
@@ -135,7 +131,9 @@ class QueueKeeper:
         self._some_ready = asyncio.Event()  # replaced each time
         self._reader = PayloadReader(parts.store, parts.events, parts.recent, parts.places)
         self._repeats = RepeatedGrants(scheduler, self._reader, lambda: known_outcome(log.fresh()), self._now)
-        self._unread: dict[int, list[ItemRanges]] = {}  # by block: items whose payload can't be read now
+        self._payloads = GrantPayloads(
+            scheduler, self._reader, parts.events, parts.runtime.clock, tasks, self._end, self._wake
+        )
         calls = ShardCalls(
             propose=self._propose,
             fresh=lambda: known_outcome(log.fresh()),
@@ -146,7 +144,21 @@ class QueueKeeper:
             new_life=lambda: 1 + parts.runtime.random.getrandbits(LIFE_BITS),
         )
         self.pop = PopKeeper(machine, self._scheduler, calls)
-        self._has_begun = bool(machine.blocks)
+        self._runs = BlockRuns(
+            BlockRunsParts(
+                scheduler=scheduler,
+                store=parts.store,
+                runtime=parts.runtime,
+                events=parts.events,
+                key_valid_s=parts.key_valid_s,
+                propose=self._propose,
+                is_pending=lambda hold: self._arriving.pending(hold) is not None,
+                brought=self._wake,
+                new_key=lambda: parts.run_key(parts.runtime.random.getrandbits(64)),
+            )
+        )
+        self._keeps_runs = False
+        self._has_begun = bool(machine.items)
         if self._has_begun:
             parts.begin()
 
@@ -208,9 +220,15 @@ class QueueKeeper:
         return new.id.producer if first is None and self._machine.is_known(new.id.producer) else first
 
     def _check_room(self, new: NewHold) -> None:
-        waiting = len(self._machine.blocks) + len(self._arriving)
-        if waiting >= BLOCKS_MAX:
-            raise QueueFullError(f"the queues of this shard have {waiting} blocks of items, {BLOCKS_MAX} are allowed")
+        near = len(self._machine.blocks) + len(self._arriving)
+        for waiting, most, where in (
+            (near, BLOCKS_MAX, " in memory"),
+            (near + len(self._machine.spilled), WAITING_MAX, ""),
+        ):
+            if waiting >= most:
+                raise QueueFullError(
+                    f"the queues of this shard have {waiting} blocks of items{where}, {most} are allowed"
+                )
         if terms_of(new.lane).dedupe is not None:
             known = self._machine.firsts.count(self._now().wall_ms) + len(self._arriving)
             if known >= DEDUPE_KEYS_MAX:
@@ -253,10 +271,13 @@ class QueueKeeper:
         known: Collection[int] = (),
         bounds: Bounds = WHOLE_ANSWER,
         request: int = 0,
+        *,
+        reads_runs: bool = True,
     ) -> list[Delivered]:
         """Lease ready items of queues to one worker, at most the `wanted` number of each queue.
 
-        The answer has no bytes of the blocks `known`, which the worker has. `bounds` are those of all queues.
+        The answer has no bytes of the blocks `known`, which the worker has. `bounds` are those of all queues. Without
+        `reads_runs`, it does not wait for items in runs.
         Raises: as above; StoreError if the payload of an item can't be read now.
         """
         await self.pop.check(wanted)
@@ -264,6 +285,11 @@ class QueueKeeper:
             return []
         now = self._now()
         items = self._scheduler.take(wanted, bounds, now)
+        if not items and reads_runs and await self._runs.bring_due(self._scheduler.in_runs(wanted, now), now):
+            if self._repeats.is_closed(request):
+                return []  # it came again meanwhile, and got no items
+            now = self._now()
+            items = self._scheduler.take(wanted, bounds, now)
         strays = [each for each in items if self.pop.is_stray(self._machine.blocks[each.block])]
         if strays:
             self._scheduler.released(strays)
@@ -280,7 +306,7 @@ class QueueKeeper:
     ) -> list[Delivered]:
         blocks: tuple[GrantedBlock, ...] = ()
         try:
-            data = await self._payloads([each for each in items if each.block not in known])
+            data = await self._payloads.of([each for each in items if each.block not in known])
             self._last_grant += 1
             readable = tuple(each for each in items if each.block in data or each.block in known)
             decision = GrantDecision(self._last_grant, now.wall_ms, readable, request)
@@ -311,54 +337,6 @@ class QueueKeeper:
                             await self._some_ready.wait()
                 return True
         return False
-
-    async def _payloads(self, items: Sequence[ItemRanges]) -> dict[int, bytes]:
-        """Return the bytes of the blocks of items, from memory or from the store.
-
-        Blocks that can't be read now are read again after this request. No worker gets their items meanwhile.
-        Raises: StoreError, NotReadyError if none can be read.
-        """
-        blocks = {each.block: self._machine.blocks[each.block] for each in items}
-        data = await asyncio.gather(*(self._reader.read(block) for block in blocks.values()), return_exceptions=True)
-        found = dict(zip(blocks, data, strict=True))
-        for each in items:
-            if isinstance(found[each.block], MemqError):
-                self._set_aside(each, blocks[each.block])
-        readable = {id_: payload for id_, payload in found.items() if isinstance(payload, bytes)}
-        for error in found.values():
-            if isinstance(error, BaseException) and (not readable or not isinstance(error, MemqError)):
-                raise error if not isinstance(error, LOST) else StoreError(f"a payload can't be read now: {error}")
-        return readable
-
-    def _set_aside(self, items: ItemRanges, block: QueueBlock) -> None:
-        """Do not grant items until their payload is read, or proved to be lost."""
-        self._scheduler.hold([items])
-        unread = self._unread.setdefault(items.block, [])
-        unread.append(items)
-        if len(unread) == 1:
-            self._tasks.start(self._read_again(block, unread), "read a payload of queue items again")
-
-    async def _read_again(self, block: QueueBlock, items: Sequence[ItemRanges]) -> None:
-        error = await self._reader.loss_of(block)
-        if error is not None:
-            await self._bury(items, error)
-        del self._unread[block.block.id.producer]
-        self._scheduler.released(items)
-        self._wake()
-
-    async def _bury(self, items: Sequence[ItemRanges], error: BaseException) -> None:
-        """Make items whose payload is lost dead: their state and their object are kept."""
-        self._parts.events.error("queue-block-lost", f"the payload of queue items can't be read: {error}")
-        leases = [lease for each in items for lease in self._latest(each)]
-        with suppress(RetryableError):
-            await self._end(EndDecision(self._now().wall_ms, dead=True, leases=tuple(leases)))
-
-    def _latest(self, items: ItemRanges) -> Iterator[LeasedItems]:
-        """Yield items that are in the state, with their latest grants."""
-        block = self._machine.blocks.get(items.block)
-        for pair in items.pairs() if block is not None else ():
-            for begin, end, status in block.ranges(*pair) if block is not None else ():
-                yield LeasedItems(ItemRanges(items.block, (begin, end)), status.grant)
 
     # ---- ends ------------------------------------------------------------------------------------
 
@@ -416,10 +394,28 @@ class QueueKeeper:
         return await self._to_its_end(self._settle(PurgeDecision(self._now().wall_ms, tuple(items))))
 
     async def _settle(self, decision: ItemDecision) -> Outcomes:
+        """Decide about items, those in runs included: their blocks are brought first.
+
+        A block may move into a run, and perhaps back, while the decision is on its way. Then it is decided again: a
+        repeated decision has the same outcomes for items that it has changed.
+        """
+        while True:
+            await self._runs.pick(each.block for each in decision.items)
+            answer = await self._settle_in_memory(decision)
+            if not any(self._was_away(*each) for each in with_outcomes(decision.items, answer)):
+                self.meter.cancelled(answer)
+                return answer
+
+    def _was_away(self, block: int, begin: int, end: int, outcome: ItemOutcome) -> bool:
+        """Whether a decision did not find items that exist: their block was in a run."""
+        known = self._machine.blocks.get(block)
+        exists = begin < min(end, known.count) if known else self._machine.spilled.run_of(block) is not None
+        return outcome is ItemOutcome.UNKNOWN and exists
+
+    async def _settle_in_memory(self, decision: ItemDecision) -> Outcomes:
         self._scheduler.hold(decision.items)
         try:
             answer = await self._propose(decision)
-            self.meter.cancelled(answer)  # type: ignore[arg-type]  # as the machine says
         finally:
             self._scheduler.released(decision.items)
             self._settled(decision.items)
@@ -443,27 +439,7 @@ class QueueKeeper:
         """
         if proven:
             await known_outcome(self._log.fresh())
-        return await self._counted(prefix)
-
-    async def _counted(self, prefix: str = "") -> dict[str, QueueCounts]:
-        now, found = self._now(), dict[str, list[int]]()
-        for index, block in enumerate(list(self._machine.blocks.values()), start=1):
-            if not index % COUNTED_AT_ONCE:
-                await asyncio.sleep(0)  # let the event loop do other work
-            if not block.topic.startswith(prefix):
-                continue
-            counts = found.setdefault(block.topic, [0] * len(QueueCounts._fields))
-            if not block.is_touched:
-                count_waiting(counts, block.block.due_ms, block.count, now.wall_ms)
-                continue
-            for begin, end, status, left_s in self._scheduler.seen(block, now):
-                if status.state is ItemState.DEAD:
-                    counts[3] += end - begin
-                elif left_s:
-                    counts[1] += end - begin
-                elif not status.state.is_over:
-                    count_waiting(counts, status.due_ms, end - begin, now.wall_ms)
-        return {topic: QueueCounts(*counts) for topic, counts in found.items()}
+        return await counts_of(self._machine, self._scheduler, self._now(), prefix)
 
     async def totals(self) -> dict[str, int]:
         """Return how many items of this shard have ended so far, by outcome, and were redriven."""
@@ -472,7 +448,9 @@ class QueueKeeper:
 
     async def get(self, items: Iterable[Item]) -> SeenItems:
         """Return known items with their present states, and the payloads that exist."""
+        items = list(items)
         await known_outcome(self._log.fresh())
+        await self._runs.pick(block for block, _ in items)
         return await self._seen(items)
 
     async def peek(self, queue: str, count: int) -> SeenItems:
@@ -481,31 +459,20 @@ class QueueKeeper:
         ANSWER_BYTES_MAX bounds the payloads, except the first one.
         """
         await known_outcome(self._log.fresh())
-        return await self._seen(self._scheduler.peek(queue, count, self._now()))
+        items = self._scheduler.peek(queue, count, self._now())
+        if len(items) < count and await self._runs.bring_due([queue], self._now()):
+            items = self._scheduler.peek(queue, count, self._now())
+        return await self._seen(items)
 
     async def dead(self, queue: str, count: int, after: Item) -> list[SeenItem]:
         """Return at most `count` dead items of a queue after `after`, in the order of their ids."""
         await known_outcome(self._log.fresh())
-        return self._views(islice(dead_after(self._machine, queue, after), count))
-
-    def _views(self, items: Iterable[Item]) -> list[SeenItem]:
-        now = self._now()
-        found = [view_of(self._machine, self._scheduler, item, now) for item in items]
-        return [each for each in found if each is not None]
+        items = islice(dead_after(self._machine, queue, after), count)
+        return views_of(self._machine, self._scheduler, items, self._now())
 
     async def _seen(self, items: Iterable[Item]) -> SeenItems:
-        views, blocks = list[SeenItem](), dict[int, bytes]()
-        room = ANSWER_BYTES_MAX
-        for view in self._views(items):
-            block = self._machine.blocks.get(view.item[0])
-            if block is not None and block.block.id.producer not in blocks:
-                room -= block.block.length
-                if blocks and room < 0:
-                    break
-                with suppress(*LOST):
-                    blocks[view.item[0]] = await self._reader.read(block)
-            views.append(view)
-        return SeenItems(views, blocks)
+        views = views_of(self._machine, self._scheduler, items, self._now())
+        return await seen_items(self._machine, self._reader, views, ANSWER_BYTES_MAX)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -514,6 +481,10 @@ class QueueKeeper:
 
         Raises: MemqError when the log has ended.
         """
+        if not self._keeps_runs:
+            self._keeps_runs = True
+            self._tasks.start(self._keep(self._runs.bring), "bring queue items")
+            self._tasks.start(self._keep(self._runs.spill), "spill queue items")
         while True:
             now = self._now()
             self._scheduler.pass_time(now)
@@ -528,10 +499,17 @@ class QueueKeeper:
                 for decision in decisions:
                     self._scheduler.ended(decision)
             if self.meter.is_due:
-                counts = await self._counted()
+                counts = await counts_of(self._machine, self._scheduler, now)
                 self.meter.take(sum_of(counts), self._now().steady_s - now.steady_s)
             if not decisions:  # else there may be more ends than one decision has
                 await self._wait()
+
+    async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work on runs until the log has ended: the next owner continues."""
+        while self._log.is_owner:
+            with suppress(MemqError):
+                await work()
+            await asyncio.sleep(FAILED_PAUSE_S)
 
     async def _end(self, decision: EndDecision) -> None:
         origins = origins_of(self._machine.blocks, decision.leases)
@@ -547,6 +525,7 @@ class QueueKeeper:
 
     def _wake(self) -> None:
         self._changed.set()
+        self._runs.wake()
         self.pop.moved()
         self._notify()
 

@@ -19,9 +19,10 @@ from weakref import WeakSet
 
 import msgspec
 
-from memq.format.held_object import HeldBlock, HeldLane
-from memq.queues.block import QueueBlock
+from memq.format.held_object import HeldBlock, HeldLane, Target
+from memq.queues.block import QueueBlock, lane_of, may_move
 from memq.queues.decisions import (
+    RUNS_VERSION,
     STATE_VERSION,
     AckDecision,
     CancelDecision,
@@ -46,6 +47,7 @@ from memq.queues.decisions import (
     PopDecision,
     PurgeDecision,
     RedriveDecision,
+    RunsDecision,
     SavedReturn,
     decode_decision,
     outcomes_of,
@@ -53,6 +55,7 @@ from memq.queues.decisions import (
 from memq.queues.keys import DedupeKeys, OrderedKeys
 from memq.queues.pop.groups import BeginPopDecision, PopGroups, ReadPopDecision, RemovePopDecision, is_place
 from memq.queues.recent import RecentGrants, RecentReturns
+from memq.queues.runs.spilled import BringBlocksDecision, SpillBlocksDecision, SpilledBlocks, ids_in
 from memq.queues.snapshots import EncodedQueues, QueueSnapshot, blocks_in, decode_state, ended_in, firsts_in
 from memq.state_log import Answer
 
@@ -77,8 +80,9 @@ class QueueMachine:
 
     def __init__(self) -> None:
         self.blocks: dict[int, QueueBlock] = {}
+        self.spilled = SpilledBlocks()  # the others
         self.objects: dict[str, int] = {}  # how many blocks of each object the state names (H5)
-        self.topics: dict[str, int] = {}  # number of items of each queue that have not ended
+        self.topics: dict[str, int] = {}  # number of items of each queue that have not ended, those in runs included
         self.items = 0  # number of items of all queues that have not ended
         self.dead: dict[str, dict[int, None]] = {}  # blocks with dead items, by queue
         self.ordered = OrderedKeys()
@@ -119,15 +123,17 @@ class QueueMachine:
                 return self._pop(decision)
             case EndPopDecision():
                 return outcomes_of(run for lease in decision.leases for run in self._end_pops(decision, lease))
+            case SpillBlocksDecision() | BringBlocksDecision():
+                return self._move(decision)
             case CancelDecision() | RedriveDecision() | PurgeDecision():
                 return outcomes_of(run for items in decision.items for run in self._settle(decision, items))
 
     def is_known(self, block: int) -> bool:
         """Whether the state has a block, or its end."""
-        return block in self.blocks or block in self._ended
+        return block in self.blocks or block in self._ended or self.spilled.run_of(block) is not None
 
     def state_of(self, block: int, number: int) -> ItemState | None:
-        """Return the state of an item; None for an unknown item."""
+        """Return the state of an item; None for an unknown item, and for one in a run."""
         known = self.blocks.get(block)
         if known is not None:
             return known.state(number) if 0 <= number < known.count else None
@@ -177,9 +183,12 @@ class QueueMachine:
         if known is not None:
             self._unname(known.key)
             self._name(key)
+            known.touch()
             known.key = key  # due time and terms stay as they were
             known.block = msgspec.structs.replace(block, due_ms=known.block.due_ms)
             return False
+        if self.spilled.run_of(block.id.producer) is not None:
+            return False  # its run names the object that it has
         made = QueueBlock(self._arrivals + 1, key, lane.target, lane.lane, block)
         dedupe = made.terms.dedupe
         first = self.firsts.find(dedupe) if dedupe is not None else None
@@ -192,14 +201,18 @@ class QueueMachine:
         if dedupe is not None:
             self.firsts.add(dedupe, block.id.producer)
         self._arrivals += 1
+        self._count_new(made.topic, made.left)
         self._insert(made)
         return True
 
+    def _count_new(self, topic: str, items: int) -> None:
+        self.topics[topic] = self.topics.get(topic, 0) + items
+        self.items += items
+
     def _insert(self, made: QueueBlock) -> None:
+        """Put a block into memory. Its items are counted already."""
         self.blocks[made.block.id.producer] = made
         self._name(made.key)
-        self.topics[made.topic] = self.topics.get(made.topic, 0) + made.left
-        self.items += made.left
         self.pops.note(made)
         self._note(made)
         if made.terms.ordered:
@@ -208,6 +221,34 @@ class QueueMachine:
                 self.ordered.note(made, leased, leased + 1, ItemState.LEASED)
             elif made.left > made.dead:
                 self.ordered.note(made, 0, made.count, ItemState.READY)
+
+    def _move(self, decision: RunsDecision) -> bool:
+        return self._spill(decision) if isinstance(decision, SpillBlocksDecision) else self._bring(decision)
+
+    def _spill(self, decision: SpillBlocksDecision) -> bool:
+        """Take blocks out of memory that are in a run, and are as they arrived. Whether there were any."""
+        known = (self.blocks.get(id_) for id_ in ids_in(decision.ids))
+        moved = [block for block in known if block is not None and may_move(block) and lane_of(block) == decision.lane]
+        if not moved or decision.run.key in self.spilled.runs:
+            return False
+        for block in moved:
+            del self.blocks[block.number]
+            self._unname(block.key)
+        places = {block.number: (block.block.due_ms, block.arrival, block.number) for block in moved}
+        self.spilled.spill(decision, places, sum(block.left for block in moved))
+        return True
+
+    def _bring(self, decision: BringBlocksDecision) -> bool:
+        """Take blocks of a run back into memory; False if the run is at another place."""
+        run = self.spilled.find(decision)
+        if run is None:
+            return False
+        for each in decision.blocks:
+            made = QueueBlock(each.arrival, each.key, Target(run.lane.queue, "", 0), each.lane, each.block)
+            if run.take(made.number, made.left):
+                self._insert(made)
+        self.spilled.brought(run, decision)
+        return True
 
     def _grant(self, decision: GrantDecision) -> tuple[GrantedBlock, ...]:
         """Lease items that are ready, or whose lease has ended by the owner's clock (Q4)."""
@@ -414,8 +455,9 @@ class QueueMachine:
             return iter(())
         ended, firsts = list(self._ended.items()), self.firsts.saved()
         pops = list(self.pops.groups.values())
-        numbers = STATE_VERSION, self.last_grant, self._arrivals
-        saved = EncodedQueues(*numbers, [], [], dict(self.totals), pops=pops)
+        runs = [each.saved() for each in self.spilled.runs.values()]
+        numbers = RUNS_VERSION if runs else STATE_VERSION, self.last_grant, self._arrivals
+        saved = EncodedQueues(*numbers, [], [], dict(self.totals), pops=pops, runs=runs)
         saved.grants, saved.returns = self.grants.saved(), self._returns.saved()
         snapshot = QueueSnapshot(saved, self.blocks, ended, firsts)
         self._snapshots.add(snapshot)
@@ -436,7 +478,12 @@ class QueueMachine:
             if block is None:
                 yield
             else:
+                self._count_new(block.topic, block.left)
                 self._insert(block)
+        for run in saved.runs:
+            self.spilled.add(run)
+            self._count_new(run.lane.queue, run.items)
+            yield
         for ended in ended_in(saved):
             if ended is None:
                 yield

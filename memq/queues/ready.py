@@ -94,9 +94,9 @@ class ReadyItems:
             self._note_rank(key, known)
         self._pushed += 1
         if self._pushed > self._pushed_max:
-            self._trim()
+            self.trim()
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Drop the spans of ended blocks: without a dequeue of this queue, nothing else removes them."""
         for key, known in list(self._keys.items()):
             known.spans = list({each for each in known.spans if self._is_live(each)})

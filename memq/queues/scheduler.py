@@ -12,14 +12,13 @@ longest ago is first.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from memq.limits import QUEUE_ITEMS_PER_REQUEST_MAX
+from memq.queues.agenda import SPARE, Agenda
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
     EndDecision,
@@ -37,10 +36,9 @@ from memq.queues.local_states import LocalState, LocalStates, Place
 from memq.queues.machine import QueueMachine
 from memq.queues.range_map import Range, cut
 from memq.queues.ready import ReadyItems, ReadySpan
+from memq.queues.runs.spilled import RunHead
 
 _FREE = (ItemState.READY, ItemState.LEASED)  # states of items that may be granted, if no lease runs
-Entry = TypeVar("Entry", bound=tuple[Any, ...])
-SPARE = 1_024  # stale entries of an agenda, beyond as many as are live
 SLICE_BLOCKS = 1_000  # taken at once when a log is opened: about 5 ms
 ENDS_AT_ONCE_MAX = 1_000  # items in one decision that ends them
 
@@ -117,43 +115,6 @@ class SeenRange(NamedTuple):
     left_s: float
 
 
-class Agenda(Generic[Entry]):
-    """A heap of tuples that begin with a time.
-
-    Stale entries are removed when they are due, or by `trim` when they are more than half of all. So the number of live
-    entries bounds the memory, however far away their times are.
-    """
-
-    __slots__ = ("_entries", "_is_live")
-
-    def __init__(self, is_live: Callable[[Entry], bool]) -> None:
-        self._is_live = is_live
-        self._entries: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def next(self) -> float:
-        """The time of the first entry; infinite without an entry."""
-        return self._entries[0][0] if self._entries else math.inf
-
-    def push(self, entry: Entry) -> None:
-        """Add an entry."""
-        heapq.heappush(self._entries, entry)
-
-    def until(self, time: float) -> Iterator[Entry]:
-        """Remove and yield the entries up to a time; some may be stale."""
-        while self._entries and self._entries[0][0] <= time:
-            yield heapq.heappop(self._entries)
-
-    def trim(self, live_max: int) -> None:
-        """Drop stale and repeated entries if there are many; `live_max` is an upper bound of live ones."""
-        if len(self._entries) > 2 * live_max + SPARE:
-            self._entries = list({each for each in self._entries if self._is_live(each)})
-            heapq.heapify(self._entries)
-
-
 Item = tuple[int, int]  # block and number
 
 
@@ -183,6 +144,7 @@ class ItemScheduler:
         self._leases = Agenda[_Lease](lambda entry: any(self._leased_until(entry)))
         self._lives = Agenda[tuple[int, int]](lambda entry: entry[1] in machine.blocks)  # blocks that expire, Unix ms
         self._turn = 0  # of the queue that was served last
+        self.unread: set[str] = set()  # runs that can't be read now: other items do not wait for theirs
         self._ordered: dict[int, Place] = {}  # blocks with ordered keys
         for number, block in enumerate(machine.blocks.values(), 1):
             self._add(block, now)
@@ -208,6 +170,12 @@ class ItemScheduler:
         made = self._machine.blocks.get(block)
         if made is not None:
             self._add(made, now)
+
+    def spilled(self, queue: str) -> None:
+        """Drop the entries of blocks of a queue that have left the memory."""
+        if queue in self._ready:
+            self._ready[queue].trim()
+        self._later.drop_stale()
 
     def _add(self, block: QueueBlock, now: Moment) -> None:
         if block.terms.ordered:
@@ -279,10 +247,13 @@ class ItemScheduler:
     def _take_of(self, topic: str, count: int, choice: _ChosenItems, now: Moment) -> int:
         """Choose at most `count` items of a queue; return how many."""
         first_free, ready, left = partial(self._first_free, now), self._ready.get(topic), count
+        heads = self.due_heads(topic, now)
         while ready is not None and left > 0:
             span = ready.first(first_free)
-            block = self._machine.blocks[span.block] if span is not None else None
-            if span is None or block is None or not choice.has_room(block):
+            if span is None or self._is_behind(heads, span):
+                break
+            block = self._machine.blocks[span.block]
+            if not choice.has_room(block):
                 break
             most = left if block.terms.lease_ms else min(left, choice.once)
             taken = ready.take(most, lambda key: self._local.flights[topic, key], first_free)
@@ -305,7 +276,7 @@ class ItemScheduler:
         self.pass_time(now)
         known, seen = self._ready.get(topic), dict[Item, None]()
         ready = known.copy() if known is not None else ReadyItems(self._is_live)
-        flights = Counter[str]()
+        flights, heads = Counter[str](), self.due_heads(topic, now)
 
         def first_free(span: ReadySpan) -> Range | None:
             found = self._first_free(now, span)
@@ -316,7 +287,7 @@ class ItemScheduler:
 
         while len(seen) < count:
             span = ready.first(first_free)
-            if span is None:
+            if span is None or self._is_behind(heads, span):
                 break
             key = self._machine.blocks[span.block].terms.key
             taken = ready.take(
@@ -328,11 +299,41 @@ class ItemScheduler:
         return list(seen)
 
     def _has_ready(self, topic: str, now: Moment, *, once: bool) -> bool:
+        span = self._first_span(topic, now)
+        if span is None or self._is_behind(self.due_heads(topic, now), span):
+            return False
+        return once or bool(self._machine.blocks[span.block].terms.lease_ms)
+
+    def _first_span(self, topic: str, now: Moment) -> ReadySpan | None:
+        """Return the first span in memory of a queue; None without one."""
         ready = self._ready.get(topic)
         span = ready.first(partial(self._first_free, now)) if ready is not None else None
         if ready is not None and span is None:
             del self._ready[topic]
-        return span is not None and (once or bool(self._machine.blocks[span.block].terms.lease_ms))
+        return span
+
+    def in_runs(self, topics: Iterable[str], now: Moment) -> list[str]:
+        """Return the queues whose next due item lies in a run."""
+        return [topic for topic in topics if self._is_in_run(topic, now)]
+
+    def _is_in_run(self, topic: str, now: Moment) -> bool:
+        heads = self.due_heads(topic, now)
+        span = self._first_span(topic, now) if heads else None
+        return bool(heads) and (span is None or self._is_behind(heads, span))
+
+    def due_heads(self, queue: str, now: Moment) -> list[RunHead]:
+        """Return the heads of the runs of a queue that are due now, of those that can be read."""
+        heads = self._machine.spilled.heads(queue)
+        return [each for each in heads if each.due_ms <= now.wall_ms and each.run not in self.unread]
+
+    def _is_behind(self, heads: list[RunHead], span: ReadySpan) -> bool:
+        """Whether a due block in a run comes before a span: of the same lane, or of a lower priority number."""
+        key = self._machine.blocks[span.block].terms.key if heads else ""
+        return any(
+            each.lane.priority < span.priority
+            or (each.lane[1:] == (key, span.priority) and each.place[:2] < (span.due_ms, span.arrival))
+            for each in heads
+        )
 
     def _first_free(self, now: Moment, span: ReadySpan) -> Range | None:
         """Return the first range of a span that may be granted now.

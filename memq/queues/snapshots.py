@@ -13,20 +13,22 @@ import msgspec
 
 from memq.queues.block import QueueBlock
 from memq.queues.decisions import (
+    RUNS_VERSION,
     STATE_NAME,
-    STATE_VERSION,
     EndedBlock,
     EnqueueDecision,
     FormerBlock,
     LeaseDecision,
     PopDecision,
     QueueDecision,
+    RunsDecision,
     SavedBlock,
     SavedFirst,
     SavedGrant,
     SavedReturn,
 )
 from memq.queues.pop.groups import PopGroup, ReadPopDecision
+from memq.queues.runs.spilled import SavedRun
 from memq.state_log.machine_format import MachineFormat
 
 SLICE_BLOCKS = 500  # of a snapshot, encoded or read at once: about 3 ms and 10 ms
@@ -57,10 +59,11 @@ class EncodedQueues(msgspec.Struct, omit_defaults=True):
     pops: list[PopGroup] = []
     grants: list[SavedGrant] = []
     returns: list[SavedReturn] = []
+    runs: list[SavedRun] = []
 
 
 _FORMAT: MachineFormat[QueueDecision, EncodedQueues] = MachineFormat(
-    QueueDecision, EncodedQueues, STATE_VERSION, decision="decision about queue items", snapshot=STATE_NAME
+    QueueDecision, EncodedQueues, RUNS_VERSION, decision="decision about queue items", snapshot=STATE_NAME
 )
 decode_state = _FORMAT.decode_state
 
@@ -145,8 +148,8 @@ def _blocks_of(decision: QueueDecision) -> Iterable[int]:
     """Return the blocks that a decision names, which are all that it may change."""
     if isinstance(decision, EnqueueDecision | ReadPopDecision):
         return (block.id.producer for lane in decision.lanes for block in lane.blocks)
-    if isinstance(decision, PopDecision):
-        return ()
+    if isinstance(decision, PopDecision | RunsDecision):
+        return ()  # those of runs are replaced, not changed
     if isinstance(decision, LeaseDecision):
         return (each.items.block for each in decision.leases)
     return (each.block for each in decision.items)

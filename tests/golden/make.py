@@ -48,7 +48,9 @@ from memq.format.state_log.entry import (
     StateSnapshot,
     encode_state_entry,
 )
-from memq.format.state_log.held_run import RunEntry, RunWriter
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.queue_run import QUEUE_ROWS, QueueRunEntry
+from memq.format.state_log.run import RunWriter
 from memq.format.state_log.snapshot import SavedState, encode_snapshot
 from memq.topic import Totals
 
@@ -288,10 +290,28 @@ def make_run_holds() -> list[RunEntry]:
 
 def make_run() -> bytes:
     """A run of two blocks."""
-    writer, holds = RunWriter(), make_run_holds()
+    writer, holds = RunWriter(HELD_ROWS), make_run_holds()
     writer.add(holds[:2])
     writer.add(holds[2:])
     return b"".join(writer.finish("key", 0, 1)[1])
+
+
+def make_run_items() -> list[QueueRunEntry]:
+    """Blocks of items of one queue in two objects, in the order of delivery."""
+    jobs, terms = Target("jobs", "", 0), ("queue 5 30000 0 0 key=a", "queue 5 1000 3 0 key=a")
+    return [
+        QueueRunEntry(HeldBlock(HoldId(42, 0), 64, NOW_MS, 0, 100), jobs, "golden/held/one", terms[0], 7),
+        QueueRunEntry(HeldBlock(HoldId(9, 0), 1_024, NOW_MS, 100, 1_000), jobs, "golden/held/one", terms[1], 8),
+        QueueRunEntry(HeldBlock(HoldId(7, 0), 1, NOW_MS + 1, 0, 70_000), jobs, "golden/held/two", terms[0], 2),
+    ]
+
+
+def make_queue_run() -> bytes:
+    """A run of two blocks."""
+    writer, items = RunWriter(QUEUE_ROWS), make_run_items()
+    writer.add(items[:2])
+    writer.add(items[2:])
+    return b"".join(writer.finish("key", 0, 0)[1])
 
 
 def make() -> dict[str, bytes]:
@@ -309,6 +329,7 @@ def make() -> dict[str, bytes]:
     files |= {name: encode_state_entry(entry) for name, entry in make_state_entries().items()}
     (files["state-snapshot-part.bin"],) = encode_snapshot(make_saved_state(), "key")[1]
     files["held-run.bin"] = make_run()
+    files["queue-run.bin"] = make_queue_run()
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence, due_time_of
-from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.run import NamedRun, RunWriter
 from memq.holds.decisions import (
     DoneDecision,
     DropDecision,
@@ -71,7 +72,7 @@ class Schedule:
         self.objects = 0
         self.stale: list[tuple[Target, int]] = []  # numbers that an owner has seen as the next ones
         self.runs: dict[str, list[RunEntry]] = {}  # the content of all runs that were written
-        self.written: list[tuple[int, HeldRun]] = []  # runs that marks wait for
+        self.written: list[tuple[int, NamedRun]] = []  # runs that marks wait for
         self.merges: list[MergeDecision] = []
         self.places: dict[HoldId, SpilledPlace] = {}  # where an owner has found holds, perhaps long ago
 
@@ -204,8 +205,8 @@ class Schedule:
             self.written.append((number, self.write(holds)))
         self.met["marked"] += bool(holds)
 
-    def write(self, holds: list[RunEntry]) -> HeldRun:
-        writer = RunWriter()
+    def write(self, holds: list[RunEntry]) -> NamedRun:
+        writer = RunWriter(HELD_ROWS)
         writer.add(holds)
         run, _ = writer.finish(f"run {len(self.runs)}", 0, len(self.runs))
         self.runs[run.key] = holds

@@ -49,23 +49,24 @@ class LeaseFacts:
         """Apply the rules to one decision that counts."""
         match decision:
             case EnqueueDecision():
-                self._enqueue(decision)
+                self.enqueue(decision)
             case GrantDecision():
-                for item in self._known(decision.items):
+                for item in self.known(decision.items):
                     fact = self.items[item]
                     if not fact.over and (not self._ordered or self._next() == item):
                         fact.grant, fact.leased, fact.over = decision.number, True, self._at_most_once
                         fact.grants += 1
             case AckDecision() | NackDecision() | EndDecision():
                 for lease in decision.leases:
-                    for item in self._known([lease.items]):
+                    for item in self.known([lease.items]):
                         self._end(decision, self.items[item], lease.grant)
             case RedriveDecision():
-                for item in self._known(decision.items):
+                for item in self.known(decision.items):
                     if self.items[item].dead:
                         self.items[item] = Fact(self.items[item].grant, due_ms=decision.now_ms)
 
-    def _enqueue(self, decision: EnqueueDecision) -> None:
+    def enqueue(self, decision: EnqueueDecision) -> None:
+        """Note the blocks of a decision."""
         lane = decision.lanes[0]
         dedupe = terms_of(lane.lane).dedupe
         for block in lane.blocks:
@@ -96,7 +97,8 @@ class LeaseFacts:
         first = (item for item, fact in self.items.items() if not fact.over)
         return next(leased, None) or next(first, None)
 
-    def _known(self, items: Sequence[ItemRanges]) -> list[Item]:
+    def known(self, items: Sequence[ItemRanges]) -> list[Item]:
+        """Return the known ones of some items."""
         found = [(each.block, number) for each in items for number in each]
         return [item for item in found if item in self.items]
 

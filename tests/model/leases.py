@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.queues.decisions import (
     AckDecision,
+    CancelDecision,
     Dedupe,
     EndDecision,
     EnqueueDecision,
@@ -467,7 +468,7 @@ def run(seed: int, rules: Rules = Rules()) -> Counter[str]:
 
 
 def _items_of(decision: QueueDecision) -> Iterator[ItemRanges]:
-    if isinstance(decision, GrantDecision | RedriveDecision):
+    if isinstance(decision, GrantDecision | CancelDecision | RedriveDecision):
         yield from decision.items
     elif isinstance(decision, LeaseDecision):
         yield from (each.items for each in decision.leases)

@@ -58,7 +58,7 @@ class PopFacts(LeaseFacts):
                             self._come(block)
             case EndPopDecision():
                 for lease in decision.leases:
-                    for item in self._known([lease.items]):
+                    for item in self.known([lease.items]):
                         fact = self.items[item]
                         if fact.grant == lease.grant and not fact.over:
                             fact.over, fact.leased = True, False

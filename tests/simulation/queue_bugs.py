@@ -129,7 +129,7 @@ QUEUE_BUGS = (
     ),
     Planted(
         "Q3: the lease of a request that comes again counts from the second request",
-        "memq.queues.repeats",
+        "memq.queues.grants.repeats",
         "RepeatedGrants.find",
         swap("max(0, block.terms.lease_ms - int(left_s * 1000))", "0"),
         level="breezy",

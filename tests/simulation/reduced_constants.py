@@ -25,13 +25,17 @@ FORGET = "memq.broker.upkeep.deleted_topics:FORGET_S"
 STATES = "memq.broker.service_partitions.hosts:STATE_PARTITIONS"
 PARTS = "memq.limits:TRANSACTION_TARGET_BYTES_MAX"  # a larger part of a transaction is staged
 PIECES = "memq.groups.pieces:PIECE_BYTES_MAX"
-RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged
+RUNS: dict[str, tuple[float, ...]] = {  # delayed records move into runs, which are merged; queue items do, too
     "memq.holds.run_keeper:NEAR_S": (4.0, 12.0),
     "memq.holds.run_keeper:SPILL_HOLDS": (1, 3),
     "memq.holds.run_keeper:AHEAD_HOLDS": (3, 10),
     "memq.holds.run_keeper:FANOUT": (2, 3),
     "memq.holds.run_keeper:DROPPED_MAX": (1, 4),
-    "memq.holds.run_store:OBJECT_HOLDS": (2, 8),
+    "memq.state_log.run_store:OBJECT_HOLDS": (2, 8),
+    "memq.queues.runs.keeper:KEEP_ITEMS": (0, 2),
+    "memq.queues.runs.keeper:RUN_BLOCKS": (1, 2),
+    "memq.queues.runs.keeper:AHEAD_ITEMS": (1, 3),
+    "memq.queues.runs.keeper:BRING_ITEMS": (1, 3),
     "memq.limits:RUN_BLOCK_HOLDS": (1, 3),
 }
 SESSIONS = "memq.groups.group:SESSION_MS_PER_MEMBER"  # small groups have long sessions

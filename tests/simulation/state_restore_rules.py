@@ -20,12 +20,13 @@ from memq.broker.service_partitions.machines import ServiceMachines
 from memq.format.held_object import HoldId
 from memq.format.key import state_prefix
 from memq.format.pointer import decode_pointer
+from memq.format.state_log.held_run import HELD_ROWS
 from memq.groups.machine import GROUPS_MACHINE, GroupMachine
 from memq.holds.machine import HoldMachine
-from memq.holds.run_store import RunReader
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import Clock
 from memq.state_log.log_reading import read_state_log
+from memq.state_log.run_store import RunReader
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Position, ReadPartition, Topic, read_partitions
@@ -193,6 +194,6 @@ async def _waiting_in(holds: HoldMachine, store: MemoryHandler) -> set[HoldId]:
     for units in holds.units.values():
         found.update(hold.block.id for unit in units.values() for hold in unit.holds if not hold.lane)
     for state in holds.spilled.runs.values():
-        async for some in RunReader(store).blocks(state.run, state.at):
+        async for some in RunReader(store, HELD_ROWS).blocks(state.run, state.at):
             found.update(each.block.id for each in some if each.block.id not in state.dropped)
     return found

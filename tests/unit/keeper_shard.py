@@ -10,10 +10,10 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.held_object import HoldId, Target
 from memq.holds.storing import NewHold
 from memq.queues.decisions import QUEUES_MACHINE, ItemTerms, queue_scope
+from memq.queues.grants.repeats import Delivered
 from memq.queues.keeper import QueueKeeper, QueueParts
 from memq.queues.machine import QueueMachine
 from memq.queues.payloads import RecentPayloads
-from memq.queues.repeats import Delivered
 from memq.queues.scheduler import ItemScheduler, Moment
 from memq.runtime.tasks import TaskOwner
 from memq.state_log.state_log import StateLog
@@ -65,6 +65,7 @@ class Shard:
             begin=self.begin,
             counters=self.counters,
             number=0,
+            run_key="runs/{:016x}".format,
         )
         clock = parts.runtime.clock
         scheduler = ItemScheduler(self.machine, Moment(clock.wall_ms(), clock.monotonic()))

@@ -54,7 +54,7 @@ class Shard:
 
     def dequeue_many(self, wanted: dict[str, int], bytes_max: int = 1_000_000) -> list[tuple[int, int]]:
         """Lease items of queues."""
-        items = self.scheduler.take(wanted, Bounds(bytes_max), self.now)
+        items = self.scheduler.take(wanted, Bounds(bytes_max, sum(wanted.values())), self.now)
         if not items:
             return []
         blocks = self._granted(*items)

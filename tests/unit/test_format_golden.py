@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from memq.audit.checks.object_check import check_file
+from memq.errors import CorruptDataError
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
+from memq.format.key import run_key
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
 from memq.format.spool import decode_segment
 from memq.format.state_log.entry import decode_state_entry
-from memq.format.state_log.held_run import open_run
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
+from memq.format.state_log.run import open_run
 from memq.format.state_log.snapshot import decode_part, decode_snapshot, encode_snapshot
 from tests.golden.make import (
     FOLDER,
@@ -22,6 +27,7 @@ from tests.golden.make import (
     make_pointers,
     make_reports,
     make_run_holds,
+    make_run_items,
     make_saved_state,
     make_state_entries,
     seal,
@@ -88,7 +94,15 @@ def test_the_snapshot_of_a_state_log_reads_as_it_was_meant() -> None:
 
 
 def test_a_run_of_held_blocks_reads_as_it_was_meant() -> None:
-    assert open_run((FOLDER / RUN).read_bytes()) == make_run_holds()
+    assert open_run(HELD_ROWS, (FOLDER / RUN).read_bytes()) == make_run_holds()
+
+
+def test_a_run_of_queue_items_reads_as_it_was_meant() -> None:
+    data = (FOLDER / "queue-run.bin").read_bytes()
+    assert open_run(QUEUE_ROWS, data) == make_run_items()
+    assert check_file(run_key("memq", "_memq_state", "ab" * 16, 3, 77), memoryview(data)).findings == []
+    with pytest.raises(CorruptDataError, match="kind 7"):
+        open_run(HELD_ROWS, data)
 
 
 @pytest.mark.parametrize("name", make_pointers())

@@ -14,13 +14,15 @@ from memq.errors import CorruptDataError, NotFoundError, NotReadyError, StoreErr
 from memq.format.blocks.header import Buffer
 from memq.format.held_object import HoldId, Target
 from memq.format.held_sequences import delayed_sequence
-from memq.format.state_log.held_run import open_run
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.run import open_run
 from memq.holds import keeper as keeper_module
-from memq.holds import run_keeper, run_store
+from memq.holds import run_keeper
 from memq.holds.decisions import HOLDS_MACHINE, HoldState
 from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import BringDecision, MergeDecision, RunDecision
 from memq.holds.storing import NewHold
+from memq.state_log import run_store
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.hold_shard import KEY_S, A, B, Shard, on_shard
 from tests.unit.instant_log import InstantLog
@@ -59,7 +61,9 @@ async def hold(shard: Shard, *dues_s: float, first: int = 1) -> list[int]:
 def stored_runs(shard: Shard) -> dict[str, list[int]]:
     """Return the producers in the runs that were put, by key."""
     return {
-        key: [each.block.id.producer for each in open_run(data)] for key, data in shard.store.puts if key[:5] == "runs/"
+        key: [each.block.id.producer for each in open_run(HELD_ROWS, data)]
+        for key, data in shard.store.puts
+        if key[:5] == "runs/"
     }
 
 
@@ -394,10 +398,10 @@ def test_a_run_with_fewer_holds_than_its_state_names_is_damaged() -> None:
         await hold(shard, 300, 400, 500)
         await skip(1)
         ((_, state),) = shard.machine.spilled.runs.items()
-        await run_store.check_run(run_store.RunReader(shard.store), state.run)
+        await run_store.check_run(run_store.RunReader(shard.store, HELD_ROWS), state.run)
         more = msgspec.structs.replace(state.run, count=4)
-        with pytest.raises(CorruptDataError, match="has 3 holds, and its state names 4"):
-            await run_store.check_run(run_store.RunReader(shard.store), more)
+        with pytest.raises(CorruptDataError, match="has 3 entries, and its state names 4"):
+            await run_store.check_run(run_store.RunReader(shard.store, HELD_ROWS), more)
 
     on_shard(work)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from memq.errors import NotReadyError
-from memq.queues import keeper
+from memq.queues import views
 from memq.queues.keeper import QueueKeeper
 from tests.unit.keeper_shard import Shard, on_shard
 
@@ -39,7 +39,7 @@ def test_an_owner_without_a_proof_gives_no_answer(question: str) -> None:
 
 
 def test_a_count_of_many_blocks_lets_other_work_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "COUNTED_AT_ONCE", 2)
+    monkeypatch.setattr(views, "COUNTED_AT_ONCE", 2)
 
     async def work(shard: Shard) -> None:
         for block in range(1, 6):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
+from memq.queues.agenda import SPARE, Agenda
 from memq.queues.decisions import (
     AckDecision,
     CancelDecision,
@@ -26,7 +27,7 @@ from memq.queues.decisions import (
 )
 from memq.queues.keys import DedupeKeys
 from memq.queues.machine import QueueMachine
-from memq.queues.scheduler import SPARE, Agenda, Bounds, ItemScheduler
+from memq.queues.scheduler import Bounds, ItemScheduler
 from tests.unit.queue_shard import PLAIN, Shard
 
 ORDERED = ItemTerms(5, 4_000, 0, 0, "k", ordered=True)

@@ -247,8 +247,8 @@ def test_foreign_bytes_are_refused() -> None:
     with pytest.raises(CorruptDataError, match="no terms of queue items"):
         terms_of("7")
     enqueue(machine, 1, 1)
-    with pytest.raises(UnsupportedFormatError, match="version 4"):
-        QueueMachine().restore(machine.snapshot().replace(b"version\x03", b"version\x04"))
+    with pytest.raises(UnsupportedFormatError, match="version 5"):
+        QueueMachine().restore(machine.snapshot().replace(b"version\x03", b"version\x05"))
 
 
 @pytest.mark.parametrize(

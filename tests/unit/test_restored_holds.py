@@ -27,7 +27,8 @@ from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_part_key, state_snapshot_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.state_log.entry import StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.run import NamedRun, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.holds.decisions import (
     HOLDS_MACHINE,
@@ -98,8 +99,8 @@ class Bucket(Cluster):
     async def put_bytes(self, key: str, data: bytes) -> None:
         await self.store.put(key, [data], crc32c(data))
 
-    async def run(self, *producers: int, due_s: int = 100) -> HeldRun:
-        writer = RunWriter()
+    async def run(self, *producers: int, due_s: int = 100) -> NamedRun:
+        writer = RunWriter(HELD_ROWS)
         writer.add([RunEntry(self.block(producer, due_s), TARGET, "object") for producer in producers])
         run, buffers = writer.finish(run_key(CLUSTER, STATE_TOPIC, self.state.id, 0, 1), 0, 1)
         await self.put_bytes(run.key, b"".join(buffers))

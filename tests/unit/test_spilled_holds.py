@@ -9,7 +9,8 @@ import pytest
 from memq.errors import CorruptDataError
 from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence
-from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.run import NamedRun, RunWriter
 from memq.holds.decisions import (
     DoneDecision,
     DropDecision,
@@ -53,8 +54,8 @@ def hold(machine: HoldMachine, *holds: HoldId, target: Target = A, key: str = ""
         assert decide(machine, HoldDecision(key or f"object {each.producer}", before_ms, (lane,))) == (HoldState.HELD,)
 
 
-def run_of(key: str, *holds: HoldId, level: int = 0, group: int = 1) -> HeldRun:
-    writer = RunWriter()
+def run_of(key: str, *holds: HoldId, level: int = 0, group: int = 1) -> NamedRun:
+    writer = RunWriter(HELD_ROWS)
     writer.add([entry(each) for each in holds])
     return writer.finish(key, level, group)[0]
 

@@ -17,7 +17,8 @@ from memq.format.held_object import HeldBlock, HeldLane, HoldId, Target
 from memq.format.held_sequences import delayed_sequence
 from memq.format.key import held_object_key, run_key, state_snapshot_key
 from memq.format.state_log.entry import OpenedState, StateDecision, StateDecisions, StateEntry, encode_state_entry
-from memq.format.state_log.held_run import HeldRun, RunEntry, RunWriter
+from memq.format.state_log.held_run import HELD_ROWS, RunEntry
+from memq.format.state_log.run import NamedRun, RunWriter
 from memq.format.state_log.snapshot import SavedState
 from memq.governor import Coordinator
 from memq.holds.decisions import (
@@ -77,9 +78,9 @@ class HeldYard(Cluster):
         await self.store.put(key, [b"block"], crc32c(b"block"))
         return key
 
-    async def stored_run(self, number: int, *keys: str) -> HeldRun:
+    async def stored_run(self, number: int, *keys: str) -> NamedRun:
         """Store a run with a hold in each of these objects; their producers are 1, 2, 3, …."""
-        writer = RunWriter()
+        writer = RunWriter(HELD_ROWS)
         writer.add([RunEntry(block(each), TARGET, key) for each, key in enumerate(keys, 1)])
         run, buffers = writer.finish(run_key(CLUSTER, STATE_TOPIC, self.state.id, 0, number), 0, number)
         data = b"".join(buffers)

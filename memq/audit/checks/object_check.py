@@ -24,6 +24,7 @@ from memq.format.packed_file import (
     KIND_AT,
     KIND_MANIFEST,
     KIND_PART,
+    KIND_QUEUE_RUN_BLOCK,
     KIND_RUN_BLOCK,
     KIND_STATE_PART,
     KIND_SWEEP_LIST,
@@ -32,7 +33,9 @@ from memq.format.packed_file import (
 )
 from memq.format.pointer import Location, Pointer, read_pointer
 from memq.format.staged_manifest import check_mark, decode_manifest
-from memq.format.state_log.held_run import open_run
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
+from memq.format.state_log.run import open_run
 from memq.format.state_log.snapshot import decode_part as decode_state_part
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
@@ -45,7 +48,8 @@ _PACKED: dict[int, Callable[[bytes], object]] = {
     KIND_PART: decode_manifest_part,
     KIND_SWEEP_LIST: decode_sweep_list,
     KIND_STATE_PART: decode_state_part,
-    KIND_RUN_BLOCK: open_run,
+    KIND_RUN_BLOCK: partial(open_run, HELD_ROWS),
+    KIND_QUEUE_RUN_BLOCK: partial(open_run, QUEUE_ROWS),
 }
 Read = Callable[[Location], Awaitable[Buffer]]
 

@@ -15,12 +15,16 @@ from memq.format.blocks.header import check_block
 from memq.format.held_object import held_object_index
 from memq.format.key import held_prefix
 from memq.format.state_log.entry import OpenedState, StateDecisions, StateEntry, StateSnapshot, decode_state_entry
+from memq.format.state_log.queue_run import QUEUE_ROWS, QueueRunEntry
+from memq.format.state_log.run import BEFORE_ALL
 from memq.format.state_log.snapshot import SavedState
 from memq.limits import MIB
 from memq.notification import PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.queues.decisions import QUEUES_MACHINE, ItemState, SavedQueues, is_queue_lane, queue_scope
+from memq.queues.runs.spilled import SavedRun, ids_in
 from memq.runtime.runtime import Runtime
+from memq.state_log.run_store import RunReader, check_run
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, check_missing
@@ -80,6 +84,7 @@ class ItemAuditor:
         self._queue = queue
         self._now_ms = now_ms
         self._snapshots = SnapshotStore(store)
+        self._runs = RunReader(store, QUEUE_ROWS)
 
     async def audit(self, logs: Sequence[ReadPartition], queue: str = "") -> ItemVerdict:
         """Return the verdict on the items of a queue, of all queues if it is empty.
@@ -99,6 +104,7 @@ class ItemAuditor:
                 if block.place is not None and queue in ("", block.queue):
                     verdict.states.update(WORDS[block.peek(number).state] for number in range(block.count))
             await self._check_payloads(log, shard, verdict)
+            await self._check_runs(log, shard, verdict)
         await self._find_unnamed(objects, shards, verdict)
         return verdict
 
@@ -119,7 +125,15 @@ class ItemAuditor:
         if first and base is None:
             findings.append(_unread(log, f"the log begins at offset {first}, and no snapshot has the state before it"))
             return ShardItems(log.partition, ItemFold(log.partition), findings=findings)
-        fold = ItemFold(log.partition, None if base is None else _queues_of(saved[base]))
+        state = None if base is None else _queues_of(saved[base])
+        in_runs: dict[int, QueueRunEntry] = {}
+        for run in state.runs if state is not None else ():
+            try:
+                in_runs |= await self._blocks_in(run)
+            except MemqError as error:
+                findings.append(_unread(log, f"run '{run.run.key}' of the first snapshot can't be read: {error}"))
+                return ShardItems(log.partition, ItemFold(log.partition), findings=findings)
+        fold = ItemFold(log.partition, state, in_runs)
         shard = ShardItems(log.partition, fold, findings=findings)
         if base is not None:
             key = next(each.key for each in named if each.offset == base)
@@ -183,6 +197,13 @@ class ItemAuditor:
                     findings.append(ItemFinding(ItemFault.FAULT, log.partition, text))
         return entries, first, findings
 
+    async def _blocks_in(self, saved: SavedRun) -> dict[int, QueueRunEntry]:
+        """Return the blocks that are in a run of a snapshot. Raises: as `RunReader`."""
+        left, found = set(ids_in(saved.ids)), dict[int, QueueRunEntry]()
+        async for entries in self._runs.blocks(saved.run, BEFORE_ALL):
+            found |= {each.block.id.producer: each for each in entries if each.block.id.producer in left}
+        return found
+
     # ---- objects ---------------------------------------------------------------------------------
 
     async def _check_payloads(self, log: ReadPartition, shard: ShardItems, verdict: ItemVerdict) -> None:
@@ -206,6 +227,18 @@ class ItemAuditor:
                 live = list(known.numbers(ItemState.READY, ItemState.LEASED, ItemState.DEAD))
                 where = block.queue, block.id_of(live[0]), len(live)
                 verdict.add([ItemFinding(fault[0], log.partition, fault[1], *where)])
+
+    async def _check_runs(self, log: ReadPartition, shard: ShardItems, verdict: ItemVerdict) -> None:
+        """Read each run that the state names; name those that are missing or damaged."""
+        for run in list(shard.fold.runs.named.values()):
+            try:
+                await check_run(self._runs, run)
+            except MemqError as error:
+                if run.key not in (await self.shard(log)).fold.runs.named:
+                    continue  # its blocks were brought meanwhile, and the sweep has deleted it
+                fault = ItemFault.MISSING if isinstance(error, NotFoundError) else ItemFault.UNREAD
+                fault = ItemFault.CORRUPT if isinstance(error, CorruptDataError) else fault
+                verdict.add([ItemFinding(fault, log.partition, f"run '{run.key}' can't be read: {error}")])
 
     async def _fault_of(self, block: Block, verdict: ItemVerdict) -> tuple[ItemFault, str] | None:
         place = block.place

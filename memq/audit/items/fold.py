@@ -12,13 +12,15 @@ its own clock, or a worker names that lease later. A worker can know the number 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from memq.audit.items.report import ItemFault, ItemFinding
+from memq.audit.items.runs import AuditedRuns
 from memq.format.held_object import HeldBlock, HeldLane
+from memq.format.state_log.queue_run import QueueRunEntry
 from memq.queues.decisions import (
     FORMAT,
     AckDecision,
@@ -38,12 +40,14 @@ from memq.queues.decisions import (
     PopDecision,
     PurgeDecision,
     RedriveDecision,
+    RunsDecision,
     SavedBlock,
     SavedQueues,
     decode_decision,
     terms_of,
 )
 from memq.queues.pop.groups import BeginPopDecision, ReadPopDecision, RemovePopDecision
+from memq.queues.runs.spilled import SpillBlocksDecision, ids_in
 
 PopPlaces = dict[int, tuple[int, int]]  # by read partition: pointer offset and record index
 LIVE = (ItemState.READY, ItemState.LEASED)
@@ -89,6 +93,7 @@ class Block:
     count: int
     items: dict[int, Item] = field(default_factory=dict)  # by number; only those that a decision has named
     is_stream: bool = False  # its records lie in a topic, where a pop group has read them
+    came_again: bool = False
 
     def item(self, number: int) -> Item:
         """Return an item, to be changed."""
@@ -101,6 +106,13 @@ class Block:
     def numbers(self, *states: ItemState) -> Iterator[int]:
         """Yield the items in one of these states, in order."""
         return (number for number in range(self.count) if self.peek(number).state in states)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the block may leave the memory of its owner: its items are as they arrived."""
+        bound = self.terms.ordered or self.terms.dedupe is not None or self.terms.expires_ms or self.is_stream
+        changed = any(each.grant or each.due_ms or each.state is not ItemState.READY for each in self.items.values())
+        return self.place is not None and not (bound or changed or self.came_again)
 
     @property
     def is_needed(self) -> bool:
@@ -119,11 +131,15 @@ NO_TERMS = ItemTerms(0, 0, 0, 0)
 class ItemFold:
     """The items of one shard, by its decisions from the snapshot `base` on.
 
-    `take_findings` returns the faults since its last call.
+    `in_runs` has the blocks of the runs that this snapshot names. `take_findings` returns the faults since its last
+    call.
     """
 
-    def __init__(self, shard: int, base: SavedQueues | None = None) -> None:
+    def __init__(
+        self, shard: int, base: SavedQueues | None = None, in_runs: Mapping[int, QueueRunEntry] | None = None
+    ) -> None:
         self.blocks: dict[int, Block] = {}
+        self.runs = AuditedRuns()
         self.former = 0
         self._shard = shard
         self._last_grant = 0
@@ -136,14 +152,21 @@ class ItemFold:
         self._found: list[ItemFinding] = []
         self._pops: dict[str, tuple[str, int, PopPlaces]] = {}  # pop groups by queue: topic id, life, positions
         if base is not None:
-            self._begin(base)
+            self._begin(base, in_runs or {})
 
-    def _begin(self, base: SavedQueues) -> None:
+    def _begin(self, base: SavedQueues, in_runs: Mapping[int, QueueRunEntry]) -> None:
         self._last_grant, self._arrivals, self._ends = base.last_grant, base.arrivals, dict(base.totals)
         for group in base.pops:
             places = {each.partition: (each.offset, each.index) for each in group.positions}
             self._pops[group.queue] = group.topic_id, group.life, places
-        for saved in sorted(_blocks_of(base), key=lambda each: each.arrival):
+        for run in base.runs:
+            self.runs.begin(run)
+            missing = [id_ for id_ in ids_in(run.ids) if id_ not in in_runs]
+            if missing:
+                text = f"run '{run.run.key}' lacks {len(missing)} blocks of the snapshot that names it"
+                self._note(ItemFault.LOST, text, items=len(missing))
+        stored = map(_block_in_run, in_runs.values())
+        for saved in sorted((*_blocks_of(base), *stored), key=lambda each: each.arrival):
             self._insert(saved)
         for id_, ended in base.ended:
             block = Block(id_, 0, "", "", NO_TERMS, None, sum(count for _, _, count in ended.runs))
@@ -177,8 +200,10 @@ class ItemFold:
                 self._end(decision)
             case CancelDecision() | PurgeDecision() | RedriveDecision():
                 self._settle(decision)
-            case _:
+            case BeginPopDecision() | ReadPopDecision() | RemovePopDecision() | EndPopDecision():
                 self._pop(decision)
+            case _:
+                self._move(decision)
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -186,6 +211,9 @@ class ItemFold:
         known = self.blocks.get(place.id.producer)
         if known is not None:
             if known.place is not None and known.is_needed:
+                known.came_again = known.came_again or known.id not in self.runs
+                if known.id in self.runs:
+                    return  # its run names the object
                 known.key = key  # it is due when it was
                 known.place = msgspec.structs.replace(place, due_ms=known.place.due_ms)
             return
@@ -236,7 +264,7 @@ class ItemFold:
                 text = f"grant {decision.number} names block {each.block:016x}, which no enqueue in the log has"
                 self._note(ItemFault.LOST, text, items=len(each))
                 continue
-            for number in each:
+            for number in each if block.id not in self.runs else ():
                 if 0 <= number < block.count:
                     self._granted(block, number, decision)
 
@@ -312,7 +340,7 @@ class ItemFold:
     def _end(self, decision: EndDecision) -> None:
         for lease in decision.leases:
             block = self.blocks.get(lease.items.block)
-            for number in lease.items if block is not None else ():
+            for number in lease.items if block is not None and block.id not in self.runs else ():
                 assert block is not None, "there are numbers"
                 item = block.item(number)
                 if number < block.count and item.state in LIVE and item.grant == lease.grant:
@@ -321,7 +349,7 @@ class ItemFold:
     def _settle(self, decision: CancelDecision | PurgeDecision | RedriveDecision) -> None:
         for each in decision.items:
             block = self.blocks.get(each.block)
-            for number in each if block is not None else ():
+            for number in each if block is not None and block.id not in self.runs else ():
                 assert block is not None, "there are numbers"
                 if not 0 <= number < block.count:
                     continue
@@ -335,6 +363,30 @@ class ItemFold:
                     item.state is ItemState.READY and isinstance(decision, CancelDecision)
                 ):
                     self._over(block, item, ItemState.CANCELLED, decision.now_ms)
+
+    def _move(self, decision: RunsDecision) -> None:
+        """Fold a decision that moves blocks into a run, or back."""
+        if isinstance(decision, SpillBlocksDecision):
+            moved = set[int]()
+            for id_ in ids_in(decision.ids):
+                block = self.blocks.get(id_)
+                if block is None:
+                    text = f"run '{decision.run.key}' has block {id_:016x}, which no enqueue in the log has"
+                    self._note(ItemFault.LOST, text)
+                elif (block.queue, block.terms.key, block.terms.priority) == decision.lane and block.may_move:
+                    moved.add(id_)
+            self.runs.spill(decision, moved - {id_ for id_ in moved if id_ in self.runs})
+            return
+        brought = set(self.runs.bring(decision))
+        for each in decision.blocks:
+            block = self.blocks.get(each.block.id.producer)
+            if block is None or block.id not in brought:
+                continue
+            theirs = each.arrival, each.key, terms_of(each.lane), each.block
+            if theirs != (block.arrival, block.key, block.terms, block.place):
+                self._note(
+                    ItemFault.FAULT, f"run '{decision.run}' has another block with its id", block, 0, block.count
+                )
 
     def _pop(self, decision: PopDecision | EndPopDecision) -> None:
         """Fold a decision about a pop group."""
@@ -398,6 +450,7 @@ class ItemFold:
         text = f"the snapshot at offset {offset}"
         theirs = {each.id: each for each in _blocks_of(saved)}
         ended = dict(saved.ended)
+        self._compare_runs(saved, theirs, text)
         for id_, other in theirs.items():
             mine = self.blocks.get(id_)
             if mine is None:
@@ -419,6 +472,16 @@ class ItemFold:
         if saved.last_grant != self._last_grant:
             grants = f"{text} has grant {saved.last_grant} as the last one, and the log {self._last_grant}"
             self._note(ItemFault.FAULT, grants)
+
+    def _compare_runs(self, saved: SavedQueues, theirs: dict[int, Block], text: str) -> None:
+        """Add the blocks in runs to those of a snapshot: no decision has named their items."""
+        for run in saved.runs:
+            for id_ in ids_in(run.ids):
+                mine = self.blocks.get(id_)
+                if id_ in theirs or (mine is not None and id_ not in self.runs):
+                    self._note(ItemFault.FAULT, f"{text} has it in run '{run.run.key}', and in memory", mine)
+                queue, terms = run.lane.queue, mine.terms if mine is not None else NO_TERMS
+                theirs[id_] = Block(id_, 0, queue, "", terms, None, mine.count if mine is not None else 1)
 
     def _compare_items(self, mine: Block, other: Block, text: str) -> None:
         for number in range(mine.count):
@@ -467,11 +530,17 @@ def _blocks_of(saved: SavedQueues) -> Iterator[Block]:
         yield block
     for ranged in saved.ranged:
         block, number = _untouched(ranged), 0
+        block.came_again = bool(ranged.items)
         for count, status in ranged.items:
             for _ in range(count):
                 block.items[number] = Item(status.state, status.grant, status.attempts, status.due_ms)
                 number += 1
         yield block
+
+
+def _block_in_run(entry: QueueRunEntry) -> Block:
+    place, count = entry.block, entry.block.next - entry.block.id.first
+    return Block(place.id.producer, entry.arrival, entry.target.topic, entry.key, terms_of(entry.lane), place, count)
 
 
 def _untouched(saved: SavedBlock | FormerBlock) -> Block:

@@ -72,10 +72,11 @@ from memq.queues.decisions import (
     dedupe_digest,
     queue_scope,
 )
-from memq.queues.keeper import ANSWER_BYTES_MAX, QueueKeeper, SeenItems
+from memq.queues.grants.repeats import Delivered
+from memq.queues.keeper import ANSWER_BYTES_MAX, QueueKeeper
 from memq.queues.pop.groups import check_queue, is_place, is_pop_queue, place_of
-from memq.queues.repeats import Delivered
 from memq.queues.scheduler import Bounds
+from memq.queues.views import SeenItems
 
 Home = QueueKeeper | Link
 Change = AckItems | NackItems | ExtendItems | CancelItems | RedriveItems | PurgeItems
@@ -473,7 +474,9 @@ async def _dequeue(home: QueueKeeper, ask: DequeueItems) -> list[Delivered]:
     if ask.again:
         return await home.dequeue_again(ask.request, known)
     items_max = ask.items_max or sum(ask.queues.values())
-    return await home.dequeue(ask.queues, known, Bounds(ask.bytes_max, items_max, ask.once_max), ask.request)
+    bounds = Bounds(ask.bytes_max, items_max, ask.once_max)
+    # Outcomes of acks do not wait for a run: a worker without items asks again, without acks.
+    return await home.dequeue(ask.queues, known, bounds, ask.request, reads_runs=not ask.acks)
 
 
 def _by_queue(acks: Mapping[str, Sequence[WireLeasedItems]], outcomes: Iterable[tuple[str, int]]) -> Ends:

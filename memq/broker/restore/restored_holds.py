@@ -30,9 +30,11 @@ from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.held_object import CANCELLED_LANE, HeldBlock, HeldLane, HoldId, IndexedLane, Target, held_object_index
 from memq.format.key import held_prefix
 from memq.format.pointer import Pointer, read_pointer
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
 from memq.holds.decisions import DropDecision, HoldDecision, encode_decision
 from memq.holds.machine import HoldMachine
-from memq.holds.run_store import RunReader, check_run, find_in_run
+from memq.holds.run_keeper import find_in_run
 from memq.holds.spilled_holds import SpilledPlace
 from memq.notification import NotificationQueue
 from memq.notification.log_reader import all_entries
@@ -40,6 +42,7 @@ from memq.queues.decisions import EnqueueDecision, is_queue_lane, terms_of
 from memq.queues.decisions import encode_decision as encode_queue_decision
 from memq.queues.keeper import ENDED_KNOWN_MS
 from memq.queues.machine import QueueMachine
+from memq.state_log.run_store import RunReader, check_run
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions, shard_id
@@ -104,11 +107,11 @@ class RestoredHolds:
         holds.end_released(delivered, late, self._now_ms)
         return CompletedHolds(findings, committed)
 
-    async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> None:
+    async def add_items(self, queues: QueueMachine, log: ReadPartition, states: Topic, stored_ms: int) -> Findings:
         """Add the queue items that are younger than a snapshot of `stored_ms`.
 
         Those that were acked after the snapshot come again, too. They come in the order of their arrival, which counts
-        for ordered keys and dedupe keys. `complete` reports objects that can't be read.
+        for ordered keys and dedupe keys. `complete` reports objects that can't be read, and this one runs.
         """
         since_ms, found = stored_ms - ENDED_KNOWN_MS // MARGIN_SHARE, dict[str, tuple[HeldLane, ...]]()
         for key, lanes in (await self._objects(since_ms, [])).items():
@@ -122,6 +125,13 @@ class RestoredHolds:
                 found[key] = young
         for key in sorted(found, key=lambda key: min(map(_arrived_ms, found[key]))):
             queues.apply(encode_queue_decision(EnqueueDecision(key, 0, found[key])))
+        reader, findings = RunReader(self._store, QUEUE_ROWS), Findings()
+        for spilled in queues.spilled.runs.values():
+            try:
+                await check_run(reader, spilled.run)
+            except (CorruptDataError, NotFoundError, UnsupportedFormatError) as error:
+                findings.append((f"run '{spilled.run.key}'", str(error)))
+        return findings
 
     def _is_queued(self, log: ReadPartition, lane: HeldLane, states: Topic) -> bool:
         """Whether a lane has items of a queue whose shard is this log."""
@@ -212,7 +222,7 @@ class RestoredHolds:
     async def _drop(self, holds: HoldMachine, cancelled: Iterable[HoldId]) -> None:
         """Drop the holds that were cancelled after the snapshot."""
         places: dict[HoldId, SpilledPlace | None] = {}
-        reader = RunReader(self._store)
+        reader = RunReader(self._store, HELD_ROWS)
         for hold in cancelled:
             places[hold] = None
             for state in holds.spilled.runs.values() if hold not in holds.open else ():
@@ -222,7 +232,7 @@ class RestoredHolds:
 
     async def _due_in_runs(self, holds: HoldMachine, findings: Findings) -> dict[HoldId, tuple[Target, HeldBlock]]:
         """Return the holds in runs that are due by the clock of some broker; check that all runs can be read."""
-        reader, found = RunReader(self._store), dict[HoldId, tuple[Target, HeldBlock]]()
+        reader, found = RunReader(self._store, HELD_ROWS), dict[HoldId, tuple[Target, HeldBlock]]()
         until_ms = self._now_ms + CLOCK_ERROR_MS
         for state in holds.spilled.runs.values():
             try:

@@ -166,7 +166,7 @@ class StateLogRestorer:
         holds.renew(above)  # targets know numbers that were given after the snapshot
         queues = QueueMachine()
         queues.restore(saved.machines.get(QUEUES_MACHINE, b""))
-        await self._held.add_items(queues, log, topic, found.stored_ms)
+        result.findings += await self._held.add_items(queues, log, topic, found.stored_ms)
         states = {
             **saved.machines,
             GROUPS_MACHINE: machine.snapshot(),

@@ -275,7 +275,6 @@ class ServiceHosts:
         services, machine = self._services, opened.log.machine(HOLDS_MACHINE)
         assert isinstance(machine, HoldMachine), "`ServiceMachines` made it"
         shard = shard_id(opened.topic.id, opened.partition, machine.life)
-        read = opened.topic.read_partition_of(opened.partition)
         parts = KeeperParts(
             cluster=services.settings.cluster,
             store=services.store,
@@ -287,9 +286,14 @@ class ServiceHosts:
             append=UnitReleaser(services, self._partitions, self.link, shard, machine).release,
             counters=services.counters,
             shard=shard,
-            run_key=partial(run_key, services.settings.cluster, opened.topic.name, opened.topic.id, read.partition),
+            run_key=self._run_key_of(opened),
         )
         return HoldKeeper(opened.log, machine, parts, opened.tasks)
+
+    def _run_key_of(self, opened: OpenLog) -> Callable[[int], str]:
+        """Return the function that makes the keys of runs of a log."""
+        read = opened.topic.read_partition_of(opened.partition)
+        return partial(run_key, self._services.settings.cluster, opened.topic.name, opened.topic.id, read.partition)
 
     async def _make_transactions(self, opened: OpenLog) -> TransactionCoordinator:
         log, keeper = opened.log, opened.services[HOLDS_MACHINE]
@@ -315,6 +319,7 @@ class ServiceHosts:
             begin=partial(self._begin, opened, QUEUES_MACHINE),
             counters=services.counters,
             number=opened.partition,
+            run_key=self._run_key_of(opened),
             places=self._places,
         )
         clock = services.runtime.clock

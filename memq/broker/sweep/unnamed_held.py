@@ -7,8 +7,9 @@ lists the objects first, and reads the state logs last. If one log can't be read
 
 The same holds for the objects of queue items, from their enqueue until all items of a block are over.
 
-A state names the objects of holds that are due late by its runs (H6). All of them are read, block by block. A run names
-an object also after one of its holds was dropped, until the run is merged, or was brought.
+A state names the objects of holds that are due late by its runs (H6), and those of queue items that are behind others.
+All runs are read, block by block. A run names an object also after one of its holds was dropped, until the run is
+merged, or was brought.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from collections.abc import AsyncIterator, Container, Iterable
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import CorruptDataError, LogLostError, NotFoundError
 from memq.format.key import is_manifest_key
+from memq.format.state_log.held_run import HELD_ROWS
+from memq.format.state_log.queue_run import QUEUE_ROWS
+from memq.format.state_log.run import BEFORE_ALL
 from memq.holds.machine import HoldMachine
-from memq.holds.run_store import RunReader
 from memq.notification import PointerReader
+from memq.queues.machine import QueueMachine
 from memq.runtime.tasks import in_slices
 from memq.state_log.log_reading import read_state_log
+from memq.state_log.run_store import RunReader
 from memq.state_log.snapshot_store import SnapshotStore
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, is_state_topic, read_partitions
@@ -48,6 +53,7 @@ class UnnamedHeld:
         async for state in self._states(topics):
             named.update(key for key in (*state.holds.objects, *state.queues.objects) if key in keys)
             await self._add_late(state.holds, keys, named)
+            await self._add_spilled(state.queues, keys, named)
         return named
 
     async def manifests(self, topics: Iterable[Topic]) -> set[str]:
@@ -69,13 +75,28 @@ class UnnamedHeld:
 
     async def _add_late(self, state: HoldMachine, keys: Container[str], named: set[str]) -> None:
         """Add the keys that runs name."""
-        reader = RunReader(self._store)
+        reader = RunReader(self._store, HELD_ROWS)
         for each in state.spilled.runs.values():
             try:
                 async for holds in reader.blocks(each.run, each.at):
                     named.update(hold.key for hold in holds if hold.key in keys)
             except NotFoundError as error:
                 raise LogLostError(f"a state log names the run '{each.run.key}': {error}") from error
+
+    async def _add_spilled(self, state: QueueMachine, keys: Container[str], named: set[str]) -> None:
+        """Add the keys of the blocks of queue items that are in runs."""
+        reader = RunReader(self._store, QUEUE_ROWS)
+        for each in state.spilled.runs.values():
+            left = len(each.ids)
+            try:
+                async for blocks in reader.blocks(each.run, BEFORE_ALL):
+                    live = [block for block in blocks if block.block.id.producer in each.ids]
+                    named.update(block.key for block in live if block.key in keys)
+                    left -= len(live)
+            except NotFoundError as error:
+                raise LogLostError(f"a state log names the run '{each.run.key}': {error}") from error
+            if left:
+                raise CorruptDataError(f"run '{each.run.key}' lacks {left} blocks of the state that names it")
 
     async def _state_of(self, log: ReadPartition) -> ServiceMachines:
         machines = ServiceMachines()

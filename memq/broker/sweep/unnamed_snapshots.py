@@ -12,9 +12,10 @@ If the log names no later snapshot, the object stays: it may be the last state o
 `memq restore` needs. A snapshot of a lower epoch with a higher offset is of a log that was cut, or restored. It stays
 until the log has a snapshot beyond its offset.
 
-A run of held records goes by the same rule. The log is one witness: its state does not name the run. The store is the
-other one: no snapshot there names it, also none that no entry names, because `memq restore` may take it. An owner names
-a run within half the safety age after its put. So one that is older than the safety age has no name to come.
+A run of held records or of queue items goes by the same rule. The log is one witness: its state does not name the run.
+The store is the other one: no snapshot there names it, also none that no entry names, because `memq restore` may take
+it. An owner names a run within half the safety age after its put. So one that is older than the safety age has no name
+to come.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from memq.format.key import is_run_key, parse_state_key
 from memq.holds.decisions import HOLDS_MACHINE
 from memq.holds.machine import HoldMachine
 from memq.notification import PointerReader
+from memq.queues.decisions import QUEUES_MACHINE
+from memq.queues.machine import QueueMachine
 from memq.runtime.tasks import in_slices
 from memq.state_log.log_reading import StateLogReading, read_state_log
 from memq.state_log.snapshot_store import SnapshotStore
@@ -104,13 +107,15 @@ class UnnamedSnapshots:
             await in_slices(reading.scan.begin_fold(machines.by_name, saved))
         except NotFoundError as error:
             raise LogLostError(f"state log {log.partition} of topic '{log.topic}': {error}") from error
-        named = set(machines.holds.spilled.runs)
+        named = {*machines.holds.spilled.runs, *machines.queues.spilled.runs}
         for saved in await self._snapshots.all(prefix):
-            holds = HoldMachine()
+            holds, queues = HoldMachine(), QueueMachine()
             if HOLDS_MACHINE in saved.machines:
                 for _ in holds.begin_restore(saved.machines[HOLDS_MACHINE]):
                     await asyncio.sleep(0)  # let the event loop do other work
-            named |= holds.spilled.runs.keys()
+            for _ in queues.begin_restore(saved.machines.get(QUEUES_MACHINE, b"")):
+                await asyncio.sleep(0)
+            named |= holds.spilled.runs.keys() | queues.spilled.runs.keys()
         return named
 
     async def _snapshots_in(self, reading: StateLogReading, entries: Mapping[str, ObjectEntry]) -> list[str]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memq.broker.service_partitions.machines import ServiceMachines
 from memq.errors import MemqError
 from memq.format.held_object import HoldId
-from memq.format.state_log.entry import StateDecisions, decode_state_entry
+from memq.format.state_log.entry import StateDecisions, StateEntry, decode_state_entry
 from memq.groups import Membership
 from memq.groups.coordinator import GroupCoordinator
 from memq.groups.machine import (
@@ -32,7 +32,10 @@ from memq.holds.decisions import HOLDS_MACHINE, DropDecision, HoldsDecision, Hol
 from memq.holds.decisions import decode_decision as decode_hold_decision
 from memq.holds.machine import HoldMachine
 from memq.holds.spilled_holds import BringDecision, RunDecision
+from memq.queues.decisions import QUEUES_MACHINE
+from memq.queues.decisions import decode_decision as decode_queue_decision
 from memq.queues.machine import QueueMachine
+from memq.queues.runs.spilled import BringBlocksDecision, SpillBlocksDecision, ids_in
 from memq.simulation.ports.queue import QueueObserver
 from memq.state_log import Answer
 from memq.state_log.fold import Judgement, StateFold
@@ -60,6 +63,7 @@ class StateLogs:
         self.dropped: set[HoldId] = set()  # by a decision about these holds; the machines forget them
         self.changed: Callable[[ReadPartition], None] = lambda partition: None  # called after each entry
         self.late: dict[HoldId, str] = {}  # holds in runs, with the objects that have them
+        self.spilled: dict[int, str] = {}  # blocks of queue items in runs, with the objects that have them
         self.run_decisions: Counter[str] = Counter()  # that count, by kind
         self.pieced = 0  # decisions about members in more than one piece
         self._pieces: dict[tuple[ReadPartition, str], PieceReader] = {}  # of each group, as they landed
@@ -76,12 +80,15 @@ class StateLogs:
             self._transactions.append(machines.transactions)
             fold = self._folds[partition] = StateFold(machines.by_name())
         entry, holds = decode_state_entry(body), self.holds[partition]
-        marked, runs = {hold: holds.open[hold].key for hold in holds.spilled.marked}, set(holds.spilled.runs)
+        marked, queues = {hold: holds.open[hold].key for hold in holds.spilled.marked}, self.queues[partition]
+        runs, spilling = self._runs_of(partition), _spilling(entry, queues)
         met = fold.meet(offset, entry)
         spans = self._run_spans.setdefault(partition, {})
-        spans.update({key: [offset] for key in holds.spilled.runs.keys() - runs})
-        for key in runs - holds.spilled.runs.keys():
+        left = self._runs_of(partition)
+        spans.update({key: [offset] for key in left - runs})
+        for key in runs - left:
             spans[key].append(offset)
+        self._note_spilled(queues, spilling)
         if met.judgement is Judgement.COUNTS and isinstance(entry.content, StateDecisions):
             for decision, answer in zip(entry.content.decisions, met.answers, strict=True):
                 if decision.machine == GROUPS_MACHINE and answer is None:
@@ -144,6 +151,18 @@ class StateLogs:
                     if block.id in holds.open:
                         self.late.pop(block.id, None)
 
+    def _runs_of(self, partition: ReadPartition) -> set[str]:
+        return {*self.holds[partition].spilled.runs, *self.queues[partition].spilled.runs}
+
+    def _note_spilled(self, queues: QueueMachine, spilling: dict[int, str]) -> None:
+        """Note the blocks of queue items that are in runs now, of those that this entry names."""
+        for id_, key in spilling.items():
+            if queues.spilled.run_of(id_) is not None:
+                self.run_decisions["SpillBlocksDecision"] += id_ not in self.spilled
+                self.spilled[id_] = key
+            elif self.spilled.pop(id_, None) is not None:
+                self.run_decisions["BringBlocksDecision"] += 1
+
     def deleted(self, key: str) -> None:
         """An object was deleted: it may be no part of a last snapshot (S7), and have no held block (H5)."""
         if self.names(key):
@@ -166,8 +185,8 @@ class StateLogs:
     def names(self, key: str) -> bool:
         """Whether the state of a log names an object of held blocks or queue items, or a run."""
         named = any(key in holds.objects or key in holds.spilled.runs for holds in self.holds.values())
-        queued = any(key in queues.objects for queues in self.queues.values())
-        return named or queued or key in self.late.values()
+        queued = any(key in queues.objects or key in queues.spilled.runs for queues in self.queues.values())
+        return named or queued or key in self.late.values() or key in self.spilled.values()
 
     def waiting(self) -> set[HoldId]:
         """Return the delayed records that are neither released nor dropped."""
@@ -192,6 +211,19 @@ class StateLogs:
     def is_member(self, group: str, member: str) -> bool:
         """Whether a log has a member in a group now."""
         return any(member in machine.membership(group).members for machine in self._machines.values())
+
+
+def _spilling(entry: StateEntry, queues: QueueMachine) -> dict[int, str]:
+    """Return the blocks that an entry moves into runs, or back, with the objects that have them."""
+    found: dict[int, str] = {}
+    decisions = entry.content.decisions if isinstance(entry.content, StateDecisions) else ()
+    for each in decisions:
+        decision = decode_queue_decision(each.body) if each.machine == QUEUES_MACHINE else None
+        if isinstance(decision, SpillBlocksDecision):
+            found |= {id_: queues.blocks[id_].key for id_ in ids_in(decision.ids) if id_ in queues.blocks}
+        elif isinstance(decision, BringBlocksDecision):
+            found |= {block.block.id.producer: block.key for block in decision.blocks}
+    return found
 
 
 class ObservedGroups(GroupCoordinator):
