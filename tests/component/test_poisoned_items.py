@@ -14,8 +14,8 @@ from memq.protocol.messages import encode_message
 from memq.protocol.queue_messages import EnqueueItems, WireQueueBlock
 from memq.queues.decisions import queue_scope
 from tests.brokers import BareClient, block_of, run, write_frame
+from tests.component.queue_rig import payloads, queueing
 from tests.component.test_pop_groups import QUEUE, drained, popping
-from tests.component.test_queues import payloads, queueing
 
 
 def poisoned(block: bytes) -> bytes:

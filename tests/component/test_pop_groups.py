@@ -36,7 +36,7 @@ from memq.state_log import state_log
 from memq.topic import ReadPartition, read_partitions
 from tests.brokers import run
 from tests.component.cluster_rig import Rig
-from tests.component.test_queues import owner_of, payloads, queueing
+from tests.component.queue_rig import owner_of, payloads, queueing
 
 CLOCK = SystemClock()
 QUEUE = "orders@billing"

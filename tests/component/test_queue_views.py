@@ -26,7 +26,7 @@ from memq.runtime.runtime import Runtime
 from memq.state_log import state_log
 from tests.brokers import run
 from tests.component.cluster_rig import rig
-from tests.component.test_queues import owner_of, queueing
+from tests.component.queue_rig import owner_of, queueing
 from tests.component.test_restored_queues import lose_and_restore
 
 CLOCK = SystemClock()

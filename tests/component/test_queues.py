@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import memq
-from memq.broker.broker import Broker
 from memq.broker.service_partitions import hosts
 from memq.client.broker_router import BrokerRouter
 from memq.client.queue.items import ItemLease, QueueItem, wire_leases
 from memq.client.queue.queue import AsyncQueue
-from memq.client.queue.worker import AsyncWorker
 from memq.errors import (
     AlreadyAckedError,
     InvalidNameError,
@@ -53,32 +49,10 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.state_log import state_log
 from memq.storage_handlers import confirmed_reads
-from memq.topic import STATE_TOPIC
 from tests.brokers import run
-from tests.component.cluster_rig import Rig, rig
+from tests.component.queue_rig import owner_of, payloads, queueing
 
 CLOCK = SystemClock()
-
-
-@asynccontextmanager
-async def queueing(count: int = 3, **settings: Any) -> AsyncIterator[tuple[Rig, list[Broker], AsyncQueue]]:
-    """Yield a cluster, and a client of all its brokers."""
-    async with rig() as cluster:
-        brokers = [await cluster.start(name, **settings) for name in "abc"[:count]]
-        for broker in brokers:
-            await broker.partitions.refresh()
-        async with AsyncQueue([broker.address for broker in brokers]) as queue:
-            yield cluster, brokers, queue
-
-
-def owner_of(cluster: Rig, queue: str) -> str:
-    """Return the id of the broker that has the shard of a queue."""
-    (topic,) = (each for each in cluster.shared.registry.topics() if each.name == STATE_TOPIC)
-    return cluster.owner(topic, zlib.crc32(queue.encode()) % len(topic.partitions)).broker
-
-
-def payloads(items: list[QueueItem]) -> list[bytes]:
-    return [item.payload for item in items]
 
 
 def test_an_item_is_held_by_one_worker_and_an_ack_is_final() -> None:
@@ -505,58 +479,6 @@ def test_payloads_are_read_from_the_store_and_lost_ones_are_dead(monkeypatch: py
                 await cluster.store.delete(entry.key)
             assert await queue.dequeue("lost", wait=2) == []
             assert (await queue.queues())["lost"].dead == 1
-
-    run(work())
-
-
-def test_a_change_that_no_broker_was_asked_for_is_not_unknown() -> None:
-    async def work() -> None:
-        async with queueing(1) as (_, brokers, _):
-            short = AsyncQueue(brokers[0].address, timeout_ms=600, connect_timeout_ms=100)
-            async with short:
-                assert await short.dequeue("jobs") == []
-                await brokers[0].close()
-                began_s = CLOCK.monotonic()
-                with pytest.raises(UnreachableError, match="Connection refused"):
-                    await short.enqueue("jobs", b"x")
-                assert 0.5 < CLOCK.monotonic() - began_s < 5, "brokers that were met may restart"
-
-    run(work())
-
-
-def test_a_lease_and_a_question_do_not_wait_for_brokers_that_are_gone() -> None:
-    async def work() -> None:
-        async with queueing(1) as (_, brokers, _):
-            queue = AsyncQueue(brokers[0].address, connect_timeout_ms=200)
-            async with queue:
-                id_ = await queue.enqueue("jobs", b"x")
-                await brokers[0].close()
-                for wait_s, call in (
-                    (0.0, queue.dequeue("jobs")),
-                    (1.0, queue.dequeue("jobs", wait=1.0)),
-                    (0.0, queue.get(id_)),
-                    (0.0, queue.queues()),
-                ):
-                    began_s = CLOCK.monotonic()
-                    with pytest.raises(UnreachableError, match="Connection refused"):
-                        await call
-                    assert wait_s <= CLOCK.monotonic() - began_s < wait_s + 3
-
-    run(work())
-
-
-def test_a_worker_without_brokers_is_closed_soon() -> None:
-    async def handle(item: QueueItem) -> None:
-        raise AssertionError("no item")
-
-    async def work() -> None:
-        async with queueing(1) as (_, brokers, _):
-            worker = AsyncWorker(handle, "jobs", brokers=brokers[0].address)
-            await worker.start()
-            await brokers[0].close()
-            began_s = CLOCK.monotonic()
-            await worker.close()
-            assert CLOCK.monotonic() - began_s < 8
 
     run(work())
 

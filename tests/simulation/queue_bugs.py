@@ -128,22 +128,6 @@ QUEUE_BUGS = (
         aspects=QUEUES,
     ),
     Planted(
-        "Q3: the lease of a request that comes again counts from the second request",
-        "memq.queues.grants.repeats",
-        "RepeatedGrants.find",
-        swap("max(0, block.terms.lease_ms - int(left_s * 1000))", "0"),
-        level="breezy",
-        aspects=QUEUES,
-    ),
-    Planted(
-        "a nack that comes again says that the lease is lost",
-        MACHINE,
-        "QueueMachine._returned",
-        swap("self._returns.split(lease.items, grant)", "((*pair, None) for pair in lease.items.pairs())"),
-        level="breezy",
-        aspects=QUEUES,
-    ),
-    Planted(
         "an item that was sent back keeps its attempts",
         BLOCK,
         "QueueBlock.redriven",

@@ -110,28 +110,39 @@ def produce(
         )
         send = json_sender(producer, shape, counts) if form == "json" else line_sender(producer, shape, counts)
         name_new_topic = _new_topic_notice(settings.brokers, topic)
-        try:
-            for records in split_records(chunks, parse_delimiter(delimiter)):
-                send(records)
-                name_new_topic()
-                if counts.error:
-                    break
-            producer.flush()
-            name_new_topic()
-        except KeyboardInterrupt:
-            _give_up(producer, counts)
-            raise
-        except MemqError as error:  # one record is wrong: those before it are sent
-            with suppress(MemqError):
-                producer.flush()
-            if counts.acked:
-                done = f"{count_text(counts.acked, 'record')} before it acked: the whole input would send them again"
-                error.hint = f"{error.hint}; {done}" if error.hint else done
-            raise
+        _send_all(producer, split_records(chunks, parse_delimiter(delimiter)), send, name_new_topic, counts)
     if counts.error:
         print_message(f"failed: {_done(counts)}")
         raise counts.error
     _summarize(counts, clock.monotonic() - started, as_json=as_json, acks=settings.acks, delayed=bool(delay))
+
+
+def _send_all(
+    producer: Producer,
+    records: Iterable[list[bytes]],
+    send: Callable[[list[bytes]], None],
+    name_new_topic: Callable[[], None],
+    counts: SentCount,
+) -> None:
+    """Send records until the end or the first error, and wait for their acks."""
+    try:
+        for some in records:
+            send(some)
+            name_new_topic()
+            if counts.error:
+                break
+        producer.flush()
+        name_new_topic()
+    except KeyboardInterrupt:
+        _give_up(producer, counts)
+        raise
+    except MemqError as error:  # one record is wrong: those before it are sent
+        with suppress(MemqError):
+            producer.flush()
+        if counts.acked:
+            done = f"{count_text(counts.acked, 'record')} before it acked: the whole input would send them again"
+            error.hint = f"{error.hint}; {done}" if error.hint else done
+        raise
 
 
 def _new_topic_notice(brokers: str, topic: str) -> Callable[[], None]:
