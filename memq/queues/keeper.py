@@ -342,11 +342,10 @@ class QueueKeeper:
 
     def of_queue(self, queue: str, leases: Iterable[LeasedItems]) -> list[LeasedItems]:
         """Return leases with no block in place of one that another queue has: `queue` does not know its items."""
-        known = self._machine.blocks
         return [
-            LeasedItems(ItemRanges(NO_BLOCK, each.items.ranges), each.grant)
-            if (block := known.get(each.items.block)) is not None and block.topic != queue
-            else each
+            each
+            if self._machine.queue_of(each.items.block) in (queue, None)
+            else LeasedItems(ItemRanges(NO_BLOCK, each.items.ranges), each.grant)
             for each in leases
         ]
 

@@ -132,6 +132,14 @@ class QueueMachine:
         """Whether the state has a block, or its end."""
         return block in self.blocks or block in self._ended or self.spilled.run_of(block) is not None
 
+    def queue_of(self, block: int) -> str | None:
+        """Return the queue of a block in memory or in a run; None for an unknown or ended block."""
+        known = self.blocks.get(block)
+        if known is not None:
+            return known.topic
+        run = self.spilled.run_of(block)
+        return run.lane.queue if run is not None else None
+
     def state_of(self, block: int, number: int) -> ItemState | None:
         """Return the state of an item; None for an unknown item, and for one in a run."""
         known = self.blocks.get(block)

@@ -11,13 +11,16 @@ from memq.client.producer.producer import AsyncProducer
 from memq.client.queue.items import QueueItem
 from memq.client.queue.queue import AsyncQueue
 from memq.errors import LeaseLostError, NotFoundError
+from memq.format.key import is_run_key
 from memq.governor.memory import MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.queues.decisions import ItemOutcome
+from memq.queues.runs import keeper as runs
 from memq.state_log import state_log
 from memq.storage_handlers import confirmed_reads
-from tests.brokers import run
+from tests.brokers import run, until
 from tests.component.cluster_rig import Rig, rig
+from tests.component.test_item_audit import longest_log
 
 
 async def lose_and_restore(cluster: Rig) -> str:
@@ -57,6 +60,56 @@ def test_items_come_back_from_the_bucket_alone(monkeypatch: pytest.MonkeyPatch, 
                     await queue.ack(held)
                 counts = (await queue.queues())["jobs"]
                 assert counts.delayed == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_items_in_runs_come_back_once(monkeypatch: pytest.MonkeyPatch, *, saved: bool) -> None:
+    """With a snapshot, the restored state names the runs. Without one, the objects have all items."""
+    monkeypatch.setattr(state_log, "SNAPSHOT_S", 0.05 if saved else 60.0)
+    for name in ("PAUSE_S", "MISSING_LIST_PAUSE_S"):
+        monkeypatch.setattr(confirmed_reads, name, 0.0)
+    for name, value in {"KEEP_ITEMS": 4, "RUN_BLOCKS": 5, "AHEAD_ITEMS": 3, "BRING_ITEMS": 5}.items():
+        monkeypatch.setattr(runs, name, value)
+
+    async def work() -> None:
+        async with rig() as cluster:
+            broker = await cluster.start("a")
+            async with AsyncQueue(broker.address) as queue:
+                ids = [await queue.enqueue("jobs", b"%d" % number) for number in range(40)]
+                await until(lambda: sum(map(is_run_key, cluster.store.objects)) >= 6)
+                acked = 0
+                while saved and acked < 7:
+                    items = await queue.dequeue({"jobs": 7 - acked})
+                    assert await queue.ack_many(items) == [ItemOutcome.ACKED] * len(items)
+                    acked += len(items)
+                if saved:
+                    assert await queue.dequeue("nothing", wait=0.5) == [], "a snapshot is due meanwhile"
+                    assert longest_log(cluster).begin > 0
+                young = await queue.enqueue("jobs", b"40")
+            former = {key for key in cluster.store.objects if is_run_key(key)}
+            get, read = cluster.store.get_range, set[str]()
+
+            async def noted(key: str, offset: int, length: int) -> bytes:
+                read.add(key)
+                return bytes(await get(key, offset, length))
+
+            address = await lose_and_restore(cluster)
+            monkeypatch.setattr(cluster.store, "get_range", noted)
+            async with AsyncQueue(address) as queue:
+                assert (await queue.queues("jobs"))["jobs"].ready == 41 - acked
+                for id_, payload in ((ids[30], b"30"), (young, b"40")):
+                    assert (await queue.get(id_)).payload == payload
+                assert await queue.cancel(ids[31])
+                found: list[int] = []
+                while items := await queue.dequeue({"jobs": 7}, wait=1):
+                    found += [int(each.payload) for each in items]
+                    assert await queue.ack_many(items) == [ItemOutcome.ACKED] * len(items)
+                if not saved:  # the order of items of the same millisecond is in the snapshot alone
+                    found.sort()
+                assert found == [number for number in range(acked, 41) if number != 31]
+                assert bool(read & former) == saved
 
     run(work())
 

@@ -11,8 +11,17 @@ from memq.errors import CorruptDataError, MemqError, NotFoundError, NotReadyErro
 from memq.format.blocks.header import Buffer
 from memq.format.state_log.queue_run import QUEUE_ROWS, QueueRunEntry
 from memq.format.state_log.run import RunWriter
-from memq.queues.decisions import ItemOutcome, ItemRanges, LeasedItems, OutcomeRun, decode_decision, encode_decision
+from memq.queues.decisions import (
+    ItemOutcome,
+    ItemRanges,
+    ItemTerms,
+    LeasedItems,
+    OutcomeRun,
+    decode_decision,
+    encode_decision,
+)
 from memq.queues.grants.repeats import Delivered
+from memq.queues.keeper import NO_BLOCK, WHOLE_ANSWER
 from memq.queues.runs import keeper as runs
 from memq.queues.runs.spilled import BringBlocksDecision, QueueLane, SpillBlocksDecision, bytes_of
 from tests.skipping_loop import skip
@@ -345,3 +354,82 @@ def test_blocks_that_a_run_lacks_are_not_passed_over() -> None:
         assert set(shard.events) == {"queue-run-retry"}
 
     on_shard(work)
+
+
+def delay_reads(shard: Shard, delay_s: float) -> None:
+    get = shard.store.get_range
+
+    async def slow(key: str, offset: int, length: int) -> bytes:
+        await skip(delay_s)
+        return await get(key, offset, length)
+
+    shard.store.get_range = slow  # type: ignore[method-assign]
+
+
+def test_items_of_a_run_come_to_a_request_that_comes_again() -> None:
+    async def work(shard: Shard) -> None:
+        assert len(await take(shard, 8)) == 8
+        (first,) = await shard.keeper.dequeue({"jobs": 2}, (), WHOLE_ANSWER, 7)
+        assert first.found.block.id.producer == 5, "it was in a run"
+        for block in range(100, 150):
+            await shard.keeper.enqueue([shard.new(block, count=ITEMS)])
+        await skip(2)
+        assert len(shard.machine.spilled.runs) > 5
+        assert shard.machine.spilled.run_of(5) is None, "a block with a granted item does not move"
+        (again,) = await shard.keeper.dequeue_again(7)
+        assert (again.grant, again.found.items, again.data) == (first.grant, first.found.items, first.data)
+        returned = (OutcomeRun(ItemOutcome.RETURNED, 2),)
+        items = [LeasedItems(ItemRanges(5, (0, 2)), first.grant)]
+        assert await shard.keeper.nack(items, 0, b"") == returned
+        later = [block for block in range(100, 150) for _ in range(ITEMS)]
+        assert await drain(shard) == [*ALL[10:], *later, 5, 5], "the nack is the due time"
+        assert await shard.keeper.nack(items, 0, b"") == returned, "the outcome of the first one"
+
+    on_full(work)
+
+
+def test_a_request_that_comes_again_while_it_waits_for_a_run_leases_nothing() -> None:
+    async def work(shard: Shard) -> None:
+        delay_reads(shard, 0.2)
+        assert len(await take(shard, 8)) == 8
+        asking = asyncio.get_running_loop().create_task(shard.keeper.dequeue({"jobs": 2}, (), WHOLE_ANSWER, 7))
+        await skip(0.1)
+        assert await shard.keeper.dequeue_again(7) == []
+        assert await asking == []
+        assert await take(shard, 2) == [5, 5]
+
+    on_full(work)
+
+
+def test_a_dequeue_that_may_not_take_the_next_item_brings_no_blocks() -> None:
+    async def work(shard: Shard) -> None:
+        await shard.keeper.enqueue([shard.new(100, terms=ItemTerms(1, 0, 0, 0))])
+        brought = decisions(shard, BringBlocksDecision)
+        for _ in range(5):
+            assert await shard.keeper.dequeue({"jobs": 1}, (), WHOLE_ANSWER._replace(once_max=0)) == []
+        assert decisions(shard, BringBlocksDecision) == brought
+        assert await shard.dequeue(1)
+        assert await drain(shard) == ALL
+
+    on_full(work)
+
+
+def test_a_dequeue_with_acks_waits_for_no_run() -> None:
+    async def work(shard: Shard) -> None:
+        delay_reads(shard, 1)
+        assert len(await take(shard, 8)) == 8
+        began_s = asyncio.get_running_loop().time()
+        assert await shard.keeper.dequeue({"jobs": 2}, reads_runs=False) == []
+        assert asyncio.get_running_loop().time() - began_s < 0.1
+        assert await drain(shard) == ALL[8:]
+
+    on_full(work)
+
+
+def test_a_request_about_another_queue_does_not_name_blocks_in_runs() -> None:
+    async def work(shard: Shard) -> None:
+        items = [LeasedItems(ItemRanges(block, (0, 2)), 0) for block in (1, 30, 99)]
+        assert shard.keeper.of_queue("jobs", items) == items
+        assert [each.items.block for each in shard.keeper.of_queue("other", items)] == [NO_BLOCK, NO_BLOCK, 99]
+
+    on_full(work)
