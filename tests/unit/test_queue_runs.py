@@ -433,3 +433,17 @@ def test_a_request_about_another_queue_does_not_name_blocks_in_runs() -> None:
         assert [each.items.block for each in shard.keeper.of_queue("other", items)] == [NO_BLOCK, NO_BLOCK, 99]
 
     on_full(work)
+
+
+def test_a_dequeue_that_meets_a_block_on_its_way_into_a_run_leases_it_later() -> None:
+    async def work(shard: Shard) -> None:
+        start(shard)
+        for block in (1, 2, 3):
+            await shard.keeper.enqueue([shard.new(block, count=ITEMS)])
+        asking = asyncio.get_running_loop().create_task(shard.dequeue(4))
+        await asyncio.sleep(0)  # its items are chosen, their payloads are not read
+        put_run(shard, [2, 3], [2, 3])
+        assert [each.found.block.id.producer for each in await asking] == [1]
+        assert await drain(shard) == [2, 2, 3, 3]
+
+    on_shard(work)

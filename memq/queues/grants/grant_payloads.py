@@ -43,14 +43,16 @@ class GrantPayloads:
     async def of(self, items: Sequence[ItemRanges]) -> dict[int, bytes]:
         """Return the bytes of the blocks of items, from memory or from the store.
 
-        Blocks that can't be read now are read again after this request. No worker gets their items meanwhile.
+        Blocks that can't be read now are read again after this request. No worker gets their items meanwhile. A block
+        that has moved into a run since its items were chosen has no bytes in the result: its items are not granted.
         Raises: StoreError, NotReadyError if none can be read.
         """
-        blocks = {each.block: self._machine.blocks[each.block] for each in items}
+        known = self._machine.blocks
+        blocks = {each.block: known[each.block] for each in items if each.block in known}
         data = await asyncio.gather(*(self._reader.read(block) for block in blocks.values()), return_exceptions=True)
         found = dict(zip(blocks, data, strict=True))
         for each in items:
-            if isinstance(found[each.block], MemqError):
+            if isinstance(found.get(each.block), MemqError):
                 self._set_aside(each, blocks[each.block])
         readable = {id_: payload for id_, payload in found.items() if isinstance(payload, bytes)}
         for error in found.values():
