@@ -257,7 +257,7 @@ def test_bad_input_gets_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
                 (queue.enqueue("jobs", b"x", dedupe_key="k", dedupe_window=1e6), InvalidSettingError, "dedupe_window"),
                 (queue.enqueue("jobs", b"x", dedupe_window=60), InvalidSettingError, "no effect without a dedupe_key"),
                 (queue.peek("jobs", 0), InvalidSettingError, "count = 0"),
-                (queue.peek("a/b"), InvalidNameError, "queue name"),
+                (queue.peek("a/b/c"), InvalidNameError, "queue name"),
                 (queue.get("nonsense"), InvalidRequestError, "no id of a queue item"),
                 (queue.dead("jobs", limit=2_000), InvalidSettingError, "limit = 2000"),
                 (queue.dead("other", after=id_), InvalidRequestError, "is of queue 'jobs', not of 'other'"),
