@@ -16,7 +16,7 @@ from memq.broker.identity.networks import warn_if_exposed
 from memq.broker.metrics import CounterCollector, PermissionCollector, QueueCollector, QuotaCollector, StoreCollector
 from memq.broker.spool.forwarding import block_list
 from memq.broker.upkeep.retention import run_upkeep
-from memq.errors import InvalidSettingError, MemqError, UnreachableError
+from memq.errors import InvalidSettingError, MemqError
 from memq.limits import VERSION
 from memq.runtime.network import Network, format_address
 from memq.runtime.process import Signals
@@ -82,15 +82,14 @@ async def run_broker(
 
 
 async def _start_http(http: HttpPort, settings: BrokerSettings) -> str:
-    """Start the HTTP port, and return its address; "" if it is switched off. Raises: UnreachableError."""
+    """Start the HTTP port, and return its address; "" if it is switched off. Raises: as `Network.listen`."""
     if settings.http_port < 0:
         return ""
     try:
         return format_address(await http.start(settings.host, settings.http_port))
-    except UnreachableError as error:  # a user who changed only the port for clients must see which port it is
-        raise UnreachableError(
-            str(error), hint=f"{error.hint}; this one has the settings host and http_port"
-        ) from error
+    except MemqError as error:  # a user who changed only the port for clients must see which port it is
+        error.hint = f"{error.hint}; this one has the settings host and http_port"
+        raise
 
 
 async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, companion: Companion | None) -> int:

@@ -15,7 +15,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.process import run_broker
 from memq.broker.services import Services
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import DeniedError, QueueError, UnreachableError
+from memq.errors import DeniedError, InvalidRequestError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import VERSION
 from memq.notification.memory import MemoryQueue
@@ -237,7 +237,7 @@ def test_the_http_port_is_there_before_clients_and_names_its_setting_when_it_is_
         assert signals is not None
         (address,) = [word for word in caplog.text.split() if word.startswith("http://") and "healthz" in word]
         port = parse_address(address.removeprefix("http://").partition("/")[0])[1]
-        with pytest.raises(UnreachableError) as raised:
+        with pytest.raises(InvalidRequestError) as raised:
             await life.begin(http_port=port)
         assert "this one has the settings host and http_port" in (raised.value.hint or "")
         signals.first.set()

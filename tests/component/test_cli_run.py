@@ -130,7 +130,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
             ["127.0.0.1:1", "(no file or folder 'nosuch' is here"],
         ),
         (["topic", "descibe"], 2, ["'descibe' (did you mean 'describe'?)"]),
-        (["produce", "a/b"], 2, ["topic name 'a/b'"]),
+        (["produce", "a/b/c"], 2, ["topic name 'a/b/c'"]),
         (["consume", "clicks", "-o", "bananas"], 2, ["bad start 'bananas'"]),
         (["consume", "clicks", "-o", "@soon"], 2, ["bad time '@soon' (write"]),
         (["consume", "clicks", "--tags", "A | B"], 2, ["tags has a single '|' at character 3"]),

@@ -195,7 +195,7 @@ def test_metadata_names_topics_of_memq_itself_and_refuses_what_is_no_name() -> N
         assert ([each.topic.name for each in answer.topics], answer.missing) == (["a"], ["_memq_audit"])
         assert (answer.cluster, answer.brokers, answer.zones) == ("memq", [at.broker.address], ["near"])
         assert [(store.name, store.url) for store in answer.stores] == [("main", at.cluster.store.url)]
-        refused = await at.error(at.call(), Api.METADATA, MetadataRequest(topics=["a/b"]))
+        refused = await at.error(at.call(), Api.METADATA, MetadataRequest(topics=["a/b/c"]))
         assert refused.code == "invalid-name"
 
     served(work, zone="near")

@@ -508,7 +508,7 @@ def test_mistakes_get_their_own_errors(cluster: Cluster) -> None:
     with pytest.raises(NotFoundError, match="'nowhere'"), memq.Consumer(cluster.address, "nowhere"):
         pass
     with pytest.raises(InvalidNameError):
-        memq.Consumer(cluster.address, "no/where")
+        memq.Consumer(cluster.address, "no/where/else")
     with pytest.raises(InvalidRequestError, match="time zone"):
         memq.Consumer(cluster.address, "clicks", start=datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidRequestError, match="not a position"):

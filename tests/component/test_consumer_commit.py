@@ -148,8 +148,7 @@ def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() ->
             assert await consumer.poll(WAIT_S) is not None
             assert await consumer.poll(0.01) is None  # done is what was handed out before
             groups.denies = True
-            with pytest.raises(DeniedError):
-                await consumer.close()
+            await consumer.close()  # with a warning in the log
             left = [task.get_name() for task in asyncio.all_tasks()]
             assert not [name for name in left if name.startswith("consumer")]
 

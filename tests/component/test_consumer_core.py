@@ -149,7 +149,7 @@ def test_a_closed_consumer_says_so_and_closes_again() -> None:
 def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 1)
-        denied = DeniedError("no more commits")
+        denied = InvalidRequestError("no more commits")
 
         async def deny(*arguments: object) -> None:
             raise denied
@@ -158,12 +158,12 @@ def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypat
             async with reader(broker, group="billing") as consumer:
                 assert await values_of(consumer, 1) == [b"0"]
                 await consumer.poll(0.01)
-                patched.setattr(RemoteGroups, "commit", deny)  # as if rights were taken away
+                patched.setattr(RemoteGroups, "commit", deny)
                 if own:
                     raise own
 
         for own in (KeyError("mine"), None):
-            with monkeypatch.context() as patched, pytest.raises(KeyError if own else DeniedError) as caught:
+            with monkeypatch.context() as patched, pytest.raises(KeyError if own else InvalidRequestError) as caught:
                 await use(own, patched)
             assert caught.value is (own or denied)
 

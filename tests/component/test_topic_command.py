@@ -19,7 +19,7 @@ from memq.testing import Cluster
 from memq.topic import TopicSettings
 
 # They run until a signal, or print a script.
-SERVERS = {"completion", "dev", "broker", "listen", "worker", "auditor", "auditor metrics"}
+SERVERS = {"completion", "iam", "dev", "broker", "listen", "worker", "auditor", "auditor metrics"}
 
 
 @pytest.fixture

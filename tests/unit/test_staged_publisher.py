@@ -72,7 +72,7 @@ class Owner:
         runtime = SimpleNamespace(clock=self.clock)
         limits = SimpleNamespace(of_topic=lambda topic_id: ())
         self.services = SimpleNamespace(settings=settings, stores={"main": None}, runtime=runtime, limits=limits)
-        self.topic = SimpleNamespace(id="00" * 16, settings=TopicSettings(), sealed_ms=0)
+        self.topic = SimpleNamespace(name="t", id="00" * 16, settings=TopicSettings(), sealed_ms=0)
         self.name = "topic 'clicks' partition 0"
         self.own: Ownership | None = Ownership(0, 1, 0.0, 0, 30.0, 300_000)
         self.failure: MemqError | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memq.cli.options import encryption_of_settings, json_option, setting_options, settings_of
-from memq.cli.output import print_json, print_message, print_table
+from memq.cli.output import print_done, print_json, print_table
 from memq.encryption.keys import create_key_file, key_ids, rotate_key_file
 from memq.errors import InvalidSettingError
 from memq.runtime.clock import SystemClock
@@ -26,21 +26,25 @@ _id_option = click.option("--id", "key_id", metavar="ID", help="Id of the new ke
 @keys.command()
 @click.argument("file")
 @_id_option
-def init(file: str, key_id: str | None) -> None:
+@json_option
+def init(file: str, key_id: str | None, as_json: bool) -> None:
     """Make FILE with one new key. Producers and consumers need this file; brokers must not have it."""
     name = key_id or _new_id()
     create_key_file(Path(file), name)
-    print_message(f"'{file}' has the key '{name}'; keep a copy: without it no record can be read")
+    done = f"'{file}' has the key '{name}'; keep a copy: without it no record can be read"
+    print_done(done, {"file": file, "key": name}, as_json=as_json)
 
 
 @keys.command()
 @click.argument("file")
 @_id_option
-def rotate(file: str, key_id: str | None) -> None:
+@json_option
+def rotate(file: str, key_id: str | None, as_json: bool) -> None:
     """Add a new key to FILE, which encrypts from now on. Earlier keys stay, for earlier records."""
     name = key_id or _new_id()
     rotate_key_file(Path(file), name)
-    print_message(f"'{file}' encrypts with the key '{name}'; copy it to all consumers")
+    done = f"'{file}' encrypts with the key '{name}'; copy it to all consumers"
+    print_done(done, {"file": file, "key": name}, as_json=as_json)
 
 
 @keys.command("list")
@@ -57,8 +61,9 @@ def list_keys(file: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("subject")
+@json_option
 @setting_options("encryption", "subjects")
-def forget(subject: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+def forget(subject: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Destroy the key of SUBJECT: no reader can read its records any more.
 
     The records stay, without value and headers, so audits stay exact. Backups of the file of subjects still have the
@@ -68,7 +73,8 @@ def forget(subject: str, config: str | None, profile: str | None, **flags: Value
     if encryption is None:
         raise InvalidSettingError("memq forget needs the keys", hint="pass --encryption and --subjects")
     key_id = encryption.subjects.forget(subject)
-    print_message(f"the key {key_id} of '{subject}' is destroyed; also delete older backups of the file")
+    done = f"the key {key_id} of '{subject}' is destroyed; also delete older backups of the file"
+    print_done(done, {"subject": subject, "key": key_id}, as_json=as_json)
 
 
 def _new_id() -> str:

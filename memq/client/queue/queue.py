@@ -303,7 +303,7 @@ class AsyncQueue(AsyncItemViews):
             except RetryableError as error:
                 tries += 1
                 again |= is_sent and not isinstance(error, REFUSALS)
-                end_s = give_up_s if is_sent or again else until_s
+                end_s = give_up_s if is_sent or (again and acks) else until_s
                 if clock.monotonic() > end_s or (self._is_final(error) and not again):
                     if outcomes:
                         return outcomes, []
