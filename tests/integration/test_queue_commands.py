@@ -183,7 +183,7 @@ def test_the_audit_of_a_queue_is_clean_until_an_object_is_gone(shell: Shell, ser
     done = shell.run("queue", "audit", "audited")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "verdict: clean: queue 'audited', 3 items: 1 waiting, 1 leased, 1 acked\n" in done.stdout
-    assert shell.run("queue", "audit", "no/name").returncode == 2
+    assert shell.run("queue", "audit", "no/such/name").returncode == 2
     found = json.loads(shell.run("queue", "audit", "audited", "--json").stdout)
     assert (found["verdict"], found["items"]["acked"]) == ("clean", 1)
     for path in server.data.rglob("held/*/*/*/*"):

@@ -26,6 +26,7 @@ from tests.tls import server_context
 HANG_S = 90
 PREFIX = "logs"
 ROLES = policies.ROLES
+NARROW = "narrow"  # a broker without the rights to list and to delete
 CLUSTER = "main"
 BODY = b"bytes"
 
@@ -36,19 +37,24 @@ def key_of(role: str) -> Identity:
 
 def statements_of(role: str) -> list[dict[str, Any]]:
     """Return the statements that `memq iam` prints for a role, for its user and this bucket."""
-    policy = policies.policy_of(role, BUCKET, f"{PREFIX}/", CLUSTER)
+    policy = policies.policy_of("broker" if role == NARROW else role, BUCKET, f"{PREFIX}/", CLUSTER)
     user = {"AWS": f"arn:aws:iam::000000000000:user/{role}"}
-    return [{**each, "Sid": f"{role}{each['Sid']}", "Principal": user} for each in policy["Statement"]]
+    left_out = ("List", "Delete") if role == NARROW else ()
+    given = [each for each in policy["Statement"] if each["Sid"] not in left_out]
+    return [{**each, "Sid": f"{role}{each['Sid']}", "Principal": user} for each in given]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server where each role has what the page gives it, and nothing else."""
-    identities = (ADMIN, *map(key_of, ROLES))
+    identities = (ADMIN, *map(key_of, (*ROLES, NARROW)))
     with start_s3(tmp_path_factory.mktemp("s3"), buckets=(BUCKET,), identities=identities) as found:
         keys = {"aws_access_key_id": found.access_key, "aws_secret_access_key": found.secret_key}
         client = boto3.client("s3", endpoint_url=found.endpoint, region_name=found.region, **keys)
-        policy = {"Version": "2012-10-17", "Statement": [each for role in ROLES for each in statements_of(role)]}
+        policy = {
+            "Version": "2012-10-17",
+            "Statement": [each for role in (*ROLES, NARROW) for each in statements_of(role)],
+        }
         client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
         client.close()
         yield found
@@ -149,6 +155,7 @@ def both_say(file: Path, **environment: str) -> list[str]:
 
 
 BROKER = {"access_key_id": "broker-key", "secret_access_key": "broker-secret"}
+NARROW_KEYS = {"access_key_id": f"{NARROW}-key", "secret_access_key": f"{NARROW}-secret"}
 SHORT = {"deadline_ms": 2_000, "request_timeout_ms": 2_000}
 # name: where it differs, and the cause and the fix that are to be named
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -156,7 +163,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "bucket": ({"bucket": "elsewhere", **BROKER}, ["bucket 'elsewhere' at http"]),
     "key id": ({**BROKER, "access_key_id": "nobody"}, ["InvalidAccessKeyId", "check access_key_id in [s3]"]),
     "secret": ({**BROKER, "secret_access_key": "no"}, ["SignatureDoesNotMatch", "check secret_access_key in [s3]"]),
-    "delete right": (BROKER, ["2 of 4 rights", "s3:DeleteObject is missing", "policy for each role"]),
+    "delete right": (NARROW_KEYS, ["2 of 4 rights", "s3:DeleteObject is missing", "policy for each role"]),
 }
 
 
