@@ -145,7 +145,7 @@ tidy: $(DEV)                    ## the house rules
 	@$(PYTHON) -m pytest -q tests/test_tidy.py
 
 clean:                          ## removes what make made
-	rm -rf $(VENV) native/target native/Cargo.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) $(TOOLS) $(DOCS) native/target native/Cargo.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation
 
 # Installs again only when pyproject.toml changed. `dev` holds what the others need, `cluster` what `demo` needs.
 # `libraries` is `dev` without the compiled kernel, which is built again when native/ changes, or a cargo appears.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
 from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server, Server, start_broker, start_s3
+from tests.pages import ROOT, run_block
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("operations", "spool", "retention", "recovery")  # in the order in which their commands run
 TIMEOUT_S = 180
 STOPPED = "memq restore"  # what begins so wants all brokers to be stopped, and the queue to be lost
@@ -28,31 +25,13 @@ def blocks() -> list[str]:
 
 def run(block: str, folder: Path, brokers: list[Server], s3: S3Server) -> str:
     """Run a block as a person with keys for the store would paste it, and return what it printed."""
-    memq = folder / "bin" / "memq"
-    if not memq.exists():
-        memq.parent.mkdir()
-        memq.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memq "$@"\n', encoding="utf-8")
-        memq.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{memq.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+    variables = {
         "MEMQ_CONFIG": str(folder / "memq.toml"),
         "MEMQ_BROKERS": ",".join(broker.address for broker in brokers),
         "AWS_ACCESS_KEY_ID": s3.access_key,
         "AWS_SECRET_ACCESS_KEY": s3.secret_key,
     }
-    done = subprocess.run(
-        ["/bin/sh", "-euc", block],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, f"{block}{done.stdout}{done.stderr}"
-    return done.stdout
+    return run_block(block, folder, variables, TIMEOUT_S)
 
 
 def lose_the_queue(kafka: Server) -> None:

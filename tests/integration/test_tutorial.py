@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.pages import ROOT, run_block
 from tests.servers import DevServer, dev_server
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 VARIABLE = re.compile(r"\d{13}|\d+:\d+:\d+")  # times and positions
@@ -29,30 +26,9 @@ def steps() -> list[tuple[str, str, str]]:
 
 
 def run(language: str, code: str, folder: Path, server: DevServer) -> str:
-    """Run a block as a reader would paste it, and return its output."""
-    memq = folder / "bin" / "memq"
-    if not memq.exists():
-        memq.parent.mkdir()
-        memq.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memq "$@"\n', encoding="utf-8")
-        memq.chmod(0o755)
+    """Run a block against the server of the test, and return its output."""
     code = code.replace("127.0.0.1:9876", server.address).replace("memq-data", str(server.data))
-    command = ["/bin/sh", "-euc", code] if language == "sh" else [sys.executable, "-c", code]
-    done = subprocess.run(
-        command,
-        env={
-            **os.environ,
-            "PATH": f"{memq.parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "MEMQ_BROKERS": server.address,
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, f"{code}{done.stdout}{done.stderr}"
-    return done.stdout
+    return run_block(code, folder, {"MEMQ_BROKERS": server.address}, LIMIT_S, language=language)
 
 
 def plain(text: str) -> list[str]:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.model.lease_bugs import bug
 from tests.model.pops import PopRules, run
+from tests.model.search import first_failure, search_each
 from tests.simulation.bug import Planted, swap
 from tests.simulation.planted_bugs import plant
 
@@ -49,21 +49,8 @@ def planted(name: str) -> Iterator[PopRules | None]:
 
 def first_found(seeds: Iterable[int], rules: PopRules | None = None) -> str | None:
     """Return what the first schedule finds that fails; None: all of them hold."""
-    for seed in seeds:
-        try:
-            run(seed, rules or PopRules())
-        except Exception as error:  # noqa: BLE001 - a bug may break an invariant of the code, too
-            return f"seed {seed}: {error!r}"
-    return None
-
-
-def main() -> None:
-    """Search for each bug."""
-    part, schedules = (sys.argv[1] if len(sys.argv) > 1 else ""), int(sys.argv[2]) if len(sys.argv) > 2 else 3_000
-    for name in (each for each in ALL_BUGS if part in each):
-        with planted(name) as rules:
-            print(f"{name}: {first_found(range(schedules), rules)}")
+    return first_failure(seeds, lambda seed: run(seed, rules or PopRules()))
 
 
 if __name__ == "__main__":
-    main()
+    search_each(ALL_BUGS, planted, first_found)

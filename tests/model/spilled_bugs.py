@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.model.lease_bugs import BLOCK, SCHEDULER, bug
+from tests.model.search import first_failure, search_each
 from tests.model.spilled_leases import run
 from tests.simulation.bug import Planted, body, swap
 from tests.simulation.planted_bugs import plant
@@ -66,23 +66,10 @@ def planted(name: str) -> Iterator[bool]:
         yield True
 
 
-def first_found(seeds: Iterable[int], *, picks: bool = True) -> str | None:
+def first_found(seeds: Iterable[int], picks: bool = True) -> str | None:
     """Return what the first schedule finds that fails; None: all of them hold."""
-    for seed in seeds:
-        try:
-            run(seed, picks=picks)
-        except Exception as error:  # noqa: BLE001 - a bug may break an invariant of the code, too
-            return f"seed {seed}: {error!r}"
-    return None
-
-
-def main() -> None:
-    """Search for each bug."""
-    part, schedules = (sys.argv[1] if len(sys.argv) > 1 else ""), int(sys.argv[2]) if len(sys.argv) > 2 else 3_000
-    for name in (each for each in ALL_BUGS if part in each):
-        with planted(name) as picks:
-            print(f"{name}: {first_found(range(schedules), picks=picks)}")
+    return first_failure(seeds, lambda seed: run(seed, picks=picks))
 
 
 if __name__ == "__main__":
-    main()
+    search_each(ALL_BUGS, planted, first_found)

@@ -65,5 +65,5 @@ def test_the_schedules_of_items_in_runs_reach_what_matters() -> None:
 def test_items_in_runs_need_each_rule(name: str) -> None:
     seeds = range(FOUND_BY[name], FOUND_BY[name] + 1)
     with planted(name) as picks:
-        assert first_found(seeds, picks=picks), "no promise is broken"
+        assert first_found(seeds, picks), "no promise is broken"
     assert first_found(seeds) is None

@@ -35,7 +35,7 @@ KILL_RATE = 0.05  # of the ward, at each look
 
 
 class RulesLife(TopicChurn):
-    """One life of the operator. Nobody may do for 5 s what was withdrawn, and all goes on when it is given back."""
+    """One life of the operator. A permission has no effect 5 s after it was withdrawn, until it is given back."""
 
     names = ("granted", "granted")
     _history: RuleHistory

@@ -1,4 +1,4 @@
-"""What came out of one run."""
+"""The result of one run of the simulation."""
 
 from __future__ import annotations
 
